@@ -119,10 +119,10 @@ class JoinedReader : public Reader {
   }
 
   Status locate(const std::vector<std::size_t>& tensors, int threads, const std::string& spool) override {
-    struct Wanted {
+    struct Request {
       std::vector<std::size_t> own, joined;  // places in the part's catalog, and in the joined one
     };
-    std::vector<Wanted> wanted(parts_.size());
+    std::vector<Request> wanted(parts_.size());
     for (const std::size_t i : tensors) {
       const auto [part, own] = tensors_.at(catalog_.tensors()[i].name);
       wanted[part].own.push_back(own);

@@ -196,6 +196,10 @@ bool takes_compression(const Format& f) { return f.takes_compression; }
 bool is_cut_by_size(const Format& f) { return f.max_file_bytes > 0; }
 bool is_file(const Format& f) { return f.is_file; }
 
+bool contains(const std::vector<std::string>& words, std::string_view word) {
+  return std::find(words.begin(), words.end(), word) != words.end();
+}
+
 // That an option means something for the target.
 Status check_is_for(std::string_view option, bool given, bool (*is)(const Format&), const Format& format) {
   if (!given || is(format)) return {};
@@ -323,10 +327,65 @@ Result<Compression> parse_codec(const std::string& codec, bool shuffle) {
 
 Status ConvertOptions::read_names(ConversionOptions& o) const {
   if (names.empty()) return {};
-  o.keep_names = names == "keep";
-  o.convention = find_convention(names);
-  if (o.convention || o.keep_names) return {};
+  o.naming.keep_names = names == "keep";
+  o.naming.convention = find_convention(names);
+  if (o.naming.convention || o.naming.keep_names) return {};
   return unknown_word("naming convention", names, with_others(convention_options(), {"keep"}));
+}
+
+Status ConvertOptions::read_placement(const Format& format, RankPlacement& placement, bool has_family) const {
+  if (!format.takes_mesh() && !(mesh.empty() && layout.empty()))
+    return usage_error(std::string(mesh.empty() ? "--layout" : "--mesh") + " does not apply to --to " + to +
+                       ", whose files are not sharded by rank; it applies to " + formats_where(takes_mesh));
+  if (format.sharding == Sharding::kOwnLocal && !has_family && !mesh.empty())
+    return usage_error("--to " + to +
+                       " shards tensors between attention heads, so it needs a model family; got --family none");
+  if (layout.empty()) {
+    if (!mesh.empty()) placement.mesh = TRY(Mesh::parse(mesh));
+    return {};
+  }
+  placement.layout = TRY(load_layout(layout, mesh));
+  if (!placement.layout->mesh)
+    return usage_error("layout '" + printable(placement.layout->name) + "' has no mesh; add --mesh");
+  placement.mesh = *placement.layout->mesh;
+  return {};
+}
+
+Status ConvertOptions::read_files(const Format& format, ConversionOptions& o) const {
+  o.compression = TRY(parse_codec(codec, shuffle));
+  TRY(check_is_for("--codec", o.compression.zstd_level > 0, takes_compression, format));
+  TRY(check_is_for("--shard-format", !shard_format.empty(), takes_container, format));
+  TRY(check_is_for("--max-shard-size", !max_shard_size.empty(), is_cut_by_size, format));
+  if (is_cut_by_size(format))
+    o.max_file_bytes = max_shard_size.empty() ? format.max_file_bytes : TRY(parse_bytes(max_shard_size));
+  if (o.max_file_bytes < 1) return usage_error("--max-shard-size: expected a positive size");
+  o.container = shard_format == "bin" ? Container::kTorchSave : Container::kSafetensors;
+  o.spool = destination.empty() ? "." : parent_path(destination);
+  return {};
+}
+
+Status ConvertOptions::read_typing(Typing& typing) const {
+  if (dtype != "keep") {
+    typing.dtype = dtype_from_torch(dtype);
+    if (!typing.dtype || !can_convert(DType::kFloat32, *typing.dtype) || *typing.dtype == DType::kFloat64)
+      return unknown_word("dtype", dtype, target_dtypes());
+  }
+  typing.keep_dtype = keep_dtype;
+  for (const auto& [name, quantization] : kQuantizations)
+    if (quantize == name) typing.quantize = quantization;
+  if (!quantize.empty() && merge)
+    return usage_error("--quantize does not apply to merge; merge first, then convert the result with --quantize");
+  return {};
+}
+
+Status ConvertOptions::read_adapter(AdapterOptions& out) const {
+  if (!adapter.empty() && !merge_adapter) return usage_error("--adapter needs --merge-adapter");
+  if (lora_alpha.empty()) return {};
+  const auto json = parse_json(lora_alpha, "--lora-alpha");
+  if (!json || !json->is_number())
+    return usage_error("--lora-alpha: expected a number, got '" + printable(lora_alpha) + "'");
+  out.alpha = TRY(json->as_double());
+  return {};
 }
 
 Result<ConversionOptions> ConvertOptions::conversion_options() const {
@@ -334,62 +393,20 @@ Result<ConversionOptions> ConvertOptions::conversion_options() const {
   o.source_path = source;
   o.model = TRY(model.choice());
   TRY(read_names(o));
-  if (o.convention && o.model.is_none())
+  if (o.naming.convention && o.model.is_none())
     return usage_error("--names " + names + " needs a model family, and --family none keeps names as they are stored");
+  const Format& format = *TRY(find_format(to));
+  TRY(read_placement(format, o.placement, !o.model.is_none()));
+  TRY(read_files(format, o));
+  TRY(read_typing(o.typing));
+  TRY(read_adapter(o.adapter));
+  o.selection = {include, exclude, source_layout.part, keep_unknown, merge_adapter};
   o.config_path = model.config;
-  o.part = source_layout.part;
-  const Format* format = TRY(find_format(to));
-  if (!format->takes_mesh() && !(mesh.empty() && layout.empty()))
-    return usage_error(std::string(mesh.empty() ? "--layout" : "--mesh") + " does not apply to --to " + to +
-                       ", whose files are not sharded by rank; it applies to " + formats_where(takes_mesh));
-  if (format->sharding == Sharding::kOwnLocal && o.model.is_none() && !mesh.empty())
-    return usage_error("--to " + to +
-                       " shards tensors between attention heads, so it needs a model family; got --family "
-                       "none");
-  o.compression = TRY(parse_codec(codec, shuffle));
-  TRY(check_is_for("--codec", o.compression.zstd_level > 0, takes_compression, *format));
-  TRY(check_is_for("--shard-format", !shard_format.empty(), takes_container, *format));
-  TRY(check_is_for("--max-shard-size", !max_shard_size.empty(), is_cut_by_size, *format));
-  if (!layout.empty()) {
-    o.layout = TRY(load_layout(layout, mesh));
-    if (!o.layout->mesh) return usage_error("layout '" + printable(o.layout->name) + "' has no mesh; add --mesh");
-    o.mesh = *o.layout->mesh;
-  } else if (!mesh.empty()) {
-    o.mesh = TRY(Mesh::parse(mesh));
-  }
-  if (dtype != "keep") {
-    o.dtype = dtype_from_torch(dtype);
-    if (!o.dtype || !can_convert(DType::kFloat32, *o.dtype) || *o.dtype == DType::kFloat64)
-      return unknown_word("dtype", dtype, target_dtypes());
-  }
-  o.keep_dtype = keep_dtype;
-  for (const auto& [name, quantization] : kQuantizations)
-    if (quantize == name) o.quantize = quantization;
-  if (!quantize.empty() && merge)
-    return usage_error("--quantize does not apply to merge; merge first, then convert the result with --quantize");
-  o.include = include;
-  o.exclude = exclude;
-  if (is_cut_by_size(*format))
-    o.max_file_bytes = max_shard_size.empty() ? format->max_file_bytes : TRY(parse_bytes(max_shard_size));
-  if (o.max_file_bytes < 1) return usage_error("--max-shard-size: expected a positive size");
-  o.container = shard_format == "bin" ? Container::kTorchSave : Container::kSafetensors;
-  o.keep_unknown = keep_unknown;
-  o.repairs.vocabulary = std::find(repair.begin(), repair.end(), "vocab") != repair.end();
-  o.repairs.experts = std::find(repair.begin(), repair.end(), "experts") != repair.end();
+  o.repairs = {contains(repair, "vocab"), contains(repair, "experts")};
   if (!donor.empty() && !o.repairs.vocabulary) return usage_error("--donor needs --repair vocab");
-  if (!adapter.empty() && !merge_adapter) return usage_error("--adapter needs --merge-adapter");
-  o.merge_adapter = merge_adapter;
-  if (!lora_alpha.empty()) {
-    const auto json = parse_json(lora_alpha, "--lora-alpha");
-    if (!json || !json->is_number())
-      return usage_error("--lora-alpha: expected a number, got '" + printable(lora_alpha) + "'");
-    o.adapter.alpha = TRY(json->as_double());
-  }
-  o.vocab_divisible_by = vocab_divisible_by;
-  if (!vocab_padding.empty()) o.vocab_padding = padding_fill(vocab_padding);
-  o.allow.cover = std::find(allow.begin(), allow.end(), "cover") != allow.end();
-  o.allow.config = std::find(allow.begin(), allow.end(), "config") != allow.end();
-  o.spool = destination.empty() ? "." : parent_path(destination);
+  o.allow = {contains(allow, "cover"), contains(allow, "config")};
+  o.vocabulary.vocab_divisible_by = vocab_divisible_by;
+  if (!vocab_padding.empty()) o.vocabulary.vocab_padding = padding_fill(vocab_padding);
   o.run = TRY(resources.run_options());
   return o;
 }

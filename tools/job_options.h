@@ -70,6 +70,10 @@ struct ConvertOptions {
 
  private:
   Status read_names(ConversionOptions& o) const;
+  Status read_placement(const Format& format, RankPlacement& placement, bool has_family) const;
+  Status read_files(const Format& format, ConversionOptions& o) const;
+  Status read_typing(Typing& typing) const;
+  Status read_adapter(AdapterOptions& out) const;
 };
 
 // How --codec says tensors are to be compressed: "none", "zstd:3".

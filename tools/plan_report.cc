@@ -75,8 +75,10 @@ void print_what_is_odd(const PreparedConversion& prepared) {
 void print_plan(const PreparedConversion& prepared, const ConvertOptions& options) {
   const Conversion& c = *prepared.conversion;
   print_row("plan", std::string(prepared.source.format->title) + " -> " + std::string(prepared.target->title) +
-                        (prepared.target->takes_mesh() ? " on " + c.options().mesh.to_string() : "") +
-                        (c.options().layout ? " as layout " + printable(c.options().layout->name) + " has it" : "") +
+                        (prepared.target->takes_mesh() ? " on " + c.options().placement.mesh.to_string() : "") +
+                        (c.options().placement.layout
+                             ? " as layout " + printable(c.options().placement.layout->name) + " has it"
+                             : "") +
                         "   " + family_text(c.names()));
   if (const auto& config = c.names().model.config)
     print_row("", (config->architecture.empty() ? config->model_type : printable(config->architecture)) + ", " +
@@ -96,7 +98,7 @@ void print_plan(const PreparedConversion& prepared, const ConvertOptions& option
     if (key == "weights") print_row(key, printable(value));
   if (c.converted_tensors() > 0)
     print_row("", count_of(c.converted_tensors(), "tensor") + (c.converted_tensors() == 1 ? " becomes " : " become ") +
-                      (c.options().dtype ? options.dtype : "what the model computes in"));
+                      (c.options().typing.dtype ? options.dtype : "what the model computes in"));
   print_what_is_odd(prepared);
   for (const std::string& note : notes_of(prepared)) print_row("note", note);
 }
@@ -162,8 +164,8 @@ Json plan_json(const PreparedConversion& prepared, const ConvertOptions& options
   json.set("source", options.source)
       .set("source_format", prepared.source.format->name)
       .set("target_format", options.to)
-      .set("mesh", c.options().mesh.to_string())
-      .set("layout", c.options().layout ? Json(c.options().layout->name) : Json())
+      .set("mesh", c.options().placement.mesh.to_string())
+      .set("layout", c.options().placement.layout ? Json(c.options().placement.layout->name) : Json())
       .set("family", c.names().model.family ? Json(c.names().model.family->name) : Json())
       .set("tensors", c.plan().tensors.size())
       .set("moves", c.plan().moves)

@@ -53,7 +53,7 @@ Result<PreparedConversion> open_sources(const ConvertOptions& options, bool file
   how.files_too = files_too;
   how.keys = TRY(options.source_layout.keys());
   how.keys.as_stored = o.model.is_none();
-  o.changed_names = !how.keys.model_prefix.empty() || !how.keys.renames.empty();
+  o.naming.changed_names = !how.keys.model_prefix.empty() || !how.keys.renames.empty();
   how.layout = layout ? &*layout : nullptr;
   how.weights = TRY(options.source_layout.which_weights());
   how.own_family = o.model.families.own();
@@ -74,10 +74,10 @@ Result<PreparedConversion> open_sources(const ConvertOptions& options, bool file
   if (options.merge) {
     if (p.target->write_view)
       return usage_error("--to " + options.to + " shows tensors where they lie; it merges none");
-    if (o.part.empty()) o.part = "model";
+    if (o.selection.part.empty()) o.selection.part = "model";
     o.merge = options.merge;
     p.merged = TRY(open_others(*o.merge, *p.source.reader, open_checkpoint, how));
-    o.common_rows = true;
+    o.naming.common_rows = true;
   }
   return p;
 }

@@ -56,15 +56,15 @@ Result<std::unique_ptr<Conversion>> Conversion::prepare(Reader& source, const Fo
   c->draft_ = TRY(make_draft(source, format, o));
   Draft& d = c->draft_;
   if (format.write_view) {
-    c->target_view_ = TRY(name_view(d.view, d.names, o));
+    c->target_view_ = TRY(name_view(d.view, d.names, o.typing));
     return c;
   }
   std::vector<TargetBlob> blobs = TRY(name_blobs(source, d.view, d.names, !o.metadata_only));
-  TRY(check_boxes_fit(d.output.tensors, format, o.run, o.mesh));
+  TRY(check_boxes_fit(d.output.tensors, format, o.run, o.placement.mesh));
   c->note_alike();
-  LayoutRequest request{
-      std::move(d.output.tensors), std::move(blobs), o.mesh,      o.layout, o.max_file_bytes, o.container,
-      head_counts(d.names.model),  o.compression,    std::nullopt};
+  LayoutRequest request{std::move(d.output.tensors), std::move(blobs), o.placement.mesh,
+                        o.placement.layout,          o.max_file_bytes, o.container,
+                        head_counts(d.names.model),  o.compression,    std::nullopt};
   request.step = d.step;
   request.renamed = parameter_names(source.catalog(), d.names);
   if (d.config.is_there()) request.config = TRY(parse_json(d.config.text, d.config.path));
@@ -150,11 +150,11 @@ void Conversion::note_alike() {
 }
 
 std::vector<Index> Conversion::bytes_of_ranks() const {
-  if (format_.shares_experts && options_.mesh.size("ep") > 1) return {};  // the format knows who has which
-  std::vector<Index> out(static_cast<std::size_t>(options_.mesh.ranks()));
+  if (format_.shares_experts && options_.placement.mesh.size("ep") > 1) return {};  // the format knows who has which
+  std::vector<Index> out(static_cast<std::size_t>(options_.placement.mesh.ranks()));
   for (const Alike& a : alike_)
     for (std::size_t rank = 0; rank < out.size(); ++rank)
-      for (const LocalBox& b : owned_boxes(options_.mesh, a.placement, a.shape, static_cast<Index>(rank)))
+      for (const LocalBox& b : owned_boxes(options_.placement.mesh, a.placement, a.shape, static_cast<Index>(rank)))
         out[rank] += volume(b.box) * a.element_bytes;
   return out;
 }

@@ -37,7 +37,7 @@ class Conversion {
   const std::optional<Identity>& identity() const { return draft_.identity; }
   // Whether tensors are computed as they are read: merged, with an adapter, with scales.
   bool computes() const {
-    return draft_.merge || draft_.requantized.stored || draft_.unpacking || options_.merge_adapter;
+    return draft_.merge || draft_.requantized.stored || draft_.unpacking || options_.selection.merge_adapter;
   }
   // What the source's writer knows, for the manifest of the output (provenance.h).
   Json provenance() const;

@@ -140,17 +140,18 @@ Result<std::string> Conversion::facts(std::uint64_t print) const {
   add("the version of reshard", RESHARD_VERSION);
   add("how work is cut", "3");
   add("--to", std::string(format_.name));
-  add("--mesh", o.mesh.to_string());
-  add("--layout", o.layout ? o.layout->name : "");
-  add("--dtype", o.dtype ? std::string(info(*o.dtype).torch_name) : "");
+  add("--mesh", o.placement.mesh.to_string());
+  add("--layout", o.placement.layout ? o.placement.layout->name : "");
+  add("--dtype", o.typing.dtype ? std::string(info(*o.typing.dtype).torch_name) : "");
   add("--names", draft_.names.to ? std::string(info(*draft_.names.to).title) : "");
-  add("--part", o.part);
-  add_list("--include", o.include);
-  add_list("--exclude", o.exclude);
-  add_list("--keep-dtype", o.keep_dtype);
+  add("--part", o.selection.part);
+  add_list("--include", o.selection.include);
+  add_list("--exclude", o.selection.exclude);
+  add_list("--keep-dtype", o.typing.keep_dtype);
   add("--max-shard-size", std::to_string(o.max_file_bytes));
   add("--shard-format", std::to_string(static_cast<int>(o.container)));
-  add("--vocab-padding", o.vocab_padding ? std::to_string(static_cast<int>(*o.vocab_padding)) : "");
+  add("--vocab-padding",
+      o.vocabulary.vocab_padding ? std::to_string(static_cast<int>(*o.vocabulary.vocab_padding)) : "");
   add("--repair", std::to_string(int{o.repairs.vocabulary} + 2 * int{o.repairs.experts}));
   std::string files;
   for (const CatalogFile& file : target_->catalog().files) files += file.path + "\n" + std::to_string(file.size) + "\n";
@@ -209,10 +210,11 @@ Result<std::vector<SideFile>> Conversion::side_files() const {
   if (draft_.config.is_there() && draft_.config.is_copied) {
     std::string text = draft_.config.text;
     Json json = TRY(parse_json(text, kConfigFile));
-    const bool is_other = options_.dtype && converted_tensors() > 0 && json.contains("model_type");
+    const bool is_other = options_.typing.dtype && converted_tensors() > 0 && json.contains("model_type");
     if (is_other || draft_.requantized.stored) {
       if (draft_.requantized.stored) json = TRY(with_quantization(json, draft_.requantized.config));
-      if (is_other) json.set(json.contains("dtype") ? "dtype" : "torch_dtype", Json(info(*options_.dtype).torch_name));
+      if (is_other)
+        json.set(json.contains("dtype") ? "dtype" : "torch_dtype", Json(info(*options_.typing.dtype).torch_name));
       text = python_text(json);
     }
     out.push_back({std::string(kConfigFile), std::move(text), ""});

@@ -9,7 +9,7 @@
 namespace reshard {
 namespace {
 
-// The same tensors, each in one piece: less to look through for who only asks what there is.
+// Returns the same tensors, each in one piece: less to look through if only names and sizes are wanted.
 Result<Catalog> in_one_piece(const Catalog& source) {
   Catalog out;
   out.root = source.root;
@@ -37,10 +37,10 @@ Status locate(Reader& source, Unpacking* unpacking, const std::vector<std::size_
 Result<std::optional<Adapter>> find_adapter(Reader& source, const Format& format, const ConversionOptions& o,
                                             Draft& d) {
   const bool writes_adapter = format.holds_adapter() && d.names.renames();
-  const AdapterUse use = o.merge_adapter  ? AdapterUse::kMerged
-                         : writes_adapter ? AdapterUse::kWritten
-                                          : AdapterUse::kNone;
-  std::optional<Adapter> out = TRY(read_adapter(source, o.adapter, use, o, d.view, d.names));
+  const AdapterUse use = o.selection.merge_adapter ? AdapterUse::kMerged
+                         : writes_adapter          ? AdapterUse::kWritten
+                                                   : AdapterUse::kNone;
+  std::optional<Adapter> out = TRY(read_adapter(source, o.adapter, use, o.selection, d.view, d.names));
   if (out && out->changes_nothing)
     d.notes.warnings.push_back(
         "lora_alpha is 0, so the adapter changes nothing; give the alpha that it was trained with by --lora-alpha");
@@ -49,6 +49,16 @@ Result<std::optional<Adapter>> find_adapter(Reader& source, const Format& format
     TRY(reader.locate(out->operands(), o.run.threads, o.spool));
   }
   return out;
+}
+
+// Returns the view of the selected tensors.
+Result<SourceView> view_selected(const Catalog& catalog, const Selected& selected, Draft& d,
+                                 const ConversionOptions& o) {
+  const bool keep_unknown = o.selection.keep_unknown;
+  if (!o.sizes_only) return view_source(catalog, selected, d.names, keep_unknown, !o.metadata_only, d.notes);
+  Translation names = d.names;
+  names.hf_rows = false;  // sizes do not depend on the order of rows
+  return view_source(TRY(in_one_piece(catalog)), selected, names, keep_unknown, false, d.notes);
 }
 
 // Fails if a source of a merge is not plain weights.
@@ -88,48 +98,63 @@ Status match_merge(Draft& first, const Format& format, const ConversionOptions& 
 
 }  // namespace
 
+// The steps, in their order. Each sees what the ones before it decided:
+//
+//   1. Which model it is: config.json, packed weights, the names of the source and those of the output.
+//   2. Which tensors take part, and where their bytes are stored.
+//   3. The view: the selected tensors under canonical names, as the plan sees them. No data is read from here on,
+//   except
+//      the rows that a repair must look at.
+//   4. Rows: the view gets the shapes of config.json, as far as --repair allows.
+//   5. The optimizer: its step, and the float32 master weights that some targets have.
+//   6. Values: weights that are dequantized, quantized or changed by an adapter as they are read.
+//   7. Rows that the target framework adds: a padded vocabulary, repeated key-value heads. The view is final then.
+//   8. The output's names, dtypes and shapes, and their placement on the mesh.
+//   9. Files next to the weights: the config, the tokenizer, an adapter that is not merged.
 Result<Draft> make_draft(Reader& source, const Format& format, const ConversionOptions& o) {
   Draft d;
   d.config = TRY(read_config_file(source, o, d.notes));
   d.unpacking = TRY(Unpacking::make(source, o, o.run.threads, d.config, d.notes));
   const Catalog& catalog = d.unpacking ? d.unpacking->catalog() : source.catalog();
-  d.names = TRY(translate(catalog, o.model, d.config, o, format));  // settles the model, and the names of both
+  d.names = TRY(translate(catalog, o.model, d.config, o.naming, format));
   TRY(check_names(catalog, d.names, o, format, d.config, d.notes));
-  const Selected selected = TRY(select(catalog, o, format, o.allow.cover, !o.metadata_only, d.notes));
+
+  const Selected selected = TRY(select(catalog, o.selection, format, o.allow.cover, !o.metadata_only, d.notes));
   if (!o.takes_parts) TRY(check_packed_whole(catalog, selected, d.names.packed));
-  if (!o.metadata_only) TRY(locate(source, d.unpacking.get(), selected.tensors, o));  // where the source's bytes lie
-  if (o.sizes_only) {
-    Translation names = d.names;
-    names.hf_rows = false;  // nor in which order its rows are
-    d.view = TRY(view_source(TRY(in_one_piece(catalog)), selected, names, o.keep_unknown, false, d.notes));
-  } else {
-    d.view = TRY(view_source(catalog, selected, d.names, o.keep_unknown, !o.metadata_only, d.notes));
-  }
+  if (!o.metadata_only) TRY(locate(source, d.unpacking.get(), selected.tensors, o));
+
+  d.view = TRY(view_selected(catalog, selected, d, o));
+
   const Model& model = d.names.model;
-  RepairOptions fit{model.family, model.config_or_null(), o.repairs, o.donor, o.metadata_only, o.spool, o.run};
-  fit.run.progress = nullptr;
+  RepairOptions repairs{model.family, model.config_or_null(), o.repairs, o.donor, o.metadata_only, o.spool, o.run};
+  repairs.run.progress = nullptr;
   if (d.names.renames())
-    d.identity = TRY(repair(d.view, source.files(), fit, selected.complete, o.allow.config, d.notes));  // the model
-  if (format.write_view) {
+    d.identity = TRY(repair(d.view, source.files(), repairs, selected.complete, o.allow.config, d.notes));
+  if (format.write_view) {  // the rest is for outputs that get data of their own
     d.adapter = TRY(find_adapter(source, format, o, d));
     return d;
   }
+
   if (format.holds == Holds::kAdam) {
     TRY(add_masters(d.view, d.notes));
     d.step = TRY(take_steps(d.view, source.files(), o.metadata_only));
   } else if (format.holds != Holds::kModel) {
     TRY(add_steps(d.view, source, source.files()));
   }
-  d.requantized = TRY(requantize(d.view, d.names, o, o, format, d.notes));
-  d.adapter = TRY(find_adapter(source, format, o, d));  // to the weights as they are now
-  TRY(pad_vocabulary(d.view, source.files(), d.names, o, o, format, fit, d.notes));
-  TRY(repeat_heads(d.view, d.names, o, format, d.notes));  // settles the source's view
+
+  d.requantized = TRY(requantize(d.view, d.names, o.selection, o.typing, format, d.notes));
+  d.adapter = TRY(find_adapter(source, format, o, d));  // of the weights as requantize() leaves them
+
+  TRY(pad_vocabulary(d.view, source.files(), d.names, o.vocabulary, o.placement, format, repairs, d.notes));
+  TRY(repeat_heads(d.view, d.names, o.placement, format, d.notes));
   if (d.unpacking) d.unpacking->note_computed(d.view);
-  d.output = TRY(name_tensors(d.view, d.names, o, d.notes));  // names, dtypes and shapes of the output
-  TRY(place(d.output, d.view, model, o, format, d.notes));    // and how it lies
+
+  d.output = TRY(name_tensors(d.view, d.names, o.typing, d.notes));
+  TRY(place(d.output, d.view, model, o.placement, format, d.notes));
   if (o.merge) TRY(match_merge(d, format, o));
+
   d.side_files = TRY(find_side_files(source.catalog(), d.config.path, format, d.notes));
-  if (d.adapter && !o.merge_adapter)
+  if (d.adapter && !o.selection.merge_adapter)
     d.side_files.push_back(
         {"adapter/" + std::string(kAdapterConfigFile), d.adapter->config, "", std::ssize(d.adapter->config)});
   return d;

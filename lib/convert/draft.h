@@ -24,7 +24,7 @@ struct Allowed {
   bool config = false;  // write tensors that contradict config.json as they are
 };
 
-struct ConversionOptions : Wanted {
+struct ConversionOptions : Request {
   std::string source_path;  // as the user gave it, for the manifest
   Repairs repairs;
   Reader* donor = nullptr;  // of rows that the source lost; null: none

@@ -143,9 +143,9 @@ Result<Lineage> check_lineage(const RecordedMerge& recorded, const Opener& open,
   const OpenCheckpoint first = TRY(open(merge.sources.front().path, how).context(recorded.path));
   const auto others = TRY(open_others(merge, *first.reader, open, how).context(recorded.path));
   ConversionOptions o;
-  static_cast<Selection&>(o) = recorded.selection;
-  static_cast<Typing&>(o) = recorded.typing;
-  o.common_rows = true;
+  o.selection = recorded.selection;
+  o.typing = recorded.typing;
+  o.naming.common_rows = true;
   o.model = choice;
   o.source_path = merge.sources.front().path;
   o.config_path = config_path;

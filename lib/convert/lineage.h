@@ -8,7 +8,7 @@
 #include "lib/audit/finding.h"
 #include "lib/base/json.h"
 #include "lib/base/result.h"
-#include "lib/convert/view/options.h"
+#include "lib/convert/view/request.h"
 #include "lib/convert/weights/merge.h"
 
 namespace reshard {
@@ -35,7 +35,7 @@ struct Lineage {
   std::vector<Finding> findings;
 };
 // Makes the merge once more, into that format (its `to`), without writing it. An error where a source is not there.
-// `config_path` and `choice`: the model of the first source, as in Wanted.
+// `config_path` and `choice`: the model of the first source, as in Request.
 Result<Lineage> check_lineage(const RecordedMerge& recorded, const Opener& open, const Format& format,
                               const ModelChoice& choice, const std::string& config_path, const RunOptions& run);
 

@@ -67,16 +67,17 @@ void write_manifest(const Conversion& c, const std::vector<TensorProof>& proofs,
   }
   Json globs = Json::object();
   for (const auto& [key, list] :
-       {std::pair("include", &o.include), std::pair("exclude", &o.exclude), std::pair("keep_dtype", &o.keep_dtype)}) {
+       {std::pair("include", &o.selection.include), std::pair("exclude", &o.selection.exclude),
+        std::pair("keep_dtype", &o.typing.keep_dtype)}) {
     Json items = Json::array();
     for (const std::string& glob : *list) items.push_back(glob);
     globs.set(key, std::move(items));
   }
   Json options = Json::object();
   options.set("to", c.format().name)
-      .set("mesh", o.mesh.to_string())
-      .set("layout", o.layout ? Json(o.layout->name) : Json())
-      .set("dtype", o.dtype ? info(*o.dtype).torch_name : "keep")
+      .set("mesh", o.placement.mesh.to_string())
+      .set("layout", o.placement.layout ? Json(o.placement.layout->name) : Json())
+      .set("dtype", o.typing.dtype ? info(*o.typing.dtype).torch_name : "keep")
       .set("names", names.to ? info(*names.to).title : "as in the source")
       .set("filters", std::move(globs));
   Json files = Json::object();

@@ -84,7 +84,7 @@ Result<Index> padded_to_multiple(Index rows, Index divisible_by, const Mesh& mes
 
 // How many ranks are to hold each key-value head: as the layout says, or in files that ranks load as they are, as many
 // as share one.
-Index head_copies(const ModelConfig* config, const OnRanks& on, const Format& format) {
+Index head_copies(const ModelConfig* config, const RankPlacement& on, const Format& format) {
   if (on.layout) return on.layout->kv_heads ? on.layout->kv_heads->replication : 1;
   const Index tp = on.mesh.size("tp"), heads = config ? config->num_key_value_heads() : 0;
   return format.holds_local_tensors() && heads > 0 && tp > heads && tp % heads == 0 ? tp / heads : 1;
@@ -107,7 +107,8 @@ const NameRule* tied_rule(const Family& family, std::string_view canonical) {
 }  // namespace
 
 Status pad_vocabulary(SourceView& view, FilePool& files, const Translation& names, const VocabularyRows& rows,
-                      const OnRanks& on, const Format& format, const RepairOptions& options, ConversionNotes& notes) {
+                      const RankPlacement& on, const Format& format, const RepairOptions& options,
+                      ConversionNotes& notes) {
   const auto* vocabulary = on.layout && on.layout->vocabulary ? &*on.layout->vocabulary : nullptr;
   const bool follows = format.holds_local_tensors() || !on.layout || on.layout->stored_as == StoredAs::kShards;
   const bool by_layout = vocabulary && follows && (vocabulary->divisible_by || vocabulary->padded_size);
@@ -159,7 +160,7 @@ Status pad_vocabulary(SourceView& view, FilePool& files, const Translation& name
   return {};
 }
 
-Status repeat_heads(SourceView& view, const Translation& names, const OnRanks& on, const Format& format,
+Status repeat_heads(SourceView& view, const Translation& names, const RankPlacement& on, const Format& format,
                     ConversionNotes& notes) {
   const ModelConfig* config = names.model.config_or_null();
   const Index copies = head_copies(config, on, format);
@@ -391,7 +392,7 @@ Result<OutputTensors> name_tensors(const SourceView& view, const Translation& na
 namespace {
 
 // Fails if the layout cuts a tensor of a packed weight, whose parts would not be those of one packed weight each.
-Status check_uncut(const TargetTensor& tensor, const OnRanks& on) {
+Status check_uncut(const TargetTensor& tensor, const RankPlacement& on) {
   for (const Split& split : tensor.placement->splits)
     for (const std::string& axis : split.axes)
       if (on.mesh.size(axis) > 1)
@@ -415,8 +416,8 @@ class Placements {
 
 }  // namespace
 
-Status place(OutputTensors& output, const SourceView& view, const Model& model, const OnRanks& on, const Format& format,
-             ConversionNotes& notes) {
+Status place(OutputTensors& output, const SourceView& view, const Model& model, const RankPlacement& on,
+             const Format& format, ConversionNotes& notes) {
   Placements placements;
   std::vector<TargetTensor>& tensors = output.tensors;
   if (on.layout) {

@@ -10,7 +10,7 @@
 
 #include "lib/base/json.h"
 #include "lib/checkpoint/side_files.h"
-#include "lib/convert/view/options.h"
+#include "lib/convert/view/request.h"
 #include "lib/convert/view/source_view.h"
 #include "lib/convert/view/translation.h"
 #include "lib/model/view.h"
@@ -26,10 +26,11 @@ Result<std::optional<Identity>> repair(SourceView& view, FilePool& files, const 
 
 // Gives the vocabulary the rows that the target framework has.
 Status pad_vocabulary(SourceView& view, FilePool& files, const Translation& names, const VocabularyRows& rows,
-                      const OnRanks& on, const Format& format, const RepairOptions& options, ConversionNotes& notes);
+                      const RankPlacement& on, const Format& format, const RepairOptions& options,
+                      ConversionNotes& notes);
 
 // Gives every tensor-parallel rank the key-value head it computes with, where several share one.
-Status repeat_heads(SourceView& view, const Translation& names, const OnRanks& on, const Format& format,
+Status repeat_heads(SourceView& view, const Translation& names, const RankPlacement& on, const Format& format,
                     ConversionNotes& notes);
 
 // ---- the output's tensors
@@ -51,8 +52,8 @@ Result<OutputTensors> name_tensors(const SourceView& view, const Translation& na
                                    ConversionNotes& notes);
 
 // Gives each tensor its placement. Unsupported if a layout cuts a tensor that is part of a packed weight.
-Status place(OutputTensors& output, const SourceView& view, const Model& model, const OnRanks& on, const Format& format,
-             ConversionNotes& notes);
+Status place(OutputTensors& output, const SourceView& view, const Model& model, const RankPlacement& on,
+             const Format& format, ConversionNotes& notes);
 
 // Objects of an optimizer are named after parameters: where those are split the object is repeated, and where several
 // become one their objects must be equal. Without `with_bytes` those that cannot be read are zeros as long as what is

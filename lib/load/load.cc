@@ -42,10 +42,10 @@ Result<std::unique_ptr<Load>> Load::prepare(Reader& source, LoadOptions options)
   TRY(load->check_options());
   const LoadOptions& o = load->options_;
   ConversionOptions conversion;
-  static_cast<Wanted&>(conversion) = o;
+  static_cast<Request&>(conversion) = o;
   conversion.source_path = source.catalog().root;
   conversion.takes_parts = true;
-  conversion.run = o;
+  conversion.run = o.run;
   // What is read before the load are a few tensors: by each rank for itself, and by its processor.
   conversion.run.progress = nullptr;
   conversion.run.strategy = Strategy::kDirect;
@@ -55,7 +55,7 @@ Result<std::unique_ptr<Load>> Load::prepare(Reader& source, LoadOptions options)
   Draft& d = load->draft_ = TRY(make_draft(source, kMemoryFormat, conversion));
   LayoutRequest request;
   request.tensors = std::move(d.output.tensors);
-  request.mesh = o.mesh;
+  request.mesh = o.placement.mesh;
   if (load->is_direct()) request.rank = o.rank;
   load->target_ = TRY(MemoryTarget::lay_out(std::move(request)));
   load->target_view_ = TRY(view_target(load->target_->catalog(), d.names));
@@ -72,15 +72,16 @@ Result<std::unique_ptr<Load>> Load::prepare(Reader& source, LoadOptions options)
 
 Status Load::check_options() {
   LoadOptions& o = options_;
-  if (o.layout && !o.layout->mesh)
-    return usage_error("layout '" + printable(o.layout->name) + "' has no mesh; give it one (with_mesh)");
-  if (o.layout) o.mesh = *o.layout->mesh;
-  if (o.ranks) {
-    o.rank = o.ranks->rank();
-    if (o.mesh.ranks() != o.ranks->size())
-      return usage_error("mesh " + o.mesh.to_string() + " is of " + count_of(o.mesh.ranks(), "rank") +
-                         ", and there are " + std::to_string(o.ranks->size()));
-  } else if (o.strategy == Strategy::kExchange && o.mesh.ranks() > 1) {
+  if (o.placement.layout && !o.placement.layout->mesh)
+    return usage_error("layout '" + printable(o.placement.layout->name) + "' has no mesh; give it one (with_mesh)");
+  if (o.placement.layout) o.placement.mesh = *o.placement.layout->mesh;
+  if (o.run.ranks) {
+    o.rank = o.run.ranks->rank();
+    if (o.placement.mesh.ranks() != o.run.ranks->size())
+      return usage_error("mesh " + o.placement.mesh.to_string() + " is of " +
+                         count_of(o.placement.mesh.ranks(), "rank") + ", and there are " +
+                         std::to_string(o.run.ranks->size()));
+  } else if (o.run.strategy == Strategy::kExchange && o.placement.mesh.ranks() > 1) {
     return usage_error("ranks exchange what they read over a transport, and none is given");
   }
   return {};
@@ -88,11 +89,11 @@ Status Load::check_options() {
 
 // Messages are worked out from the plan by each rank for itself: it has to be the same plan.
 Status Load::check_ranks_agree() const {
-  if (!options_.ranks) return {};
+  if (!options_.run.ranks) return {};
   const Catalog &from = draft_.view.catalog, &to = target_view_;
   Catalog bare;
   if (is_direct()) bare = TRY(without_fragments(to));
-  if (TRY(all_equal(options_.ranks, fingerprint(plan_, from, is_direct() ? bare : to)))) return {};
+  if (TRY(all_equal(options_.run.ranks, fingerprint(plan_, from, is_direct() ? bare : to)))) return {};
   return io_error(source_.catalog().root +
                   ": the ranks do not see the same checkpoint, or were given other options: their plans differ");
 }
@@ -116,18 +117,18 @@ Result<LoadReport> Load::run(std::span<const Destination> destinations) {
     if (const auto& strides = destinations[i].strides) TRY(check_strides(t.shape, *strides, byte_size(t.dtype), what));
   }
   // What is to be equal is so on all ranks: together they look once, and of ranks on their own the first does.
-  if (options_.ranks || rank() == 0) TRY(check_equal_tensors(draft_, source_.files(), run_));
+  if (options_.run.ranks || rank() == 0) TRY(check_equal_tensors(draft_, source_.files(), run_));
   ConversionSource origin(draft_, source_, source_);
   const LoadDestinations landings =
       TRY(LoadDestinations::make(plan_, target_view_, *target_, rank(), held_, destinations));
-  const RunOptions& run = options_;
+  const RunOptions& run = options_.run;
   TRY(device_of(run).settle());  // what the caller still does to the destinations
   const LoadJob job{plan_, origin.tensors(), target_view_, *target_, landings, rank(), run};
-  const bool together = !is_direct() && options_.ranks;
+  const bool together = !is_direct() && options_.run.ranks;
   const LoadDigests digests = TRY(together ? load_together(job) : load_direct(job));
-  if (options_.ranks || options_.check_whole_items) {
+  if (options_.run.ranks || options_.check_whole_items) {
     std::vector<std::byte> scratch(std::size_t{1} << 20);
-    TRY(origin.tensors().finish(scratch, options_.ranks));
+    TRY(origin.tensors().finish(scratch, options_.run.ranks));
   }
   LoadReport report;
   report.bytes_read = digests.bytes_read;
@@ -135,7 +136,7 @@ Result<LoadReport> Load::run(std::span<const Destination> destinations) {
   report.checksums = origin.checksums_checked();
   for (std::size_t p = 0; p < plan_.tensors.size(); ++p)
     report.proofs.push_back({job.to(p).name, job.to(p).dtype, digests.placed[p], std::nullopt});
-  if (options_.ranks) TRY(add_up(digests, report));
+  if (options_.run.ranks) TRY(add_up(digests, report));
   return report;
 }
 
@@ -154,7 +155,7 @@ Status Load::add_up(const LoadDigests& digests, LoadReport& report) const {
     parts.push_back({is_first ? digests.placed[p] : Digest(), digests.placed[p],
                      together || is_first ? digests.read[p] : Digest()});
   }
-  TRY(combine_values(options_.ranks, std::span(parts), [](PartDigests& mine, const PartDigests& theirs) {
+  TRY(combine_values(options_.run.ranks, std::span(parts), [](PartDigests& mine, const PartDigests& theirs) {
     mine.first += theirs.first;
     mine.all += theirs.all;
     mine.read += theirs.read;

@@ -26,13 +26,13 @@
 
 namespace reshard {
 
-// In RunOptions, `memory` limits only buffers, not the destinations or the checkpoint's metadata; `ranks` must be as
-// many as the mesh has; `device` is the one whose memory the destinations are in; `progress` counts what this rank has
-// read.
-struct LoadOptions : Wanted, RunOptions {
-  Index rank = 0;  // this rank in the mesh; ignored if `ranks` is set
+struct LoadOptions : Request {
+  // `memory` limits only buffers, not the destinations or the checkpoint's metadata; `ranks` must be as many as the
+  // mesh has; `device` is the one whose memory the destinations are in; `progress` counts what this rank has read.
+  RunOptions run;
+  Index rank = 0;  // this rank in the mesh; ignored if `run.ranks` is set
   // Whether to read items of which only a part is needed completely, in order to verify their recorded checksums. With
-  // `ranks` nearly all items are read completely by the ranks together and verified anyway.
+  // `run.ranks` nearly all items are read completely by the ranks together and verified anyway.
   bool check_whole_items = false;
 };
 
@@ -89,7 +89,7 @@ class Load {
  private:
   Load(Reader& source, LoadOptions options);
   Index rank() const { return options_.rank; }
-  bool is_direct() const { return options_.strategy == Strategy::kDirect; }
+  bool is_direct() const { return options_.run.strategy == Strategy::kDirect; }
   Status check_options();
   Status check_ranks_agree() const;
   Status add_up(const LoadDigests& digests, LoadReport& report) const;

@@ -61,9 +61,9 @@ struct Loaded {
 // Memory for them, with nothing in it yet.
 Result<Loaded> prepare(Device& device, const Arguments& arguments) {
   LoadOptions options;
-  options.device = &device;
-  options.memory = arguments.memory;
-  options.threads = arguments.threads;
+  options.run.device = &device;
+  options.run.memory = arguments.memory;
+  options.run.threads = arguments.threads;
   Loaded out;
   out.open = TRY(open_load(arguments.checkpoint, options));
   for (const LoadTensor& tensor : out.open.load->tensors()) {

@@ -53,20 +53,20 @@ Result<Arguments> parse(const std::vector<std::string>& words) {
 
 Result<int> load_part(const Arguments& arguments, Transport* ranks) {
   LoadOptions options;
-  options.mesh = TRY(Mesh::parse(arguments.mesh));
+  options.placement.mesh = TRY(Mesh::parse(arguments.mesh));
   options.rank = arguments.rank;
-  options.ranks = ranks;
-  options.strategy = arguments.exchange ? Strategy::kExchange : Strategy::kDirect;
-  options.convention = find_convention(arguments.names);
-  if (!arguments.names.empty() && !options.convention)
+  options.run.ranks = ranks;
+  options.run.strategy = arguments.exchange ? Strategy::kExchange : Strategy::kDirect;
+  options.naming.convention = find_convention(arguments.names);
+  if (!arguments.names.empty() && !options.naming.convention)
     return usage_error("there are no names '" + arguments.names + "'");
 
   const auto device = TRY(open_device(arguments.device, 0, local_rank(process_environment)));
-  options.device = device.get();
+  options.run.device = device.get();
   std::unique_ptr<NcclRanks> nccl;
   if (ranks && arguments.exchange && TRY(why_no_nccl(*ranks, device->ordinal())).empty()) {
     nccl = TRY(open_nccl(*ranks, {.device = device->ordinal()}));
-    options.data = [&]() -> Result<Transport*> { return nccl.get(); };
+    options.run.data = [&]() -> Result<Transport*> { return nccl.get(); };
   }
 
   const OpenLoad open = TRY(open_load(arguments.checkpoint, options));

@@ -53,21 +53,21 @@ Status report(const std::string& path, const std::string& mesh, const std::vecto
               boxes, cpu_ms() - start, resident_mb());
   for (const Index rank : ranks) {
     LoadOptions options;
-    options.mesh = TRY(Mesh::parse(mesh));
+    options.placement.mesh = TRY(Mesh::parse(mesh));
     options.rank = rank;
-    options.threads = 1;
+    options.run.threads = 1;
     const double before = resident_mb();
     start = cpu_ms();
     const auto load = TRY(Load::prepare(reader, options));
     const double prepared = cpu_ms() - start;
     const double resident = resident_mb() - before;
     ConversionOptions of_load;  // the same once more, for its plan
-    of_load.mesh = options.mesh;
+    of_load.placement.mesh = options.placement.mesh;
     of_load.source_path = path;
     Draft draft = TRY(make_draft(reader, kMemoryFormat, of_load));
     LayoutRequest request;
     request.tensors = std::move(draft.output.tensors);
-    request.mesh = options.mesh;
+    request.mesh = options.placement.mesh;
     request.rank = rank;
     const auto target = TRY(MemoryTarget::lay_out(std::move(request)));
     const Catalog target_view = TRY(view_target(target->catalog(), draft.names));

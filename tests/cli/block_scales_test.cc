@@ -136,11 +136,11 @@ TEST_F(BlockScalesTest, AreAppliedByALoad) {
   write_dcp(values_, dir_ / "source", Mesh({{"dp_shard", 3}}));
   write_file(dir_ / "source/config.json", config());
   LoadOptions options;
-  options.mesh = Mesh({{"tp", 2}});
+  options.placement.mesh = Mesh({{"tp", 2}});
   options.rank = 1;
-  options.threads = 2;
-  options.memory = 16 << 20;
-  options.dtype = DType::kBFloat16;
+  options.run.threads = 2;
+  options.run.memory = 16 << 20;
+  options.typing.dtype = DType::kBFloat16;
   std::map<std::string, std::string> memory;
   const auto report = load(dir_ / "source", options, [&](const LoadTensor& t) -> Result<Destination> {
     EXPECT_EQ(t.dtype, DType::kBFloat16) << t.name;
@@ -233,7 +233,7 @@ TEST_F(RowScalesTest, MoveWithTheirRows) {
   const CommandResult verified = reshard_cli({"verify", dir_ / "out", "--fail-on", "warning"});
   EXPECT_EQ(verified.exit_code, 0) << verified.out << verified.err;
   LoadOptions options;
-  options.mesh = Mesh({{"tp", 2}});
+  options.placement.mesh = Mesh({{"tp", 2}});
   options.rank = 1;
   std::map<std::string, std::string> memory;
   const auto report = load(dir_ / "out", options, [&](const LoadTensor& t) -> Result<Destination> {

@@ -85,7 +85,7 @@ class Caller {
   static Status load(const std::string& path) {
     const python::WantedOptions wanted = TRY(python::wanted_options(path, {}, {}));
     LoadOptions o;
-    static_cast<Wanted&>(o) = wanted.conversion;
+    static_cast<Request&>(o) = wanted.conversion;
     const OpenLoad open = TRY(open_load(path, std::move(o), wanted.open));
     std::vector<std::vector<std::byte>> memory;
     std::vector<Destination> destinations;

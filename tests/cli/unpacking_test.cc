@@ -202,9 +202,9 @@ TEST_F(PackedLlamaTest, IsUnpackedByALoad) {
   ASSERT_EQ(convert(source_, "plain", {"--to", "hf", "--dtype", "bfloat16"}).exit_code, 0);
   const TensorValues plain = load_checkpoint(dir_ / "plain");
   LoadOptions options;
-  options.threads = 2;
-  options.memory = 16 << 20;
-  options.dtype = DType::kBFloat16;
+  options.run.threads = 2;
+  options.run.memory = 16 << 20;
+  options.typing.dtype = DType::kBFloat16;
   std::map<std::string, std::string> memory;
   const auto report = load(source_, options, [&](const LoadTensor& t) -> Result<Destination> {
     std::string& bytes = memory[t.name];

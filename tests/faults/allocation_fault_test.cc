@@ -94,7 +94,7 @@ void leave_unfinished(const std::string& source, const std::string& path) {
   ConversionOptions o;
   o.source_path = source;
   o.config_path = sample("tp8") + "/config.json";
-  o.include = {"layers.0.*", "norm.weight"};
+  o.selection.include = {"layers.0.*", "norm.weight"};
   o.group_bytes = 10'000;
   o.run.threads = 1;
   o.run.memory = Index{1} << 30;

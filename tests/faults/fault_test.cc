@@ -195,8 +195,8 @@ Status run_scenario(const Scenario& s, const std::string& destination) {
   ConversionOptions o;
   o.source_path = s.source;
   if (!is_path) o.config_path = sample(s.source) + "/config.json";
-  o.include = {"layers.0.*", "norm.weight"};  // every kind of call, and few enough to fail each of them
-  if (!s.mesh.empty()) o.mesh = TRY(Mesh::parse(s.mesh));
+  o.selection.include = {"layers.0.*", "norm.weight"};  // every kind of call, and few enough to fail each of them
+  if (!s.mesh.empty()) o.placement.mesh = TRY(Mesh::parse(s.mesh));
   if (makes_file(s) && s.replaces) o.compression.zstd_level = 1;
   o.run.threads = 1;
   o.run.memory = Index{1} << 30;

@@ -52,7 +52,7 @@ class PowerLossTest : public testing::Test {
     auto open = TRY(open_checkpoint(source_));
     ConversionOptions o;
     o.source_path = source_;
-    if (!s.mesh.empty()) o.mesh = TRY(Mesh::parse(s.mesh));
+    if (!s.mesh.empty()) o.placement.mesh = TRY(Mesh::parse(s.mesh));
     o.resume = s.resume;
     o.group_bytes = 6'000;
     if (s.zstd_level > 0) o.compression.zstd_level = s.zstd_level;

@@ -7,7 +7,7 @@
 
 int main(int, char** argv) {
   reshard::LoadOptions options;
-  options.mesh = *reshard::Mesh::parse("tp=2");
+  options.placement.mesh = *reshard::Mesh::parse("tp=2");
   options.rank = 1;
   std::list<std::string> memory;
   const auto report = reshard::load(argv[1], options, [&](const reshard::LoadTensor& t) {

@@ -26,8 +26,8 @@ const std::string kCheckpoint = sample("fsdp4_tp2") + "/checkpoint";
 std::map<std::string, std::string> parts(const std::string& mesh) {
   std::map<std::string, std::string> out;
   LoadOptions options;
-  options.mesh = *Mesh::parse(mesh);
-  for (options.rank = 0; options.rank < options.mesh.ranks(); ++options.rank)
+  options.placement.mesh = *Mesh::parse(mesh);
+  for (options.rank = 0; options.rank < options.placement.mesh.ranks(); ++options.rank)
     EXPECT_TRUE(load(kCheckpoint, options, [&](const LoadTensor& t) -> Result<Destination> {
       std::string& bytes = out[std::to_string(options.rank) + "." + t.name];
       bytes.resize(static_cast<std::size_t>(t.bytes()));

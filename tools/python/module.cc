@@ -293,14 +293,14 @@ class PyLoad {
     OpenOptions how = wanted.open;
     how.layout = wanted.source_layout ? &*wanted.source_layout : nullptr;
     LoadOptions o;
-    static_cast<Wanted&>(o) = wanted.conversion;
+    static_cast<Request&>(o) = wanted.conversion;
     o.rank = rank;
-    o.memory = wanted.conversion.run.memory;
-    o.threads = wanted.conversion.run.threads;
+    o.run.memory = wanted.conversion.run.memory;
+    o.run.threads = wanted.conversion.run.threads;
     o.check_whole_items = check_whole_items;
-    o.interrupt = &watch_.interrupt;
-    o.progress = [this](Index bytes) { watch_.done = bytes; };
-    if (device != "cpu") o.device = TRY(device_of_process(device, 0));
+    o.run.interrupt = &watch_.interrupt;
+    o.run.progress = [this](Index bytes) { watch_.done = bytes; };
+    if (device != "cpu") o.run.device = TRY(device_of_process(device, 0));
     open_ = TRY(open_load(path, std::move(o), how));
     return {};
   }

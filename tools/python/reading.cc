@@ -182,11 +182,11 @@ Result<WantedOptions> wanted_options(const std::string& path, const std::vector<
 Result<std::shared_ptr<LazyCheckpoint>> LazyCheckpoint::view(const std::vector<std::string>& words) const {
   if (own_) return usage_error(path_ + ": a view of a view; make it of the checkpoint");
   ConversionOptions o = TRY(wanted_options(path_, words, environment_)).conversion;
-  o.part = part_;
+  o.selection.part = part_;
   std::shared_ptr<LazyCheckpoint> out =
       TRY(open(path_, words_, environment_));  // what is found in files is found in its own catalog
   const Draft draft = TRY(make_draft(out->reader(), kView, o));
-  out->own_ = TRY(name_view(draft.view, draft.names, o));
+  out->own_ = TRY(name_view(draft.view, draft.names, o.typing));
   out->own_->root = out->reader().catalog().root;
   out->is_located_.assign(out->own_->tensors().size(), true);
   out->source_ = std::make_unique<FileSource>(*out->own_, out->reader().files());

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "lib/convert/view/conversion_notes.h"
-#include "lib/convert/view/options.h"
+#include "lib/convert/view/request.h"
 #include "lib/convert/view/translation.h"
 
 namespace reshard {

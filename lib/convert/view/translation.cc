@@ -52,7 +52,7 @@ bool resumes_adapters(const Catalog& source, const Naming& naming, const Format&
 
 }  // namespace
 
-Result<ConfigFile> read_config_file(Reader& source, const Wanted& wanted, ConversionNotes& notes) {
+Result<ConfigFile> read_config_file(Reader& source, const Request& wanted, ConversionNotes& notes) {
   ConfigFile out = TRY(find_config_file(source, wanted.config_path, wanted.model.families));
   if (!out.is_there() || out.is_given) return out;
   if (!TRY(out.is_of_model())) {
@@ -134,11 +134,11 @@ std::string other_names(const Catalog& source, const std::optional<ModelConfig>&
 // Returns the tensors beside the wrapped model that no word of training states names ("v_head.summary.weight" beside
 // "pretrained_model."), which an output that is a model leaves out without being asked to. If a family describes the
 // model, its buffers are known, and only those count that may be weights: several elements of a floating-point dtype.
-std::vector<const Tensor*> beside_model(const Catalog& source, const Wanted& wanted, bool is_described) {
+std::vector<const Tensor*> beside_model(const Catalog& source, const Request& wanted, bool is_described) {
   std::vector<const Tensor*> out;
   for (const Tensor& t : source.tensors()) {
     const bool may_be_weight = t.elements() > 1 && is_floating(t.dtype);
-    if (t.plain_key == "extra_state." + t.name && !any_glob_matches(wanted.exclude, t.name) &&
+    if (t.plain_key == "extra_state." + t.name && !any_glob_matches(wanted.selection.exclude, t.name) &&
         (may_be_weight || !is_described))
       out.push_back(&t);
   }
@@ -153,7 +153,8 @@ std::string names_of(const std::vector<const Tensor*>& tensors) {
 
 // Fails if tensors stand beside what was taken for the model in a model's files, where all is the model's.
 // ConversionNotes them in a training state.
-Status check_nothing_is_beside(const Catalog& source, const Wanted& wanted, bool is_described, ConversionNotes& notes) {
+Status check_nothing_is_beside(const Catalog& source, const Request& wanted, bool is_described,
+                               ConversionNotes& notes) {
   const std::vector<const Tensor*> beside = beside_model(source, wanted, is_described);
   const auto is_model = [](const Part& part) { return part.kind == StateKind::kModel; };
   const auto model = std::find_if(source.parts.begin(), source.parts.end(), is_model);
@@ -180,11 +181,11 @@ void note_unknown_model(const Catalog& source, const ModelConfig& config, Conver
 
 }  // namespace
 
-Status check_names(const Catalog& source, const Translation& names, const Wanted& wanted, const Format& format,
+Status check_names(const Catalog& source, const Translation& names, const Request& wanted, const Format& format,
                    ConfigFile& file, ConversionNotes& notes) {
-  const bool claims =
-      wanted.convention.has_value() || !format.own_names.empty() || (format.hf_names && !wanted.keep_names);
-  if (!claims || resumes_adapters(source, wanted, format)) return {};
+  const bool claims = wanted.naming.convention.has_value() || !format.own_names.empty() ||
+                      (format.hf_names && !wanted.naming.keep_names);
+  if (!claims || resumes_adapters(source, wanted.naming, format)) return {};
   if (names.model.family) return check_nothing_is_beside(source, wanted, true, notes);
   std::vector<const Tensor*> model, adapters;
   for (const Tensor& t : source.tensors()) {
@@ -199,7 +200,7 @@ Status check_names(const Catalog& source, const Translation& names, const Wanted
   const bool is_unknown = config && !said;
   const bool has_model_names = (source.has_model_names || (is_unknown && is_config_of(source, *config))) &&
                                (said || !convention_without_config(source, wanted.model.families));
-  if (!wanted.model.is_none() && !(has_model_names && !said && !wanted.convention && adapters.empty())) {
+  if (!wanted.model.is_none() && !(has_model_names && !said && !wanted.naming.convention && adapters.empty())) {
     std::string why =
         "no tensor of it is a model's" + (said ? ", and " + file.path + " is of family " + said->name : std::string());
     if (!model.empty()) why = other_names(source, config, said, file.path, names_of(model), wanted.model.families);

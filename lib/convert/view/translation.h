@@ -6,7 +6,7 @@
 
 #include "lib/checkpoint/format.h"
 #include "lib/convert/view/conversion_notes.h"
-#include "lib/convert/view/options.h"
+#include "lib/convert/view/request.h"
 #include "lib/model/config.h"
 #include "lib/model/model.h"
 #include "lib/model/quantization.h"
@@ -15,7 +15,7 @@ namespace reshard {
 
 // The source's (find_config_file); none where the one that was found is of no model. One that lies behind a link out of
 // the checkpoint is not copied unless the user gave it.
-Result<ConfigFile> read_config_file(Reader& source, const Wanted& wanted, ConversionNotes& notes);
+Result<ConfigFile> read_config_file(Reader& source, const Request& wanted, ConversionNotes& notes);
 
 struct Translation {
   Model model;                         // of the source; with a config only where it has a family
@@ -38,7 +38,7 @@ Result<Translation> translate(const Catalog& source, const ModelChoice& choice, 
 // Unsupported where the source's names are no known family's, unless the user chose none, the source is a model
 // already, or its config of no known family confirms it (unknown_family.h): then it is a note that they are the
 // source's own. A config that is of another model is not copied.
-Status check_names(const Catalog& source, const Translation& names, const Wanted& wanted, const Format& format,
+Status check_names(const Catalog& source, const Translation& names, const Request& wanted, const Format& format,
                    ConfigFile& file, ConversionNotes& notes);
 
 }  // namespace reshard

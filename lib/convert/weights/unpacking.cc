@@ -95,11 +95,11 @@ Status check_complete(const Catalog& source, const PackedWeight& weight) {
 
 }  // namespace
 
-Result<std::unique_ptr<Unpacking>> Unpacking::make(Reader& source, const Wanted& wanted, int threads,
+Result<std::unique_ptr<Unpacking>> Unpacking::make(Reader& source, const Request& wanted, int threads,
                                                    ConfigFile& config, ConversionNotes& notes) {
-  const Typing& typing = wanted;
+  const Typing& typing = wanted.typing;
   const bool is_asked = typing.dtype && byte_size(*typing.dtype) > 1 && typing.quantize == Quantization::kNone;
-  if (!is_asked && !wanted.merge_adapter) return std::unique_ptr<Unpacking>();
+  if (!is_asked && !wanted.selection.merge_adapter) return std::unique_ptr<Unpacking>();
   const Catalog& stored = source.catalog();
   std::optional<ModelConfig> model;
   if (config.is_there())

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "lib/convert/view/conversion_notes.h"
-#include "lib/convert/view/options.h"
+#include "lib/convert/view/request.h"
 #include "lib/convert/view/source_view.h"
 #include "lib/convert/weights/packed_matrix.h"
 #include "lib/model/config.h"
@@ -23,7 +23,7 @@ class Unpacking {
   // Errors: a usage error if an adapter is to be merged without --dtype, or if --keep-dtype keeps only some weights
   // packed; corrupt for a weight that is incomplete or contradicts itself; unsupported for a layout that cannot be
   // unpacked.
-  static Result<std::unique_ptr<Unpacking>> make(Reader& source, const Wanted& wanted, int threads, ConfigFile& config,
+  static Result<std::unique_ptr<Unpacking>> make(Reader& source, const Request& wanted, int threads, ConfigFile& config,
                                                  ConversionNotes& notes);
 
   // The plain model. Its computed tensors are recorded as stored in a file that does not exist, row-major, one after

@@ -143,8 +143,8 @@ TEST(StandInCuda, LoadsAreUploadedAsTheyLieInSlabsOf8MiB) {
 
   const auto device = open("cuda:0");
   LoadOptions options;
-  options.device = device.get();
-  options.threads = 2;
+  options.run.device = device.get();
+  options.run.threads = 2;
   std::unique_ptr<Device::Memory> memory;
   const stand_in::Queued before = stand_in::queued();
   const auto report = load(dir / "source", options, [&](const LoadTensor& tensor) -> Result<Destination> {
@@ -187,7 +187,7 @@ TEST(StandInCuda, RefusesGpusThatItHasNoKernelsFor) {
 TEST(StandInCuda, ALoadWaitsForWhatTheCallerStillDoes) {
   const auto device = open("cuda:1");
   LoadOptions options;
-  options.device = device.get();
+  options.run.device = device.get();
   const auto opened = open_load(kSource, options);
   ASSERT_TRUE(opened) << opened.error().message();
   std::vector<std::unique_ptr<Device::Memory>> memory;
@@ -253,12 +253,12 @@ TEST_F(StandInNccl, ExchangesBetweenGpusAndParts) {
 TEST_F(StandInNccl, LoadsTogetherIntoGpus) {
   const Status done = on_gpus(2, 60, [](Transport& control, NcclRanks& nccl, Device& device) -> Status {
     LoadOptions options;
-    options.mesh = TRY(Mesh::parse("tp=2"));
-    options.strategy = Strategy::kExchange;
-    options.ranks = &control;
-    options.data = [&]() -> Result<Transport*> { return &nccl; };
-    options.device = &device;
-    options.threads = 2;
+    options.placement.mesh = TRY(Mesh::parse("tp=2"));
+    options.run.strategy = Strategy::kExchange;
+    options.run.ranks = &control;
+    options.run.data = [&]() -> Result<Transport*> { return &nccl; };
+    options.run.device = &device;
+    options.run.threads = 2;
     const OpenLoad opened = TRY(open_load(kSource, options));
     std::vector<std::unique_ptr<Device::Memory>> memory;
     std::vector<Destination> destinations;

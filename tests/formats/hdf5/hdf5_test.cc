@@ -67,7 +67,7 @@ Status to(const std::string& format, const std::string& from, const std::string&
   ConversionOptions o;
   o.source_path = from;
   o.model.detect = false;
-  o.keep_names = true;
+  o.naming.keep_names = true;
   o.compression = compression;
   o.run.threads = threads;
   o.run.memory = Index{1} << 30;

@@ -131,7 +131,7 @@ TEST(ConversionSteps, TensorsArePlacedByTheFamilysRules) {
   const SourceView view = viewed(catalog, kModels, names);
   ConversionNotes notes;
   OutputTensors out = must(name_tensors(view, names, {}, notes));
-  const OnRanks on{must(Mesh::parse("tp=2")), {}};
+  const RankPlacement on{must(Mesh::parse("tp=2")), {}};
   ASSERT_TRUE(place(out, view, names.model, on, kModels, notes));
   for (const TargetTensor& t : out.tensors) {
     Index elements = 0;
@@ -244,7 +244,7 @@ TEST_F(RowsOfAView, OfHeadsAreRepeatedForRanksThatShareThem) {
   const Values head0 = counted(8), head1 = counted(8, 8);
   Values twice = head0;
   for (const Values& head : {head0, head1, head1}) twice.insert(twice.end(), head.begin(), head.end());
-  const OnRanks on{must(Mesh::parse("tp=4")), {}};
+  const RankPlacement on{must(Mesh::parse("tp=4")), {}};
   begin();
   ASSERT_TRUE(repeat_heads(view_, names_, on, kAll, notes_));
   EXPECT_EQ(read(kK), counted(16)) << "a format of whole tensors";
@@ -259,7 +259,7 @@ TEST_F(RowsOfAView, OfHeadsAreRepeatedForRanksThatShareThem) {
 TEST_F(RowsOfAView, OfHeadsAreRepeatedAsTheLayoutSays) {
   add_model(source_);
   begin();
-  OnRanks on{must(Mesh::parse("tp=2")), LayoutDescriptor()};
+  RankPlacement on{must(Mesh::parse("tp=2")), LayoutDescriptor()};
   on.layout->name = "l";
   ASSERT_TRUE(repeat_heads(view_, names_, on, kLocal, notes_));
   EXPECT_EQ(read(kK), counted(16)) << "it says nothing of heads";

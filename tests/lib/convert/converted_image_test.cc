@@ -51,11 +51,11 @@ Result<std::unique_ptr<Prepared>> prepare(const Case& c, Index memory = Index{51
   ConversionOptions o;
   o.source_path = c.source;
   o.config_path = c.config;
-  if (!c.mesh.empty()) o.mesh = TRY(Mesh::parse(c.mesh));
-  if (!c.names.empty()) o.convention = find_convention(c.names);
-  if (!c.dtype.empty()) o.dtype = dtype_from_torch(c.dtype);
+  if (!c.mesh.empty()) o.placement.mesh = TRY(Mesh::parse(c.mesh));
+  if (!c.names.empty()) o.naming.convention = find_convention(c.names);
+  if (!c.dtype.empty()) o.typing.dtype = dtype_from_torch(c.dtype);
   o.container = c.container;
-  o.merge_adapter = c.merge;
+  o.selection.merge_adapter = c.merge;
   o.metadata_only = metadata_only;
   o.max_file_bytes = 100'000;  // several files
   o.run.memory = memory;

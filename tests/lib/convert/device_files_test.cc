@@ -43,8 +43,8 @@ Status convert_on(Device* device, const std::string& from, const std::string& in
   o.model.detect = job.is_model;
   const std::string config = path_join(parent_path(from), "config.json");
   o.config_path = path_exists(config) ? config : "";
-  if (!job.mesh.empty()) o.mesh = TRY(Mesh::parse(job.mesh));
-  o.dtype = job.dtype;
+  if (!job.mesh.empty()) o.placement.mesh = TRY(Mesh::parse(job.mesh));
+  o.typing.dtype = job.dtype;
   o.run.memory = Index{1} << 30;
   o.run.threads = 3;
   o.run.device = device;
@@ -116,8 +116,8 @@ TEST_F(DeviceFiles, SafetensorsAreReadOnceAndByTheDeviceOnly) {
 TEST_F(DeviceFiles, LoadsAreReadByTheDeviceOnly) {
   SplitDevice device = reading_device();
   LoadOptions options;
-  options.device = &device;
-  options.threads = 3;
+  options.run.device = &device;
+  options.run.threads = 3;
   std::map<std::string, std::unique_ptr<Device::Memory>> memory;
   const auto report = load(dir_ / "hf", options, [&](const LoadTensor& t) -> Result<Destination> {
     memory[t.name] = TRY(device.allocate(t.bytes()));

@@ -44,8 +44,8 @@ Status convert_one(const std::string& from, const std::string& into, const Reque
   ConversionOptions o;
   o.source_path = "the source";  // the manifest has it
   o.config_path = path_exists(parent_path(from) + "/config.json") ? parent_path(from) + "/config.json" : "";
-  if (!job.mesh.empty()) o.mesh = TRY(Mesh::parse(job.mesh));
-  o.dtype = job.dtype;
+  if (!job.mesh.empty()) o.placement.mesh = TRY(Mesh::parse(job.mesh));
+  o.typing.dtype = job.dtype;
   o.compression = job.compression;
   o.run.memory = job.memory;
   o.run.threads = job.threads;

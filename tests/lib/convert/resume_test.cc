@@ -109,8 +109,8 @@ class ResumeTest : public testing::Test {
     auto open = TRY(open_checkpoint(source_));
     ConversionOptions o;
     o.source_path = source_;
-    if (!wish.mesh.empty()) o.mesh = TRY(Mesh::parse(wish.mesh));
-    o.dtype = wish.dtype;
+    if (!wish.mesh.empty()) o.placement.mesh = TRY(Mesh::parse(wish.mesh));
+    o.typing.dtype = wish.dtype;
     o.resume = wish.resume;
     o.group_bytes = kGroup;
     o.run.threads = wish.threads;

@@ -68,7 +68,7 @@ struct Loaded {
 
 // Loads into memory of its own on the device of the options, filled with a pattern first.
 Result<Loaded> load_all(const std::string& path, LoadOptions options) {
-  Device& device = options.device ? *options.device : cpu_device();
+  Device& device = options.run.device ? *options.run.device : cpu_device();
   const auto stream = TRY(device.stream());
   Loaded out;
   std::vector<std::pair<TensorValue*, std::unique_ptr<Device::Memory>>> parts;
@@ -106,10 +106,10 @@ void expect_parts(const Loaded& loaded, const TensorValues& truth, const Mesh& m
 
 LoadOptions options_for(const std::string& mesh, Index rank = 0) {
   LoadOptions options;
-  options.mesh = must(Mesh::parse(mesh));
+  options.placement.mesh = must(Mesh::parse(mesh));
   options.rank = rank;
-  options.threads = 2;
-  options.memory = 16 << 20;
+  options.run.threads = 2;
+  options.run.memory = 16 << 20;
   return options;
 }
 
@@ -142,7 +142,7 @@ TEST(Load, PermutesRotaryRowsEitherWay) {
       const Mesh mesh = must(Mesh::parse(text));
       for (Index rank = 0; rank < mesh.ranks(); ++rank) {
         LoadOptions options = options_for(text, rank);
-        options.convention = convention;
+        options.naming.convention = convention;
         options.config_path = sample("fsdp4_tp2") + "/config.json";
         const Loaded loaded = must(load_all(from, options));
         EXPECT_EQ(names_of(loaded.tensors), names_of(truth));
@@ -179,10 +179,10 @@ TEST(Load, GivesWhatTheFileOfARankHolds) {
     const Mesh mesh = must(Mesh::parse(c.mesh));
     for (Index rank = 0; rank < mesh.ranks(); ++rank) {
       LoadOptions options = options_for(c.mesh, rank);
-      if (c.options[1] == "hf") options.convention = Convention::kHf;
-      if (!c.layout.empty()) options.layout = must(load_layout(c.layout, c.mesh));
-      if (!c.layout.empty()) options.vocab_padding = PaddingFill::kZero;
-      options.exclude = {"train_state*", "optimizer*"};
+      if (c.options[1] == "hf") options.naming.convention = Convention::kHf;
+      if (!c.layout.empty()) options.placement.layout = must(load_layout(c.layout, c.mesh));
+      if (!c.layout.empty()) options.vocabulary.vocab_padding = PaddingFill::kZero;
+      options.selection.exclude = {"train_state*", "optimizer*"};
       const Loaded loaded = must(load_all(c.from, options));
       const TensorValues file = load_checkpoint(out + "/rank-0000" + std::to_string(rank) + ".safetensors");
       EXPECT_EQ(names_of(loaded.tensors), names_of(file)) << c.from << " " << rank;
@@ -198,7 +198,7 @@ TEST(Load, BringsOptimizerStateToo) {
     const LoadOptions options = options_for("dp_shard=3", rank);
     const Loaded loaded = must(load_all(checkpoint("fsdp2_tp2_optim"), options));
     EXPECT_EQ(names_of(loaded.tensors), names_of(truth));
-    expect_parts(loaded, truth, options.mesh, rank);
+    expect_parts(loaded, truth, options.placement.mesh, rank);
   }
 }
 
@@ -211,15 +211,15 @@ TEST(Load, ConvertsDtypes) {
     value.dtype = DType::kFloat32;
   }
   LoadOptions options = options_for("tp=2,dp_shard=2", 2);
-  options.dtype = DType::kFloat32;
-  expect_parts(must(load_all(checkpoint("tp8"), options)), truth, options.mesh, 2);
+  options.typing.dtype = DType::kFloat32;
+  expect_parts(must(load_all(checkpoint("tp8"), options)), truth, options.placement.mesh, 2);
 }
 
 // Columns first, with gaps: what an engine has that keeps its weights transposed and aligned.
 TEST(Load, FillsStridesOfTheCallersChoice) {
   const TensorValues truth = load_checkpoint(sample("fsdp4_tp2") + "/hf.safetensors");
   LoadOptions options = options_for("tp=2,dp_shard=2", 3);
-  options.convention = Convention::kHf;
+  options.naming.convention = Convention::kHf;
   const OpenLoad open = must(open_load(checkpoint("fsdp4_tp2"), options));
   std::vector<std::string> memory;
   std::vector<Destination> destinations;
@@ -236,7 +236,7 @@ TEST(Load, FillsStridesOfTheCallersChoice) {
   ASSERT_TRUE(open.load->run(destinations));
   for (std::size_t i = 0; i < memory.size(); ++i) {
     const LoadTensor& t = open.load->tensors()[i];
-    const TensorValue expected = part_of(truth.at(t.name), t.name, options.mesh, 3);
+    const TensorValue expected = part_of(truth.at(t.name), t.name, options.placement.mesh, 3);
     const Dims from = row_major_strides(t.shape), to = *destinations[i].strides;
     std::size_t wrong = 0, filled = 0;
     for (Index e = 0; e < volume(t.shape); ++e) {
@@ -290,13 +290,14 @@ TEST(Load, GivesStagesTheirTensorsAndEmptyPartsToo) {
 
 // Loads on as many threads as the mesh has ranks; what each has, by rank.
 std::vector<Loaded> load_on_ranks(const std::string& path, const LoadOptions& options) {
-  std::vector<Loaded> out(static_cast<std::size_t>(options.mesh.ranks()));
-  const Status done = run_local_ranks(static_cast<int>(options.mesh.ranks()), [&](Transport& ranks) -> Status {
-    LoadOptions mine = options;
-    mine.ranks = &ranks;
-    out[static_cast<std::size_t>(ranks.rank())] = TRY(load_all(path, mine));
-    return {};
-  });
+  std::vector<Loaded> out(static_cast<std::size_t>(options.placement.mesh.ranks()));
+  const Status done =
+      run_local_ranks(static_cast<int>(options.placement.mesh.ranks()), [&](Transport& ranks) -> Status {
+        LoadOptions mine = options;
+        mine.run.ranks = &ranks;
+        out[static_cast<std::size_t>(ranks.rank())] = TRY(load_all(path, mine));
+        return {};
+      });
   EXPECT_TRUE(done) << done.error().message();
   return out;
 }
@@ -304,13 +305,14 @@ std::vector<Loaded> load_on_ranks(const std::string& path, const LoadOptions& op
 // The same into the memories of devices; elements travel between these, or between the hosts.
 std::vector<Loaded> load_on_devices(const std::string& path, const LoadOptions& options, RankDevice kind,
                                     bool between_devices) {
-  std::vector<Loaded> out(static_cast<std::size_t>(options.mesh.ranks()));
-  const Status done = run_device_ranks(static_cast<int>(options.mesh.ranks()), kind,
+  std::vector<Loaded> out(static_cast<std::size_t>(options.placement.mesh.ranks()));
+  const Status done = run_device_ranks(static_cast<int>(options.placement.mesh.ranks()), kind,
                                        [&](Transport& ranks, Transport& data, Device& device) -> Status {
                                          LoadOptions mine = options;
-                                         mine.ranks = &ranks;
-                                         mine.device = &device;
-                                         if (between_devices) mine.data = [&]() -> Result<Transport*> { return &data; };
+                                         mine.run.ranks = &ranks;
+                                         mine.run.device = &device;
+                                         if (between_devices)
+                                           mine.run.data = [&]() -> Result<Transport*> { return &data; };
                                          out[static_cast<std::size_t>(ranks.rank())] = TRY(load_all(path, mine));
                                          return {};
                                        });
@@ -322,9 +324,9 @@ void expect_same_on_devices(const std::string& mesh, RankDevice kind) {
   for (const bool converts : {false, true})
     for (const Strategy strategy : {Strategy::kExchange, Strategy::kDirect}) {
       LoadOptions options = options_for(mesh);
-      options.strategy = strategy;
-      options.convention = Convention::kHf;
-      if (converts) options.dtype = DType::kFloat32;
+      options.run.strategy = strategy;
+      options.naming.convention = Convention::kHf;
+      if (converts) options.typing.dtype = DType::kFloat32;
       const std::vector<Loaded> host = load_on_ranks(checkpoint("fsdp4_tp2"), options);
       for (const bool between_devices : {false, true}) {
         const std::vector<Loaded> device = load_on_devices(checkpoint("fsdp4_tp2"), options, kind, between_devices);
@@ -349,7 +351,7 @@ TEST(LoadTogether, GivesTheSameAndReadsEachByteOnce) {
       const Mesh mesh = must(Mesh::parse(text));
       for (const Strategy strategy : {Strategy::kExchange, Strategy::kDirect}) {
         LoadOptions options = options_for(text);
-        options.strategy = strategy;
+        options.run.strategy = strategy;
         const std::vector<Loaded> ranks = load_on_ranks(checkpoint(name), options);
         Index read = 0;
         for (std::size_t r = 0; r < ranks.size(); ++r) {
@@ -383,9 +385,9 @@ TEST(LoadTogether, AddsUpToTheDigestsOfAConversion) {
     digests[m.key] = std::string(must(m.value.get_string("digest")));
   for (const Strategy strategy : {Strategy::kExchange, Strategy::kDirect}) {
     LoadOptions options = options_for("dp_replicate=2,tp=2,pp=2");
-    options.strategy = strategy;
-    options.convention = Convention::kHf;
-    options.dtype = DType::kFloat32;
+    options.run.strategy = strategy;
+    options.naming.convention = Convention::kHf;
+    options.typing.dtype = DType::kFloat32;
     const std::vector<Loaded> ranks = load_on_ranks(from, options);
     const Loaded alone = must(load_all(from, options_for("tp=1")));
     for (const Loaded& rank : ranks) {
@@ -405,7 +407,7 @@ TEST(LoadTogether, EveryChecksumOfTheSourceIsChecked) {
     for (std::size_t i = 0; i < t.fragments.size(); ++i) recorded += t.fragments.box(i).empty() ? 0 : 1;
   for (const Strategy strategy : {Strategy::kExchange, Strategy::kDirect}) {
     LoadOptions options = options_for("dp_replicate=2,tp=3");
-    options.strategy = strategy;
+    options.run.strategy = strategy;
     options.model.detect = false;
     const std::vector<Loaded> ranks = load_on_ranks(checkpoint("fsdp4_tp2"), options);
     // Ranks on their own read some items twice.
@@ -423,8 +425,8 @@ TEST(LoadTogether, EndsForAllWhenOneFails) {
         3,
         [&](Transport& ranks) -> Status {
           LoadOptions options = options_for("dp_shard=3");
-          options.ranks = &ranks;
-          options.strategy = strategy;
+          options.run.ranks = &ranks;
+          options.run.strategy = strategy;
           const OpenLoad open = TRY(open_load(dir / "c/checkpoint", options));
           std::vector<std::string> memory;
           for (const LoadTensor& t : open.load->tensors())
@@ -445,9 +447,9 @@ TEST(LoadTogether, EndsForAllWhenOneFails) {
 TEST(LoadTogether, RefusesRanksThatWantDifferentThings) {
   const Status done = run_local_ranks(2, [&](Transport& ranks) -> Status {
     LoadOptions options = options_for("tp=2");
-    options.ranks = &ranks;
-    options.strategy = Strategy::kExchange;
-    if (ranks.rank() == 1) options.dtype = DType::kFloat32;
+    options.run.ranks = &ranks;
+    options.run.strategy = Strategy::kExchange;
+    if (ranks.rank() == 1) options.typing.dtype = DType::kFloat32;
     TRY(open_load(checkpoint("tp8"), options));
     return {};
   });
@@ -535,17 +537,17 @@ TEST(Load, RefusesWhatMakesNoSense) {
   const std::string path = checkpoint("tp8");
   EXPECT_THAT(refusal(path, options_for("tp=2", 2)), HasSubstr("rank 2: a mesh of tp=2 has ranks 0 to 1"));
   LoadOptions options = options_for("tp=2");
-  options.strategy = Strategy::kExchange;
+  options.run.strategy = Strategy::kExchange;
   EXPECT_THAT(refusal(path, options), HasSubstr("over a transport, and none is given"));
   options = options_for("tp=2");
-  options.layout = must(load_layout("torchtitan-llama", ""));
+  options.placement.layout = must(load_layout("torchtitan-llama", ""));
   EXPECT_THAT(refusal(path, options), HasSubstr("has no mesh"));
   options = options_for("tp=2");
-  options.memory = 100'000;
+  options.run.memory = 100'000;
   EXPECT_THAT(refusal(path, options), HasSubstr("loading needs at least 524 kB of memory for buffers, got 100 kB"));
   const Status done = run_local_ranks(3, [&](Transport& ranks) -> Status {
     LoadOptions mine = options_for("tp=2");
-    mine.ranks = &ranks;
+    mine.run.ranks = &ranks;
     TRY(load_all(path, mine));
     return {};
   });
@@ -555,7 +557,7 @@ TEST(Load, RefusesWhatMakesNoSense) {
 
 TEST(Load, RefusesDestinationsThatDoNotFit) {
   LoadOptions options = options_for("tp=2");
-  options.include = {"tok_embeddings.weight"};
+  options.selection.include = {"tok_embeddings.weight"};
   const OpenLoad open = must(open_load(checkpoint("tp8"), options));
   ASSERT_EQ(open.load->tensors().size(), 1u);
   ASSERT_EQ(open.load->tensors()[0].shape, (Dims{129, 64}));
@@ -601,8 +603,8 @@ TEST(Load, NamesTensorAndFileOfAFlippedByte) {
   for (const Strategy strategy : {Strategy::kExchange, Strategy::kDirect}) {
     const Status done = run_local_ranks(16, [&](Transport& ranks) -> Status {
       LoadOptions mine = half;
-      mine.ranks = &ranks;
-      mine.strategy = strategy;
+      mine.run.ranks = &ranks;
+      mine.run.strategy = strategy;
       TRY(load_all(path, mine));
       return {};
     });
@@ -631,7 +633,7 @@ TEST(Dlpack, LoadsIntoATensorOfSomebodyElses) {
       part_of(load_checkpoint(sample("tp8") + "/full.safetensors").at("layers.0.attention.wo.weight"),
               "layers.0.attention.wo.weight", must(Mesh::parse("tp=2")), 1);
   LoadOptions options = options_for("tp=2", 1);
-  options.include = {"layers.0.attention.wo.weight"};
+  options.selection.include = {"layers.0.attention.wo.weight"};
   const OpenLoad open = must(open_load(checkpoint("tp8"), options));
   const LoadTensor& t = open.load->tensors()[0];
   ASSERT_EQ(t.shape, (Dims{64, 32}));

@@ -23,7 +23,7 @@ class ConfigOfAConversion : public testing::Test {
   ConfigOfAConversion() { fs::create_directory(dir_ / "ckpt"); }
   Result<ConfigFile> read(const std::string& given = "") {
     MadeCheckpoint source(dir_ / "ckpt", "data");
-    Wanted wanted;
+    Request wanted;
     wanted.config_path = given;
     notes_ = {};
     return read_config_file(source, wanted, notes_);
@@ -103,11 +103,11 @@ struct Checked {
   ConversionNotes notes;
   ConfigFile file;
 };
-Checked check(const Catalog& source, const Wanted& wanted, const Format& format, const std::string& config = "",
+Checked check(const Catalog& source, const Request& wanted, const Format& format, const std::string& config = "",
               bool is_given = false) {
   Checked out;
   out.file = {"c.json", config, {}, is_given};
-  const Translation names = must(translate(source, wanted.model, out.file, wanted, format));
+  const Translation names = must(translate(source, wanted.model, out.file, wanted.naming, format));
   out.error = error_of(check_names(source, names, wanted, format, out.file, out.notes));
   return out;
 }
@@ -117,11 +117,11 @@ TEST(NamesOfAnOutput, AreRefusedWhereNoFamilyKnowsThem) {
   const std::string why = "no model family that is known names its tensors so ('body.words.weight'";
   EXPECT_THAT(check(source, {}, kModels).error, AllOf(HasSubstr(why), HasSubstr("--family none writes it")));
   EXPECT_EQ(check(source, {}, kAll).error, "") << "which claims nothing";
-  Wanted wanted;
-  wanted.convention = Convention::kHf;
+  Request wanted;
+  wanted.naming.convention = Convention::kHf;
   EXPECT_THAT(check(source, wanted, kAll).error, HasSubstr(why));
   wanted = {};
-  wanted.keep_names = true;
+  wanted.naming.keep_names = true;
   EXPECT_EQ(check(source, wanted, kModels).error, "");
   EXPECT_THAT(check(source, {}, kModels, kTinyLlama).error,
               HasSubstr("c.json is of family llama, and no tensor is named as in it ('body.words.weight'"));
@@ -141,7 +141,7 @@ TEST(NamesOfAnOutput, ThatAllBeginAlikeAreRefusedWithTheOptionThatTakesItOff) {
 }
 
 TEST(NamesOfAnOutput, AreTheSourcesOwnWhereTheUserSaysSo) {
-  Wanted wanted;
+  Request wanted;
   wanted.model = {false, nullptr};
   Checked checked = check(unknown_model(), wanted, kModels, kTinyLlama);
   EXPECT_EQ(checked.error, "");
@@ -218,14 +218,14 @@ TEST(NamesOfAnOutput, LeaveNothingOutOfAModelsFiles) {
   beside.name = "projection.weight";
   beside.plain_key = "extra_state.projection.weight";
   ASSERT_TRUE(source.add(std::move(beside)));
-  Wanted wanted;
+  Request wanted;
   source.has_model_names = true;
   EXPECT_THAT(
       check(source, wanted, kModels, kUnknown).error,
       AllOf(HasSubstr("the names under 'body.' were taken for the model (the names under it are those of family "
                       "llama), and beside it is 'projection.weight', which the output would leave out"),
             HasSubstr("--exclude")));
-  wanted.exclude = {"projection.*"};
+  wanted.selection.exclude = {"projection.*"};
   EXPECT_EQ(check(source, wanted, kModels, kUnknown).error, "");
   source.has_model_names = false;
   EXPECT_EQ(check(source, {}, kModels, kUnknown).error, "") << "a training state has more than the model";

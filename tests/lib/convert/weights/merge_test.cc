@@ -117,7 +117,7 @@ TEST_F(Merging, SourcesAreWeightsAsTheyAre) {
   a_.add("x.lora_A.weight", {1, 1}, {1});
   a_.add("x.lora_B.weight", {2, 1}, {1, 2});
   b_.add("x.weight", {2, 1}, {1, 2});
-  options_.merge_adapter = true;
+  options_.selection.merge_adapter = true;
   options_.adapter.alpha = 1;
   EXPECT_THAT(error_of(match()), HasSubstr("path/a: has an adapter, which is not part of the weights"));
 }

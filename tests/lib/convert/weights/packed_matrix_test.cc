@@ -41,8 +41,8 @@ TEST(PackedMatrix, TellsBitsByShapes) {
 // A packed checkpoint, as a conversion sees it.
 struct Opened {
   explicit Opened(const std::string& path) : reader(must(open_checkpoint(path)).reader) {
-    Wanted wanted;
-    wanted.dtype = DType::kFloat32;
+    Request wanted;
+    wanted.typing.dtype = DType::kFloat32;
     wanted.model = {false, nullptr};
     ConfigFile config = must(find_config_file(*reader));
     ConversionNotes notes;

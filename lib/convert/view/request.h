@@ -1,5 +1,5 @@
-// What is wanted of a checkpoint, and as what: the same question for convert and load, in the groups that the steps of
-// a conversion (steps.h) take.
+// What a caller asks of a checkpoint: which tensors, under which names, in which dtypes, padded how, and placed on
+// which ranks. Each step of a conversion (steps.h) takes the group that concerns it.
 #pragma once
 
 #include <array>
@@ -26,7 +26,7 @@ struct Selection {
   bool merge_adapter = false;                 // an adapter is added to the weights and takes no part itself
 };
 
-// What tensors are called, and in which order their rows are.
+// The names of the output's tensors, and the order of their rows.
 struct Naming {
   std::optional<Convention> convention;  // nothing: the source's own, or the format's habit
   bool keep_names = false;               // the source's own whatever the format's habit is
@@ -58,16 +58,22 @@ struct VocabularyRows {
   Index vocab_divisible_by = 0;
 };
 
-// How the output lies.
-struct OnRanks {
+// Where the output is stored: the mesh, and the layout on it.
+struct RankPlacement {
   Mesh mesh;
   std::optional<LayoutDescriptor> layout;  // on `mesh`, which is its; nothing: by the family's rules (Placer)
 };
 
-struct Wanted : Selection, Naming, Typing, VocabularyRows, OnRanks {
+// What a caller asks of a checkpoint, for a conversion or a load.
+struct Request {
+  Selection selection;
+  Naming naming;
+  Typing typing;
+  VocabularyRows vocabulary;
+  RankPlacement placement;
   ModelChoice model;
-  std::string config_path;  // config.json; empty: the one that is found (find_config_file)
-  std::string spool = ".";  // where compressed items may be decoded to
+  std::string config_path;  // config.json; empty: the one next to the checkpoint (find_config_file)
+  std::string spool = ".";  // directory for decoded copies of compressed items
 };
 
 }  // namespace reshard
