@@ -1,11 +1,17 @@
 #!/bin/bash
-# Everything that must hold: builds the optimised and the sanitized configuration, runs the tests of both, the
-# interoperability tests against the newest PyTorch, and the linters. The last line counts it all.
+# tests/run.sh: builds the release configuration, runs its tests, and the interoperability tests against the real PyTorch
+# and transformers. `tests/run.sh all` also builds the sanitized configuration, runs its tests, the tests of the Python
+# package from a wheel, and the linters: everything that must hold before a change is merged. The last line counts it all.
 #
 # Needs nothing but a checkout; installs what is missing (samples/setup.sh). RESHARD_JOBS limits the processes.
 set -u -o pipefail
 cd "$(dirname "$0")/.."
 
+case "${1:-}" in
+  "") all=false ;;
+  all) all=true ;;
+  *) echo "usage: tests/run.sh [all]" >&2 && exit 2 ;;
+esac
 jobs=${RESHARD_JOBS:-$(nproc)}
 logs=build/logs
 passed=0
@@ -101,18 +107,19 @@ samples/setup.sh tests || check "packages" false
 if command -v ccache > /dev/null; then
   export CMAKE_CXX_COMPILER_LAUNCHER=ccache
 fi
-for preset in release dev; do
-  options=()
-  [ "$preset" = release ] && read -r -a options <<< "$(python_options)"
-  check "build, $preset" build "$preset" "${options[@]}" && run_ctest "$preset"
-done
+options=()
+$all && read -r -a options <<< "$(python_options)"
+check "build, release" build release "${options[@]}" && run_ctest release
 if [ -x build/release/reshard ]; then
   run_interop
-  run_python
+  $all && run_python
 else
   check "the reshard program" false
 fi
-check "lint" tests/lint.sh
+if $all; then
+  check "build, dev" build dev && run_ctest dev
+  check "lint" tests/lint.sh
+fi
 
 heading "all of it"
 echo "$passed passed, $failed failed"
