@@ -293,7 +293,7 @@ Result<Node> look_at(const std::string& path) {
   return node;
 }
 
-Result<std::vector<Node>> walk(const std::string& directory) {
+Result<std::vector<Node>> list_tree(const std::string& directory) {
   std::vector<Node> out;
   for (const std::string& name : TRY(names_in(TRY(open_directory(directory)).get(), directory))) {
     const std::string path = path_join(directory, name);
@@ -302,7 +302,7 @@ Result<std::vector<Node>> walk(const std::string& directory) {
     const bool is_directory = node.is_directory();
     out.push_back(std::move(node));
     if (!is_directory) continue;
-    for (Node& inner : TRY(walk(path))) {
+    for (Node& inner : TRY(list_tree(path))) {
       inner.name = path_join(name, inner.name);
       out.push_back(std::move(inner));
     }

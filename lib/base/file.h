@@ -104,7 +104,7 @@ struct Node {
 };
 Result<Node> look_at(const std::string& path);  // leaves `name` empty
 // Returns everything below a directory, with names relative to it. A directory precedes its contents.
-Result<std::vector<Node>> walk(const std::string& directory);
+Result<std::vector<Node>> list_tree(const std::string& directory);
 // Returns whether `path` is `directory` or is inside it, following links. False if `path` does not exist.
 bool lies_in(const std::string& path, const std::string& directory);
 

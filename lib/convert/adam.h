@@ -1,5 +1,5 @@
-// Adam's state on its way between frameworks: torch keeps moments and a number of steps with each parameter, others one
-// number for all, and a float32 master of each weight that the model has rounded.
+// Conversion of Adam's state between frameworks. torch keeps the moments and the step of each parameter; others keep
+// one step for all parameters, and a float32 master copy of each weight that the model stores in a smaller dtype.
 #pragma once
 
 #include <optional>
@@ -9,16 +9,16 @@
 
 namespace reshard {
 
-// For Holds::kAdam: gives each parameter that has moments a master, the weight itself where the source has none apart.
-// Unsupported where one lacks a moment, or has state that Adam does not.
+// For Holds::kAdam: adds a master copy of each parameter that has moments; the weight itself if the source has no
+// master. Fails (unsupported) if a parameter lacks a moment or has state that Adam does not have.
 Status add_masters(SourceView& view, ConversionNotes& notes);
 
-// For Holds::kAdam: the number of steps that tensors of the view have, which have to agree; the output gets none of
-// them. Nothing where there are none. 0 with `metadata_only`.
+// For Holds::kAdam: takes the step tensors out of the view and returns their value, on which they must agree. Returns
+// nothing if there are none, and 0 with `metadata_only`.
 Result<std::optional<Index>> take_steps(SourceView& view, FilePool& files, bool metadata_only);
 
-// For formats that keep a number with each parameter: where the source's groups have it instead, a tensor for each that
-// has moments.
+// For formats that keep a step with each parameter: adds a step tensor for each parameter that has moments, if the
+// source keeps the step in its parameter groups.
 Status add_steps(SourceView& view, Reader& source, FilePool& files);
 
 }  // namespace reshard

@@ -1,4 +1,4 @@
-// One conversion, from an open checkpoint to a target format: decided completely first, then run.
+// One conversion, from an open checkpoint to a target format. prepare() decides everything, run() copies.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +22,7 @@ class WatchedFiles;
 
 class Conversion {
  public:
-  // Locates the tensors that take part, lays the target out and makes the plan. Refers to `source` and `format`.
+  // Makes the draft (draft.h), lays out the target's files and makes the plan. `source` and `format` must outlive it.
   static Result<std::unique_ptr<Conversion>> prepare(Reader& source, const Format& format, ConversionOptions options);
 
   const ConversionOptions& options() const { return options_; }
@@ -35,22 +35,22 @@ class Conversion {
     return format_.write_view || draft_.names.renames() ? target_view_ : target_->catalog();
   }
   const std::optional<Identity>& identity() const { return draft_.identity; }
-  // Whether tensors are computed as they are read: merged, with an adapter, with scales.
+  // Returns whether tensors are computed as they are read: by a merge, an adapter or scales.
   bool computes() const {
     return draft_.merge || draft_.requantized.stored || draft_.unpacking || options_.selection.merge_adapter;
   }
-  // What the source's writer knows, for the manifest of the output (provenance.h).
+  // Returns what the source's format knows about the model, for the manifest of the output (provenance.h).
   Json provenance() const;
   const Merge* merge() const { return draft_.merge ? &*draft_.merge : nullptr; }
   const std::vector<SideFile>& beside() const { return draft_.side_files; }
   const ConversionNotes& notes() const { return draft_.notes; }        // of the target; the source has its own warnings
-  Index converted_tensors() const { return draft_.output.converted; }  // that change their dtype
-  Index disk_needed() const;                                           // bytes, of all files
+  Index converted_tensors() const { return draft_.output.converted; }  // number of tensors that change their dtype
+  Index disk_needed() const;                                           // bytes of all files
   Result<MemoryPlan> memory() const;
 
-  std::vector<std::string> inputs() const;  // files that it reads, and sources of a merge
+  std::vector<std::string> inputs() const;  // the files that it reads, and the sources of a merge
 
-  // Bytes of each rank's part of the output, on the mesh that it is laid out for.
+  // Returns the bytes of each rank's part of the output, on the target's mesh.
   std::vector<Index> bytes_of_ranks() const;
 
   void set_strategy(Strategy strategy) { options_.run.strategy = strategy; }
@@ -62,21 +62,22 @@ class Conversion {
 
   void set_progress(std::function<void(Index bytes)> progress) { options_.run.progress = std::move(progress); }
 
-  // For formats that show tensors where they lie: makes the file. Nothing is planned then, and nothing copied.
+  // For formats that refer to tensors in place: writes the file. Nothing is planned or copied for them.
   Result<ViewReport> write_view(const std::string& destination, bool replace = false) const;
 
-  // Writes the checkpoint. What it reads is added to the destination's inputs.
+  // Writes the checkpoint. Adds the files that it reads to the destination's inputs, which are never replaced.
   struct Outcome {
-    Index checksums = 0;  // of the source that were recorded and hold
-    Index digests = 0;    // likewise, of a source that reshard wrote
+    Index checksums = 0;  // recorded in the source and verified
+    Index digests = 0;    // likewise, of the manifest of a source that reshard wrote
   };
   Result<Outcome> run(OutputPath destination);
 
-  // The manifest that run() writes, of a pass over the source, which is held against what it records of itself.
+  // Computes the manifest of run() without writing the output. With `recorded`, also checks the source against its own
+  // manifest.
   Result<std::string> manifest_text(const RunOptions& run, const SourceManifest* recorded = nullptr);
 
  private:
-  friend class ConvertedImage;  // the other way to have what was prepared
+  friend class ConvertedImage;  // reads the output without writing it
   Conversion(Reader& source, const Format& format, ConversionOptions options)
       : source_(source), format_(format), options_(std::move(options)) {}
 
@@ -93,15 +94,15 @@ class Conversion {
   const Format& format_;
   ConversionOptions options_;
   Draft draft_;  // its output's tensors are the target's
-  // Tensors of the output that lie alike.
+  // Tensors of the output with the same shape and placement.
   struct Alike {
     Dims shape;
     SharedPlacement placement;
     Index element_bytes = 0;  // of all of them together
   };
   std::vector<Alike> alike_;
-  std::unique_ptr<Target> target_;  // null for a format that shows tensors where they lie; then there is no plan
-  Catalog target_view_;             // empty where that is the target's catalog as it is
+  std::unique_ptr<Target> target_;  // null for a format that refers to tensors in place; then there is no plan
+  Catalog target_view_;             // empty if it is the target's catalog
   Plan plan_;
 };
 

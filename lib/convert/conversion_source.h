@@ -1,5 +1,5 @@
-// Where a conversion's tensors are read from: the source's files, and what is computed of them, an adapter's and those
-// of other sources.
+// The tensors that a conversion reads: those of the source's files, and those computed from them, from an adapter or
+// from the other sources of a merge.
 #pragma once
 
 #include <memory>
@@ -13,8 +13,8 @@ namespace reshard {
 
 class ConversionSource {
  public:
-  // Refers to all. `adapter` is the reader that an adapter's matrices are in. With `check`, checksums are held before
-  // anything is given out (checked_source.h).
+  // All arguments must outlive it. `adapter` is the reader of an adapter's matrices. With `check`, checksums are
+  // verified before any byte is returned (checked_source.h).
   ConversionSource(const Draft& draft, Reader& source, Reader& adapter, bool check = false)
       : merges_adapter_(draft.adapter && draft.adapter->is_merged()),
         unpacks_(draft.unpacking != nullptr),
@@ -43,10 +43,10 @@ class ConversionSource {
 
   bool computes() const { return computes_; }
   TensorSource& tensors() { return computes_ ? computed_ : tensors_; }
-  // Those that are merged, the first its own; none where it is no merge. What was read of them.
+  // The sources of a merge, this one first; empty if it is not a merge. digests() are those of what was read from each.
   const std::vector<TensorSource*>& merged() const { return merged_; }
   MergeDigests* digests() { return digests_.get(); }
-  // That the checksums of an adapter and of other sources hold, too. By each of several ranks.
+  // Verifies the checksums of an adapter and of the other sources. All ranks must call it.
   Status finish(Transport* ranks) {
     std::vector<std::byte> scratch(std::size_t{1} << 20);
     if (merges_adapter_) TRY(operands_.finish(scratch, ranks));
@@ -77,7 +77,7 @@ class ConversionSource {
   FileSource packed_, stored_, operands_;
   CheckedSource checked_, checked_operands_, checked_packed_;
   TensorSource& tensors_;
-  ComputedSource plain_;  // with quantized weights as they are to be
+  ComputedSource plain_;  // with quantized weights in the output's form
   ComputedSource computed_;
   std::vector<std::unique_ptr<ConversionSource>> others_;
   std::vector<TensorSource*> merged_;

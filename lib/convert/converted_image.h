@@ -1,8 +1,8 @@
-// A conversion's output that is read and not written: every file that convert would make, with the same bytes
-// (lib/image/image.h).
+// The output of a conversion that is read without being written: every file that convert would write, with the same
+// bytes (lib/image/image.h).
 //
-// The manifest's digests are known when all tensors have been read, so they are computed when the manifest is first
-// asked for: a pass over the source.
+// The digests of the manifest require all tensors to be read, so they are computed when the manifest is first read:
+// that takes a pass over the source.
 #pragma once
 
 #include <functional>
@@ -22,22 +22,22 @@ namespace reshard {
 
 class ConvertedImage {
  public:
-  // What an image shows to who only looks: names and sizes, and the newest time of what it is made of.
+  // Names and sizes of the files, and the newest modification time of the files that they are computed from.
   struct Listing {
     std::vector<Image::FileEntry> files;
     Index newest_ns = 0;
     friend bool operator==(const Listing&, const Listing&) = default;
   };
-  // That of the image of a conversion, which may have been prepared from the metadata alone.
+  // Lists the image of a conversion, which may have been prepared from metadata alone.
   static Result<Listing> list(Conversion& conversion);
 
-  // Refers to the conversion, which is not run. With `check`, what has a checksum in the source is read whole and held
-  // against it before anything of it is given out. Unsupported for formats that show tensors where they lie, and for
-  // those that compress.
+  // Opens the image of `conversion`, which must outlive it and is not run. With `check`, items with a recorded checksum
+  // are read completely and verified before any byte of them is returned. Fails (unsupported) for formats that refer to
+  // tensors in place, and for formats that compress.
   static Result<std::unique_ptr<ConvertedImage>> open(Conversion& conversion, bool check);
 
   Image& image() { return *image_; }
-  // An I/O error that names a file, once one of those that the output is made of is not what it was. Thread-safe.
+  // Fails (I/O), naming the file, if a file that the output is computed from has changed. Thread-safe.
   Status unchanged() const;
   Listing listing() const;
 

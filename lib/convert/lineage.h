@@ -1,5 +1,5 @@
-// What a merged checkpoint was made of, as its manifest records it: read for the merge to be reckoned once more, and
-// held against what that gives.
+// The lineage of a merged checkpoint: its manifest records the sources and the expression, so that the merge can be
+// computed again and compared.
 #pragma once
 
 #include <string>
@@ -13,7 +13,7 @@
 
 namespace reshard {
 
-// A merge as a manifest has it.
+// A merge as a manifest records it.
 struct RecordedMerge {
   std::string path;    // of the manifest
   Json manifest;       // all of it
@@ -22,20 +22,21 @@ struct RecordedMerge {
   Selection selection;
   Typing typing;
 
-  // The source of that name is in this directory now. A usage error, with all of them, where there is none.
+  // Sets the directory that the source `name` is in now. Fails (usage) with all names if there is no such source.
   Status move(std::string_view name, const std::string& directory);
 };
-// Of the checkpoint in a directory. A usage error where its manifest records no merge; Corrupt where it cannot be read.
+// Reads the merge that the manifest in `directory` records. Fails (usage) if it records none, (corrupt) if it cannot be
+// read.
 Result<RecordedMerge> recorded_merge(const std::string& directory);
 
 struct Lineage {
   Index tensors = 0;  // that the merge has
-  // An error for each source of which a tensor is another than was read, or, where they are all as they were, for the
-  // tensors of which the merge gives something else.
+  // One error for each source with a tensor that differs from what was read; if all sources are unchanged, an error for
+  // the tensors that the merge now computes differently.
   std::vector<Finding> findings;
 };
-// Makes the merge once more, into that format (its `to`), without writing it. An error where a source is not there.
-// `config_path` and `choice`: the model of the first source, as in Request.
+// Computes the merge again for `format` (that of `recorded.to`) without writing it. Fails if a source is missing.
+// `config_path` and `choice` describe the model of the first source, as in Request.
 Result<Lineage> check_lineage(const RecordedMerge& recorded, const Opener& open, const Format& format,
                               const ModelChoice& choice, const std::string& config_path, const RunOptions& run);
 

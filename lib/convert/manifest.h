@@ -1,4 +1,4 @@
-// What lies beside every output: reshard_manifest.json, with what was done and a digest of each tensor.
+// reshard_manifest.json, which is written next to every output: what was done, and a digest of each tensor.
 #pragma once
 
 #include <functional>
@@ -10,16 +10,16 @@
 
 namespace reshard {
 
-// Gives out its text in parts: of a large model it is tens of megabytes. `proofs` are of the plan's tensors; `sources`
-// what was read of each source of a merge, null where it is none.
+// Passes the manifest's text to `emit` in parts, since that of a large model takes tens of megabytes. `proofs` are
+// those of the plan's tensors; `sources` are the digests of each source of a merge, null if it is not a merge.
 void write_manifest(const Conversion& conversion, const std::vector<TensorProof>& proofs, const MergeDigests* sources,
                     const std::function<void(std::string_view part)>& emit);
 
-// All of it.
+// Returns the manifest's text.
 std::string manifest(const Conversion& conversion, const std::vector<TensorProof>& proofs,
                      const MergeDigests* sources = nullptr);
 
-// How long it is, whatever the digests; of a conversion that merges nothing.
+// Returns the length of the manifest in bytes, which does not depend on the digests. Not for merges.
 Index manifest_length(const Conversion& conversion);
 
 }  // namespace reshard

@@ -1,4 +1,4 @@
-// What reshard recorded of a checkpoint when it wrote it, held against what a conversion has read of it.
+// The manifest that reshard wrote with a checkpoint, to check what a conversion reads from it.
 #pragma once
 
 #include <cstdint>
@@ -18,16 +18,16 @@ namespace reshard {
 
 class SourceManifest {
  public:
-  // The manifest of a source of which a conversion reads the tensors of `plan` in `view`; all of them stay the
-  // caller's. Nothing where there is none, or where checksums guard all. Corrupt or Unsupported where it cannot be made
-  // use of.
+  // Opens the manifest of `source`, of which a conversion reads the tensors of `plan` in `view`; all three must outlive
+  // it. Returns nothing if there is no manifest, or if recorded checksums cover all data. Fails (corrupt or
+  // unsupported) if the manifest cannot be used.
   static Result<std::optional<SourceManifest>> open(Reader& source, const Plan& plan, const Catalog& view,
                                                     Families families);
 
-  // Compares digests with those of the manifest; how many there were. Tensors that checksums guard are left alone, and
-  // so are files whose length is not the recorded one: they were written by another program since. What is recorded in
-  // another order of elements is read once more. `proofs` are of the plan's tensors. Corrupt, naming the tensor, where
-  // one differs. Of several ranks each calls it.
+  // Compares the digests of `proofs`, which are those of the plan's tensors, with the manifest. Returns how many were
+  // compared. Skips tensors with recorded checksums, and files whose length is not the recorded one, since another
+  // program has written them. Reads a tensor again if the manifest records it in another order of elements. Fails
+  // (corrupt), naming the tensor, if a digest differs. All ranks must call it.
   Result<Index> check(const std::vector<TensorProof>& proofs, const Model& model, RunOptions options) const;
 
  private:

@@ -1,6 +1,6 @@
-// The steps of a conversion after its translation (translation.h) and view (source_view.h), in their order. A step
-// gives a value, or changes the one that it takes first, and adds to the notes; nothing else changes. conversion.cc
-// calls them; a load (lib/load) is the same steps with the memory of ranks for a target.
+// The steps of a conversion that follow its translation (translation.h) and view (source_view.h), in the order in which
+// make_draft() takes them. A step returns a value, or changes its first argument, and adds to the notes; it has no
+// other effect. A load (lib/load) takes the same steps with the memory of ranks as its target.
 #pragma once
 
 #include <functional>
@@ -19,70 +19,72 @@ namespace reshard {
 
 // ---- rows of the view
 
-// Brings the view to its config's shapes as far as `options.repairs` allows, and checks that it is the model. With
-// `allow` what does not fit is a note and not an error. Nothing where no config says what the model is.
+// Changes the rows of the view to the shapes of config.json as far as `options.repairs` allows, and checks that the
+// view is the model that config.json describes. Fails if it is not; with `allow` that is a note. Returns nothing if
+// there is no config of a known family.
 Result<std::optional<Identity>> repair(SourceView& view, FilePool& files, const RepairOptions& options, bool complete,
                                        bool allow, ConversionNotes& notes);
 
-// Gives the vocabulary the rows that the target framework has.
+// Pads the vocabulary to the number of rows that the target framework has.
 Status pad_vocabulary(SourceView& view, FilePool& files, const Translation& names, const VocabularyRows& rows,
                       const RankPlacement& on, const Format& format, const RepairOptions& options,
                       ConversionNotes& notes);
 
-// Gives every tensor-parallel rank the key-value head it computes with, where several share one.
+// Repeats key-value heads so that every tensor-parallel rank has the head it computes with, if several ranks share one.
 Status repeat_heads(SourceView& view, const Translation& names, const RankPlacement& on, const Format& format,
                     ConversionNotes& notes);
 
 // ---- the output's tensors
 
-// Tensors of the view of which the output has one for both, so that they must be equal: a head tied to the embedding,
-// the step of parameters that become one.
+// Two tensors of the view that the output stores as one, so that they must be equal: a head tied to the embedding, or
+// the steps of two parameters that become one.
 struct EqualTensors {
   std::size_t kept = 0, left_out = 0;
-  std::string otherwise;  // what it means when they are not, a sentence
+  std::string otherwise;  // what it means if they differ, a sentence
 };
 
 struct OutputTensors {
   std::vector<TargetTensor> tensors;  // in the order of the view; not placed yet
   std::vector<EqualTensors> equal;
-  Index converted = 0;      // of the view, that change their dtype
-  std::vector<bool> uncut;  // of `tensors`: part of a packed weight, which every rank holds whole
+  Index converted = 0;  // number of tensors that change their dtype
+  std::vector<bool>
+      uncut;  // for each of `tensors`: whether it is part of a packed weight, which every rank holds whole
 };
 Result<OutputTensors> name_tensors(const SourceView& view, const Translation& names, const Typing& typing,
                                    ConversionNotes& notes);
 
-// Gives each tensor its placement. Unsupported if a layout cuts a tensor that is part of a packed weight.
+// Sets the placement of each tensor. Fails (unsupported) if a layout shards a tensor that is part of a packed weight.
 Status place(OutputTensors& output, const SourceView& view, const Model& model, const RankPlacement& on,
              const Format& format, ConversionNotes& notes);
 
-// Objects of an optimizer are named after parameters: where those are split the object is repeated, and where several
-// become one their objects must be equal. Without `with_bytes` those that cannot be read are zeros as long as what is
-// stored.
+// Returns the output's objects. Objects of an optimizer are named after parameters: if a parameter is split, its object
+// is repeated; if several become one, their objects must be equal. Without `with_bytes`, objects that cannot be read
+// are zeros of the stored length.
 Result<std::vector<TargetBlob>> name_blobs(Reader& source, const SourceView& view, const Translation& names,
                                            bool with_bytes);
 
-// LayoutRequest::renamed of an output under other names. Refers to `source` and `names`.
+// Returns LayoutRequest::renamed for an output with other names. `source` and `names` must outlive it.
 std::function<std::vector<std::string>(const std::string& name)> parameter_names(const Catalog& source,
                                                                                  const Translation& names);
 
-// Where a config says so.
+// Returns the numbers of heads, if config.json gives them.
 std::optional<HeadCounts> head_counts(const Model& model);
 
-// A target's catalog in the view that its source is in.
+// Returns the catalog of a target under the canonical names of its source's view.
 Result<Catalog> view_target(const Catalog& target, const Translation& names);
 
-// ---- what lies beside the output
+// ---- files next to the output
 
-// The files that the format's loaders want (Format::side_files), from beside the config or the source: patterns that
-// mean several from beside the config alone. A model's config.json that says of no type what it is (`config_path` is
-// empty) is one of them. A link that leads out of the checkpoint is left, and noted; so is what else lies beside a
-// model's config.
+// Returns the files that the format's loaders need (Format::side_files), taken from next to config.json or the source.
+// Patterns that match several files are looked for next to config.json only. A config.json that does not give a model
+// type (`config_path` is empty) is one of these files. Notes, and does not return, links that lead out of the
+// checkpoint and other files next to config.json.
 Result<std::vector<SideFile>> find_side_files(const Catalog& source, const std::string& config_path,
                                               const Format& format, ConversionNotes& notes);
 
-// ---- for formats that show tensors where they lie
+// ---- for formats that refer to tensors in place
 
-// The view under the output's names. Its rows are where they are: in Hugging Face's order, or as stored.
+// Returns the view under the output's names. Rows keep their order: Hugging Face's, or the stored one.
 Result<Catalog> name_view(const SourceView& view, const Translation& names, const Typing& typing);
 
 }  // namespace reshard

@@ -1,8 +1,8 @@
-// Whether what a killed run finished of an output is still on the disk as it was written.
+// Checks that the slabs which a killed run finished are still on the disk as they were written.
 //
-// The journal (journal.h) records a digest of each tensor's finished slabs. Before a run resumes it reads these slabs
-// from the work directory again and compares: bytes that were changed meanwhile, by a disk, a copy or a person, would
-// otherwise be published with the digests of what they were.
+// The journal (journal.h) records a digest of each tensor's finished slabs. Before a run resumes, it reads these slabs
+// from the work directory again and compares the digests. Otherwise bytes that a disk, a copy or a person changed in
+// the meantime would be published with the digests of the original bytes.
 #pragma once
 
 #include <optional>
@@ -14,26 +14,27 @@
 
 namespace reshard {
 
-// How earlier runs cut slabs and which they finished, the same for all ranks. `finished` is empty where there were
-// none.
+// How earlier runs cut slabs, and which slabs they finished; the same on all ranks. `finished` is empty if there were
+// no earlier runs.
 struct Continued {
   SlabCut cut;
   std::map<Index, Index> finished;
 };
-// Every rank calls it. Without an earlier run's journal the cut is `cut`.
+// Returns what the journal of an earlier run records, or `cut` and no finished slabs if there is none. All ranks must
+// call it.
 Result<Continued> continued(SlabCut cut, const Output& output, Transport* ranks);
 
-// Where a planned tensor is stored in the output.
+// The location of a planned tensor in the output.
 struct StoredItem {
   const Tensor* tensor = nullptr;         // of the target's view
   const FragmentIndex* index = nullptr;   // of its fragments
   const FragmentIndex* copies = nullptr;  // of its replicas
 };
 
-// Reads what earlier runs finished of the output, each rank a share of it, on the threads and within the memory that
-// `memory` plans for a copy with `extra` (plan_memory). Returns the name of the first tensor, in the order of `items`,
-// that is not what the journal recorded; nothing where all are. Corrupt where the journal lists slabs that `items` do
-// not have. Every rank calls it, after Output::create() and before the first write.
+// Reads the slabs that earlier runs finished, each rank a share, on the threads and within the memory that `memory`
+// plans for a copy with `extra` (plan_memory). Returns the name of the first tensor, in the order of `items`, that
+// differs from what the journal recorded; nothing if none does. Fails (corrupt) if the journal lists slabs that `items`
+// do not have. All ranks must call it, after Output::create() and before the first write.
 Result<std::optional<std::string>> find_changed(const std::vector<WalkItem>& items,
                                                 const std::vector<StoredItem>& stored, const Catalog& source,
                                                 Output& output, const MemoryPlan& memory, Index extra,

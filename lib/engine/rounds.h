@@ -1,10 +1,11 @@
-// Rounds in which all ranks of a job read for each other: what both exchanges (exchange.h, lib/load) have in
-// common.
+// Rounds in which all ranks of a job read for each other; both exchanges (exchange.h, lib/load) run them.
 //
-//     read round k+1 into a sending buffer   while the messages of round k travel   then finish round k
+//   1. Read round k + 1 into a sending buffer while the messages of round k are in flight.
+//   2. Wait for the messages of round k.
+//   3. Use what arrived in round k, and start to send round k + 1.
 //
-// Memory is four buffers a rank, on the device that the job is for: what is sent and what is received, of two rounds.
-// Nothing but elements travels: every rank works out the messages of each round from metadata.
+// Each rank needs four buffers on its device: one to send and one to receive, for each of two rounds. Only elements are
+// sent, because every rank computes the messages of each round from metadata.
 #pragma once
 
 #include <vector>
@@ -14,8 +15,8 @@
 
 namespace reshard {
 
-// Bytes of the sending buffer that go to another rank, or of the receiving buffer that come from one. Between two ranks
-// messages go in the same order on both sides.
+// A range of the sending buffer that is sent to another rank, or of the receiving buffer that is received from one. Two
+// ranks must list the messages between them in the same order.
 struct RoundMessage {
   int peer = 0;
   Index offset = 0;
@@ -25,24 +26,24 @@ struct RoundMessages {
   std::vector<RoundMessage> out, in;
 };
 
-// What a rank does in its rounds. Two are under way at once: those of half 0 and half 1 take turns.
+// The work of one rank in each round. Two rounds are in flight at once and alternate between half 0 and half 1.
 class Rounds {
  public:
   virtual ~Rounds() = default;
-  // Fills `sent` with what others need in the next round, and says what travels; false when there is no next round,
-  // which all ranks must say at the same time.
+  // Fills `sent` with what the other ranks need in the next round and sets `messages`. Returns false if there is no
+  // next round; all ranks must return false in the same round.
   virtual Result<bool> read(int half, const DeviceBuffer& sent, RoundMessages& messages) = 0;
-  // Uses what arrived in the round that read() began.
+  // Uses what was received in the round that read() started.
   virtual Status finish(int half, const DeviceBuffer& sent, const DeviceBuffer& received) = 0;
 };
 
-// Where the messages of a transport lie.
+// Returns the memory that a transport sends from and receives into.
 inline MutableBytes moved(const Transport& data, const DeviceBuffer& buffer) {
   return data.moves_device_memory() ? buffer.device : buffer.host;
 }
 
-// Runs all rounds, with buffers of `bytes` bytes. When others have failed, messages may arrive whenever they like: the
-// memory that they are in is left to the process then.
+// Runs all rounds with buffers of `bytes` bytes. If another rank fails, messages may still arrive at any time, so their
+// buffers are then never freed.
 Status run_rounds(Rounds& rounds, Device& device, Transport& data, Index bytes);
 
 }  // namespace reshard

@@ -57,8 +57,8 @@ Result<std::vector<TensorProof>> copy_tensors(const Plan& plan, TensorSource& so
             TRY(find_changed(copy.items, stored, source.catalog(), output, memory, copy.extra, options)))
       TRY(output.start_over("what the killed run wrote of " + tensor_text(*changed) + " was changed since"));
   }
-  auto proofs = walk(
-      copy.items, source, copy.extra, options,
+  auto proofs = run_walk(
+      {copy.items, source, copy.extra, output.keeps_tensors_whole(), &output}, options,
       [&](const SeenSlab& seen, Bytes elements, const Buffers& buffers) -> Status {
         const auto& [i, box, number] = seen.slab;
         const auto& [tensor, index, copies] = stored[i];
@@ -70,8 +70,7 @@ Result<std::vector<TensorProof>> copy_tensors(const Plan& plan, TensorSource& so
           is_written &= TRY(output.write(to.replicas, *copies, box, eb, elements, buffers.scratch, &sums));
         if (!is_written || !output.journal()) return {};
         return output.journal()->add(number, static_cast<Index>(i), seen.bytes, {seen.source, seen.target}, sums);
-      },
-      output.keeps_tensors_whole(), &output);
+      });
   if (proofs) TRY(output.finish_data());
   return proofs;
 }
@@ -87,12 +86,12 @@ Result<std::vector<TensorProof>> digest_tensors(const std::vector<DigestRequest>
         {r.tensor, r.as, t.row_group, source.columns(r.tensor), nullptr, orders_of(t.fragments, t.fragments)});
     if (t.dtype != r.as) extra = std::max(extra, ratio(t.dtype, r.as));
   }
-  if (!visit) return walk(items, source, extra, options, nullptr);
+  if (!visit) return run_walk({items, source, extra}, options, nullptr);
   const SlabSink sink = [&](const SeenSlab& seen, Bytes elements, const Buffers&) -> Status {
     visit(seen.slab.item, seen.slab.box, elements);
     return {};
   };
-  return walk(items, source, extra, options, sink, true);
+  return run_walk({items, source, extra, true}, options, sink);
 }
 
 Status visit_pairs(const std::vector<PairRequest>& requests, TensorSource& a, TensorSource& b,
@@ -106,7 +105,7 @@ Status visit_pairs(const std::vector<PairRequest>& requests, TensorSource& a, Te
                      r.box ? std::make_shared<const Box>(*r.box) : nullptr, orders_of(ta.fragments, tb.fragments)});
     extra = std::max(extra, ratio(ta.dtype, tb.dtype));
   }
-  TRY(walk(items, a, extra, options, [&](const SeenSlab& seen, Bytes elements, const Buffers& buffers) -> Status {
+  TRY(run_walk({items, a, extra}, options, [&](const SeenSlab& seen, Bytes elements, const Buffers& buffers) -> Status {
     const std::size_t i = seen.slab.item;
     const Box& box = seen.slab.box;
     const Tensor& tb = b.catalog().tensors()[requests[i].b];

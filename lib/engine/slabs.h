@@ -17,29 +17,29 @@
 
 namespace reshard {
 
-// One tensor of a walk.
+// One tensor to read, or a part of it.
 struct WalkItem {
   std::size_t tensor = 0;
-  DType as = DType::kFloat32;  // what its elements are converted to
+  DType as = DType::kFloat32;  // the dtype its elements are converted to
   Index row_group = 1;
   Index columns = 1;
-  std::shared_ptr<const Box> box = nullptr;  // the part of it; null: all
+  std::shared_ptr<const Box> box = nullptr;  // the part to read; null: all of the tensor
   Orders orders = {};
 };
 
-// One slab of a walk.
+// One slab of one item.
 struct WalkSlab {
   std::size_t item = 0;
   Box box;
-  Index number = 0;  // of it among all of the walk, those that earlier runs finished included
+  Index number = 0;  // its number among all slabs, including those that earlier runs finished
 };
 
-// The slabs of all items, in order, made on demand.
+// The slabs of all items, in order, computed on demand.
 class SlabList {
  public:
-  // Slabs of about `usual` bytes (Device::slab_bytes), more where an item's columns are narrow or its sides transposed,
-  // and of `limit` bytes at most, or larger where its columns are too narrow for that. Without those that are finished,
-  // which are the first so many from each first one on.
+  // Cuts the items into slabs of about `usual` bytes (Device::slab_bytes). Slabs are larger if an item's columns are
+  // narrow or its sides transposed, and at most `limit` bytes unless the columns are too narrow for that. `finished`
+  // maps the first slab of each finished run of slabs to the length of the run; these slabs are left out.
   SlabList(const std::vector<WalkItem>& items, const Catalog& catalog, Index usual, Index limit,
            const std::map<Index, Index>& finished = {});
 
@@ -47,25 +47,25 @@ class SlabList {
   Index largest() const { return largest_; }  // bytes
   WalkSlab get(Index k) const;                // 0 <= k < total()
 
-  // n + 1 slab numbers: rank r's slabs are those from the r-th to before the next. Equal in bytes but for a slab, or
-  // for a tensor where tensors stay whole (where nothing is finished).
+  // Divides the slabs among `n` ranks. Returns n + 1 slab numbers; rank r gets those from the r-th number to before the
+  // next. The shares differ by at most one slab, or by one tensor with `whole_tensors` (if nothing is finished).
   std::vector<Index> shares(int n, bool whole_tensors) const;
 
-  // Of memory that an item takes in a list.
+  // Returns the bytes of memory that an item takes in a list.
   static constexpr Index item_bytes() { return sizeof(ItemSlabs); }
 
  private:
   struct ItemSlabs {
-    std::size_t kind = 0;            // of how it is cut, among kinds_: a model's layers have few
-    std::shared_ptr<const Box> box;  // that is walked over; null: all
-    Index first = 0;                 // number of its first slab in the whole walk
+    std::size_t kind = 0;            // index into kinds_: the layers of a model are cut in few ways
+    std::shared_ptr<const Box> box;  // the part to read; null: all
+    Index first = 0;                 // number of its first slab among all slabs
     Index before = 0;                // bytes of the items before it
   };
-  // Slabs that are left, as they follow each other in the whole walk.
+  // A run of slabs that are not finished.
   struct Left {
-    Index number = 0;  // of the first in the whole walk
-    Index first = 0;   // of the first in the list
-    Index before = 0;  // bytes of those before it in the list
+    Index number = 0;  // of its first slab, among all slabs
+    Index first = 0;   // of its first slab, in this list
+    Index before = 0;  // bytes of the slabs before it in this list
   };
   std::size_t kind_of(const Slabs& slabs);
   const Slabs& slabs_of(const ItemSlabs& item) const { return kinds_[item.kind]; }
@@ -80,18 +80,19 @@ class SlabList {
   Index bytes_ = 0;
 };
 
-// What one thread works with: memory for a slab's elements, for what they become, and for reading and writing.
+// The buffers of one thread: a slab's elements, what they are converted to, and scratch memory for reads and writes.
 struct Buffers {
   DeviceBuffer slab, extra;
-  MutableBytes stored;   // of the device: a slab as files have it; empty on the CPU, where no slab is brought anywhere
-  MutableBytes scratch;  // of the host
+  MutableBytes stored;   // on the device, for a slab in the files' order; empty on the CPU
+  MutableBytes scratch;  // on the host
   Stream* stream = nullptr;
 };
 
-// The memory and the streams of all threads.
+// Owns the memory and the streams of all threads.
 class ThreadBuffers {
  public:
-  // Slabs of `slab` bytes, `extra` times as much for what they become, and `scratch` bytes.
+  // Allocates for each thread a slab of `slab` bytes, `extra` times as much for converted elements, and `scratch`
+  // bytes.
   static Result<ThreadBuffers> make(Device& device, int threads, Index slab, Index extra, Index scratch);
   const std::vector<Buffers>& buffers() const { return buffers_; }  // of each thread
 
@@ -102,30 +103,31 @@ class ThreadBuffers {
   std::vector<Buffers> buffers_;
 };
 
-// Where a slab's elements are there to be used.
+// The memory that holds the elements of a slab.
 enum class Side { kHost, kDevice };
 
-// What is done with a slab whose elements are there, in the source's dtype, at the beginning of `elements`.
+// Called with each slab. Its elements, in the source's dtype, are at the beginning of `elements`, on `side`.
 using SlabVisit =
     std::function<Status(const WalkSlab& slab, const DeviceBuffer& elements, Side side, const Buffers& buffers)>;
 
-// Reads a box of a tensor, or of it the pieces `wanted`, to their places in `to`: on the device's side, where they are
-// once the stream was waited for, or on the host's. A device gets bytes as files have them, and puts them in place.
+// Reads a box of a tensor, or only the pieces of it that `wanted` accepts, into `to`. Returns the side that the
+// elements are on; on the device they are complete once the stream was waited for. A device receives bytes in the
+// files' order and arranges them itself, so that the host does not copy them.
 Result<Side> read_box(TensorSource& source, std::size_t tensor, const Box& box, const DeviceBuffer& to,
                       const Buffers& buffers, const PieceFilter& wanted = nullptr);
 
-// Visits the slabs [first, end) of a list, which this rank reads itself, on a thread for each of `buffers`; each holds
-// the list's largest slab.
+// Reads the slabs [first, end) of `list` on this rank and visits each. Runs one thread per element of `buffers`, each
+// of which must hold the list's largest slab.
 Status read_slabs(const std::vector<WalkItem>& items, const SlabList& list, Index first, Index end,
                   TensorSource& source, const RunOptions& options, const std::vector<Buffers>& buffers,
                   const SlabVisit& visit);
 
-// Queues on the buffers' stream what brings a slab's n elements to the device and makes them `to`. Returns where they
-// are then: where they were, or in buffers.extra.
+// Queues the upload of a slab's `n` elements to the device, if they are on the host, and their conversion to `to`.
+// Returns the buffer that holds them afterwards: `elements`, or buffers.extra if they are converted.
 Result<DeviceBuffer> convert_on_device(const DeviceBuffer& elements, Side side, DType from, DType to, Index n,
                                        const Buffers& buffers);
 
-// The largest slab that cannot be made smaller, bytes.
+// Returns the size in bytes of the largest slab that cannot be made smaller.
 Index largest_group(const std::vector<WalkItem>& items, const Catalog& source);
 
 }  // namespace reshard

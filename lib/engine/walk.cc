@@ -1,6 +1,8 @@
 #include "lib/engine/walk.h"
 
 #include <algorithm>
+#include <atomic>
+#include <map>
 #include <mutex>
 #include <span>
 #include <utility>
@@ -56,78 +58,120 @@ Index kept_bytes(const std::vector<WalkItem>& items, const Catalog& source) {
   return out + std::min(held, SmallWriteBuffer::kMemory);
 }
 
-Result<std::vector<TensorProof>> walk(const std::vector<WalkItem>& items, TensorSource& source, Index extra,
-                                      const RunOptions& options, const SlabSink& sink, bool whole_tensors,
-                                      Output* journaled) {
-  const auto& tensors = source.catalog().tensors();
-  const Index group = largest_group(items, source.catalog());
+namespace {
+
+// What is done with each slab: conversion, digests, the sink.
+class SlabWork {
+ public:
+  SlabWork(const Walk& walk, const RunOptions& options, const SlabSink& sink)
+      : walk_(walk), options_(options), sink_(sink), proofs_(walk.items.size()) {}
+
+  // Starts the output's journal, and takes over what an earlier run recorded of the slabs that it finished.
+  void resume(Journal& journal, const JournalText* recorded, const SlabCut& cut, bool any_finished) {
+    TensorSource& source = walk_.source;
+    journal.begin(cut, [&source] { return source.take_seen(); });
+    std::vector<std::size_t> tensors;
+    if (any_finished)
+      for (const WalkItem& item : walk_.items) tensors.push_back(item.tensor);
+    source.keep_seen(recorded ? recorded->finished.read : std::vector<CrcPiece>(), tensors);
+    if (!recorded) return;
+    for (const auto& [item, digests] : recorded->finished.digests)
+      if (item < std::ssize(walk_.items)) proofs_.add(static_cast<std::size_t>(item), digests.source, digests.target);
+    done_ = recorded->finished.bytes;
+  }
+
+  // Processes a slab whose elements are at the beginning of `in`, on `side`. Thread-safe.
+  Status process(const WalkSlab& slab, const DeviceBuffer& in, Side side, const Buffers& buffers) {
+    const WalkItem& item = walk_.items[slab.item];
+    const Tensor& t = walk_.source.catalog().tensors()[item.tensor];
+    const Index n = volume(slab.box), bytes = n * byte_size(t.dtype), out_bytes = n * byte_size(item.as);
+    const bool converts = t.dtype != item.as;
+    Stream& stream = *buffers.stream;
+    const DeviceBuffer out = TRY(convert_on_device(in, side, t.dtype, item.as, n, buffers));
+    Digest before, after;  // the conversion
+    TRY(stream.digest_box(t.shape, slab.box, byte_size(t.dtype), in.device.data(), &before));
+    if (converts) TRY(stream.digest_box(t.shape, slab.box, byte_size(item.as), out.device.data(), &after));
+    if (sink_ && (converts || side == Side::kDevice)) TRY(stream.download(out, out_bytes));
+    TRY(stream.wait());
+    if (!converts) after = before;
+    if (sink_) TRY(sink_({slab, bytes, before, after}, out.host.first(static_cast<std::size_t>(out_bytes)), buffers));
+    proofs_.add(slab.item, before, after);
+    const Index so_far = done_ += bytes;
+    if (options_.progress) options_.progress(so_far);
+    return {};
+  }
+
+  Result<std::vector<TensorProof>> take_proofs() { return proofs_.take(options_.ranks); }
+
+ private:
+  const Walk& walk_;
+  const RunOptions& options_;
+  const SlabSink& sink_;
+  Proofs proofs_;
+  std::atomic<Index> done_{0};  // bytes of the source
+};
+
+// Returns how many threads to run for `slabs` slabs with buffers of `slab_bytes`. Slabs that an earlier run cut may be
+// larger than those of `memory`, so there may be room for fewer threads.
+int thread_count_for(Index slabs, Index slab_bytes, const MemoryPlan& memory, const RunOptions& options) {
+  const Index workers = worker_count(options);
+  const Index room = std::max<Index>(1, memory.slab_bytes * workers / slab_bytes);
+  return static_cast<int>(std::clamp<Index>(slabs, 1, std::min(room, workers)));
+}
+
+}  // namespace
+
+Result<std::vector<TensorProof>> run_walk(const Walk& walk, const RunOptions& options, const SlabSink& sink) {
+  const std::vector<WalkItem>& items = walk.items;
+  TensorSource& source = walk.source;
+  const Catalog& catalog = source.catalog();
+
+  // 1. Memory, and the size of slabs.
+  const Index group = largest_group(items, catalog);
   Staging staging{TRY(minimum(options.ranks, Staging::plan(options, group).bytes))};
-  const MemoryPlan memory = TRY(plan_memory(options, group, extra, decoding_memory(source.catalog()),
-                                            staging.total() + kept_bytes(items, source.catalog())));
-  // All ranks cut alike.
+  const MemoryPlan memory = TRY(
+      plan_memory(options, group, walk.extra, decoding_memory(catalog), staging.total() + kept_bytes(items, catalog)));
   const Index limit = exchanges(options) ? std::min(memory.slab_bytes, staging.bytes) : memory.slab_bytes;
-  const Index usual = TRY(minimum(options.ranks, device_of(options).slab_bytes()));
-  SlabCut cut{usual, TRY(minimum(options.ranks, limit))};
+  SlabCut cut;
+  cut.usual = TRY(minimum(options.ranks, device_of(options).slab_bytes()));
+  cut.limit = TRY(minimum(options.ranks, limit));
+
+  // 2. What an earlier run finished.
+  Journal* const journal = walk.journaled ? walk.journaled->journal() : nullptr;
   std::map<Index, Index> finished;
-  if (journaled && journaled->journal()) {
-    Continued from = TRY(continued(cut, *journaled, options.ranks));
+  if (journal) {
+    Continued from = TRY(continued(cut, *walk.journaled, options.ranks));
     cut = from.cut;
     finished = std::move(from.finished);
   }
-  const SlabList list(items, source.catalog(), cut.usual, cut.limit, finished);
+
+  // 3. Slabs and shares.
+  const SlabList list(items, catalog, cut.usual, cut.limit, finished);
   staging.bytes = std::max(staging.bytes, list.largest());
-  const std::vector<Index> shares = list.shares(rank_count(options.ranks), whole_tensors);
+  const std::vector<Index> shares = list.shares(rank_count(options.ranks), walk.whole_tensors);
   const auto me = static_cast<std::size_t>(rank_of(options.ranks));
-  const Index first = shares[me], count = shares[me + 1] - first;
 
+  // 4. The work.
   const Index slab = std::max(kMinSlab, list.largest());
-  // Slabs that an earlier run has cut may be larger than this one would have them.
-  const Index room = std::max<Index>(1, memory.slab_bytes * worker_count(options) / slab);
-  const int threads = static_cast<int>(
-      std::clamp<Index>(exchanges(options) ? list.total() : count, 1, std::min<Index>(room, worker_count(options))));
-  const ThreadBuffers memory_of_threads =
-      TRY(ThreadBuffers::make(device_of(options), threads, slab, extra, std::max(kMinSlab, memory.scratch_bytes)));
-  const std::vector<Buffers>& buffers = memory_of_threads.buffers();
-
-  Proofs proofs(items.size());
-  std::atomic<Index> done{0};
+  const Index slabs = exchanges(options) ? list.total() : shares[me + 1] - shares[me];
+  const int threads = thread_count_for(slabs, slab, memory, options);
+  const ThreadBuffers thread_buffers =
+      TRY(ThreadBuffers::make(device_of(options), threads, slab, walk.extra, std::max(kMinSlab, memory.scratch_bytes)));
+  const std::vector<Buffers>& buffers = thread_buffers.buffers();
   source.expect_once();
-  if (Journal* const journal = journaled ? journaled->journal() : nullptr) {
-    journal->begin(cut, [&source] { return source.take_seen(); });
-    std::vector<std::size_t> numbers;
-    for (std::size_t i = 0; !finished.empty() && i < items.size(); ++i) numbers.push_back(items[i].tensor);
-    const JournalText* const text = journaled->continued();
-    source.keep_seen(text ? text->finished.read : std::vector<CrcPiece>(), numbers);
-    for (const auto& [item, both] : text ? text->finished.digests : std::map<Index, FinishedSlabs::Digests>())
-      if (item < std::ssize(items)) proofs.add(static_cast<std::size_t>(item), both.source, both.target);
-    if (text) done = text->finished.bytes;
-  }
-  // What is done with a slab once its elements are there.
-  const SlabVisit process = [&](const WalkSlab& s, const DeviceBuffer& in, Side side, const Buffers& b) -> Status {
-    const WalkItem& item = items[s.item];
-    const Tensor& t = tensors[item.tensor];
-    const Index n = volume(s.box), bytes = n * byte_size(t.dtype), out_bytes = n * byte_size(item.as);
-    const bool converts = t.dtype != item.as;
-    const DeviceBuffer out = TRY(convert_on_device(in, side, t.dtype, item.as, n, b));
-    Digest before, after;  // the conversion
-    TRY(b.stream->digest_box(t.shape, s.box, byte_size(t.dtype), in.device.data(), &before));
-    if (converts) TRY(b.stream->digest_box(t.shape, s.box, byte_size(item.as), out.device.data(), &after));
-    if (sink && (converts || side == Side::kDevice)) TRY(b.stream->download(out, out_bytes));
-    TRY(b.stream->wait());
-    if (!converts) after = before;
-    if (sink) TRY(sink({s, bytes, before, after}, out.host.first(static_cast<std::size_t>(out_bytes)), b));
-    proofs.add(s.item, before, after);
-    const Index so_far = done += bytes;
-    if (options.progress) options.progress(so_far);
-    return {};
+  SlabWork work(walk, options, sink);
+  if (journal) work.resume(*journal, walk.journaled->continued(), cut, !finished.empty());
+  const SlabVisit process = [&work](const WalkSlab& s, const DeviceBuffer& in, Side side, const Buffers& b) {
+    return work.process(s, in, side, b);
   };
-  if (exchanges(options)) {
+  if (exchanges(options))
     TRY(exchange_slabs(items, list, shares, source, staging, options, buffers, process));
-  } else {
-    TRY(read_slabs(items, list, first, first + count, source, options, buffers, process));
-  }
+  else
+    TRY(read_slabs(items, list, shares[me], shares[me + 1], source, options, buffers, process));
+
+  // 5. Checksums, and the proofs of all ranks.
   TRY(source.finish(buffers.front().scratch, options.ranks));
-  return proofs.take(options.ranks);
+  return work.take_proofs();
 }
 
 }  // namespace reshard

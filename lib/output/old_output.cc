@@ -39,7 +39,7 @@ Result<std::vector<std::string>> foreign_files(const OutputPath& to, const std::
 Result<OldOutput> look_at_old(const std::string& path) {
   OldOutput old{TRY(look_at(path)), {}};
   if (!old.self.is_directory()) return old;
-  old.inside = TRY(walk(path));
+  old.inside = TRY(list_tree(path));
   std::erase_if(old.inside, [](const Node& node) { return node.name.starts_with(kMarker); });
   return old;
 }

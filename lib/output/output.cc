@@ -250,8 +250,8 @@ Index Output::held_by_leftover(const std::string& destination) {
   const std::string own = by_own_name(without_slash(destination));
   Index sum = 0;
   for (const std::string& directory : {work_directory(own), publishing_directory(own)}) {
-    const auto inside =
-        path_exists(path_join(directory, kMarker)) ? walk(directory) : Result<std::vector<Node>>(std::vector<Node>());
+    const auto inside = path_exists(path_join(directory, kMarker)) ? list_tree(directory)
+                                                                   : Result<std::vector<Node>>(std::vector<Node>());
     for (std::size_t i = 0; inside && i < inside->size(); ++i)
       if ((*inside)[i].is_regular()) sum += (*inside)[i].size;
   }

@@ -51,7 +51,7 @@ Result<DirectoryLock> make_work(const std::string& work) {
 Result<DirectoryLock> claim_work(const std::string& work) {
   DirectoryLock lock = TRY(DirectoryLock::take(work));
   // A run may have been killed before it made the marker; an empty directory is nobody's loss.
-  const bool is_ours = path_exists(path_join(work, kMarker)) || TRY(walk(work)).empty();
+  const bool is_ours = path_exists(path_join(work, kMarker)) || TRY(list_tree(work)).empty();
   if (!is_ours) return usage_error(work + ": is in the way and was not made by reshard; move it elsewhere");
   if (!lock.is_held()) return usage_error(work + ": another reshard is writing there now");
   return lock;
@@ -97,7 +97,7 @@ Result<Leftover> read_leftover(const std::string& work, const Target& target, co
   if (!changed) return Leftover{std::nullopt, "its journal is damaged"};
   if (!changed->empty()) return Leftover{std::nullopt, "not the same as then: " + some_of(*changed, 5)};
   std::map<std::string, Node> inside;
-  for (Node& node : TRY(walk(work))) inside.emplace(node.name, node);
+  for (Node& node : TRY(list_tree(work))) inside.emplace(node.name, node);
   for (const CatalogFile& f : target.catalog().files) {
     const std::string path = path_join(work, f.path);
     const auto found = inside.find(f.path);
@@ -112,7 +112,7 @@ Result<Leftover> read_leftover(const std::string& work, const Target& target, co
 Status remove_what_is_not_data(const std::string& work, const Target& target) {
   std::set<std::string> data;
   for (const CatalogFile& f : target.catalog().files) data.insert(f.path);
-  for (const Node& node : TRY(walk(work)))
+  for (const Node& node : TRY(list_tree(work)))
     if (!node.is_directory() && !data.contains(node.name) && !node.name.starts_with(kMarker))
       TRY(remove_file(path_join(work, node.name)));
   for (const CatalogFile& f : target.catalog().files) {
@@ -144,7 +144,7 @@ Status remove_markers(const std::string& work) {
 }
 
 Status remove_work(const std::string& work) {
-  for (const Node& node : TRY(walk(work))) {
+  for (const Node& node : TRY(list_tree(work))) {
     if (node.name == kMarker || node.name.find('/') != std::string::npos) continue;
     const std::string inner = path_join(work, node.name);
     TRY(node.is_directory() ? remove_tree(inner) : remove_file(inner));

@@ -1,4 +1,4 @@
-// What there is to say of a conversion's steps.
+// Notes about the steps of a conversion.
 #pragma once
 
 #include <string>
@@ -9,16 +9,16 @@
 
 namespace reshard {
 
-// State of the source that the output does not get.
+// State of the source that is not written to the output.
 struct LeftOut {
   std::string what;  // "optimizer", "tied head"
   Index tensors = 0;
   Index objects = 0;
   Index bytes = 0;
-  std::vector<std::string> names = {};  // where the user should know each
+  std::vector<std::string> names = {};  // set if the user should see each name
 };
 
-// What there is to say of the steps, to the user and in the manifest. Steps add to it, none reads it.
+// Notes of all steps, for the user and the manifest. Steps only add to them.
 struct ConversionNotes {
   std::vector<std::string> warnings;  // whole sentences
   std::vector<LeftOut> left_out;

@@ -1,5 +1,5 @@
-// LoRA adapters beside the weights they change, as PEFT trains them (peft/tuners/lora): written for PEFT by themselves,
-// or added to the weights.
+// LoRA adapters next to the weights they change, as PEFT trains them (peft/tuners/lora). They are written separately
+// for PEFT, or merged into the weights.
 //
 //   model.layers.0.self_attn.q_proj.weight                                    [out, in]
 //   peft_adapter.base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight   [r, in]     (plain keys, parts.h)
@@ -29,42 +29,42 @@ namespace reshard {
 inline constexpr std::string_view kAdapterConfigFile = "adapter_config.json";
 
 struct AdapterOptions {
-  Reader* reader = nullptr;     // of an adapter by itself; null: the source's own
-  std::optional<double> alpha;  // where no adapter_config.json says it
+  Reader* reader = nullptr;     // of a separate adapter; null: the source contains it
+  std::optional<double> alpha;  // used if no adapter_config.json gives it
 };
 
-// A weight and what is added to it: b x a * scaling. Matrices of several experts hold those of expert e in the rows
-// [e rank, (e + 1) rank) of `a`, and in the columns e, e + experts, ... of `b`.
+// A weight and the product that is added to it: b x a * scaling. If the matrices belong to several experts, expert e
+// has the rows [e * rank, (e + 1) * rank) of `a` and the columns e, e + experts, ... of `b`.
 struct LowRank {
   std::size_t weight = 0;           // in the view
   std::size_t a = 0, b = 0;         // in the adapter's catalog
-  std::optional<std::size_t> onto;  // likewise: the weight as the adapter has it whole
+  std::optional<std::size_t> onto;  // likewise: the whole weight, if the adapter stores it
   Index rank = 1;
   float scaling = 0;
-  bool is_transposed = false;         // what is added is the product's transpose
-  bool is_rounded_to_weight = false;  // to the weight's dtype, before it is added
+  bool is_transposed = false;         // the transpose of the product is added
+  bool is_rounded_to_weight = false;  // the product is rounded to the weight's dtype before it is added
   Index experts = 1;
-  Index expert = 0;     // whose matrix the weight is; -1: its first dimension are the experts
-  Index first_row = 0;  // of the product (or its transpose), that is added to the weight's first row
+  Index expert = 0;     // the expert of the weight; -1: the weight's first dimension is the experts
+  Index first_row = 0;  // row of the product (or its transpose) that is added to the weight's first row
 };
 
-// A weight that the adapter has whole, of a module that was trained (modules_to_save) or a bias.
+// A weight that the adapter replaces: one of a fully trained module (modules_to_save), or a bias.
 struct Replaced {
   std::size_t weight = 0;  // in the view
   std::size_t by = 0;      // in the adapter's catalog
 };
 
-// Rows of a weight that were trained by themselves, and stand instead of what they were (trainable_token_indices).
+// Rows of a weight that the adapter replaces (trainable_token_indices).
 struct TrainedRows {
   std::size_t weight = 0;   // in the view
   std::size_t by = 0;       // in the adapter's catalog
-  std::vector<Index> rows;  // of the weight, each of its rows is instead of
+  std::vector<Index> rows;  // of the weight, that the rows of `by` replace
 };
 
 struct Adapter {
   std::string config;            // adapter_config.json
   bool changes_nothing = false;  // its alpha is 0
-  // Empty where it is not to be merged.
+  // Empty unless the adapter is merged.
   std::vector<LowRank> added;
   std::vector<Replaced> replaced;
   std::vector<TrainedRows> trained_rows;
@@ -73,19 +73,20 @@ struct Adapter {
   std::vector<std::size_t> operands() const;  // in the adapter's catalog, ascending
 };
 
-// What is done with an adapter: nothing, written beside the model, added to it.
+// What is done with an adapter: nothing, written next to the model, merged into it.
 enum class AdapterUse { kNone, kWritten, kMerged };
 
-// The adapter of a source, or the one that was given, but for what `selection` leaves out: of the source's own, too,
-// what it does not ask for. Nothing where there is none. Errors name what does not fit: a
-// pair of which one is missing, a rank that the config denies, matrices of no weight of `view` or of another shape. A
-// usage error where nothing says the alpha. Unsupported: whatever is neither a pair's, nor a whole weight, nor rows of
-// one, and an embedding or head of a model that ties them, which would be one no longer.
+// Reads the adapter of `source`, or that of `options.reader`, without what `selection` excludes; of an adapter in the
+// source, without what `selection` does not include either. Returns nothing if there is none. Fails (corrupt), naming
+// the tensor, if one matrix of a pair is missing, a rank contradicts the config, or matrices fit no weight of `view`;
+// (usage) if the alpha is unknown; (unsupported) for tensors that are neither a pair's, a whole weight's nor rows, and
+// for an embedding or head that is tied, because merging would untie them.
 Result<std::optional<Adapter>> read_adapter(Reader& source, const AdapterOptions& options, AdapterUse use,
                                             const Selection& selection, const SourceView& view,
                                             const Translation& names);
 
-// Makes the weights of `source`, the view's, those with the adapter merged, in their own dtype. Refers to both.
+// Sets the weights of `source`, in the view's numbering, to those with the adapter merged, in their own dtype. All
+// arguments must outlive `source`.
 void merge_adapter(const Adapter& adapter, TensorSource& stored, TensorSource& operands, ComputedSource& source);
 
 }  // namespace reshard

@@ -13,26 +13,26 @@
 
 namespace reshard {
 
-// A tensor of the view that is computed of others.
+// A tensor of the view that is computed from others.
 struct ComputedTensor {
   std::size_t tensor = 0;
-  // What fills it in this dtype, of the tensors as they are stored.
+  // Returns what computes it in dtype `as` from the stored tensors.
   std::function<ComputedSource::Fill(TensorSource& stored, DType as)> fill_of;
 };
 
 struct Requantization {
   std::vector<ComputedTensor> tensors;  // empty: none
-  std::unique_ptr<Catalog> stored;      // the view as it was, with places for tensors it gets; null where none are made
-  Json config;                          // quantization_config of what is written; null: none
-  Index worker_bytes = 0;               // that each worker takes for it
+  std::unique_ptr<Catalog> stored;      // the view before, with entries for added tensors; null if nothing is computed
+  Json config;                          // quantization_config of the output; null: none
+  Index worker_bytes = 0;               // memory that each thread needs for it
 };
 
-// For those who make one: a tensor that is computed of one with the fragments `of`, which are never read.
+// Returns a tensor computed from one with the fragments `of`; its own fragments are never read.
 Tensor computed_tensor(std::string name, DType dtype, const Dims& shape, const FragmentList& of);
-// And that it is made of floating-point numbers; `t` is of the view.
+// Fails (unsupported) if `t`, a tensor of the view, is not floating-point.
 Status check_floats(const SourceView& view, const Tensor& t);
 
-// Makes those tensors of `source` what they are to be. Refers to all but `made`.
+// Sets the computed tensors of `source`. All arguments but `made` must outlive `source`.
 void set_requantized(const Requantization& made, TensorSource& stored, ComputedSource& source);
 
 }  // namespace reshard

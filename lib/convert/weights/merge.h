@@ -1,8 +1,8 @@
-// Several checkpoints of one model made into one: every floating-point element is an expression of the elements in its
-// place in the sources, whatever format, layout, names and dtype each has.
+// Merging several checkpoints of one model: every floating-point element of the output is an expression of the
+// corresponding elements of the sources, whatever their formats, layouts, names and dtypes.
 //
-// The first source is the conversion's own: what is written beside the weights (config, tokenizer) is from it, and so
-// are its dtypes. The others go through the same steps, to the same names, rows and shapes.
+// The first source is that of the conversion: dtypes and the files next to the weights (config, tokenizer) are taken
+// from it. The other sources take the same steps, to the same names, rows and shapes.
 #pragma once
 
 #include <mutex>
@@ -27,11 +27,12 @@ struct MergeSource {
 struct MergeOptions {
   std::vector<MergeSource> sources;  // the conversion's own first
   std::string expression;
-  bool in_double = false;   // elements are reckoned in float64, else in float32
-  std::string others_from;  // the source of tensors that are no floats; empty: they must be equal in all of them
+  bool in_double = false;  // compute in float64 instead of float32
+  std::string
+      others_from;  // the source of tensors that are not floating-point; empty: they must be equal in all sources
 };
 
-// Opens the sources after the first. The sources refer to what is returned.
+// Opens the sources after the first. The result must outlive `merge`.
 Result<std::vector<OpenCheckpoint>> open_others(MergeOptions& merge, Reader& first, const Opener& open,
                                                 const OpenOptions& how);
 
@@ -39,8 +40,8 @@ struct Merge {
   MergeOptions options;
   Expression expression;
   std::optional<std::size_t> others_from;  // as in the options
-  Catalog stored;                          // the first source's view, in the dtypes that it is stored in
-  // Of each tensor of the first view, its number in the views of all sources.
+  Catalog stored;                          // the first source's view, in its stored dtypes
+  // For each tensor of the first view, its numbers in the views of all sources.
   std::vector<std::vector<std::size_t>> numbers;
 };
 
@@ -49,30 +50,33 @@ struct Merge {
 // error if the expression or `others_from` names an unknown source.
 Result<Merge> match_sources(const MergeOptions& options, const std::vector<const Catalog*>& views);
 
-// Gives the merged tensors of `view`, the first source's, the dtypes that they are written in: they are rounded once.
+// Sets the dtypes of the merged tensors of `view`, the first source's, to those that they are written in, so that they
+// are rounded once.
 void write_as(const Merge& merge, const Catalog& target_view, Catalog& view);
 
-// Compares the tensors that are no floats, as far as they must be equal. Reads them. `sources` as in set_merged().
+// Reads the tensors that are not floating-point and fails if they must be equal but differ. `sources` as in
+// set_merged().
 Status check_not_merged(const Merge& merge, const std::vector<TensorSource*>& sources, RunOptions run);
 
-// Digests of what was read of each tensor of each source, in the dtype it is stored in. Thread-safe.
+// Digests of the data read from each tensor of each source, in its stored dtype. Thread-safe.
 class MergeDigests {
  public:
   explicit MergeDigests(const Merge& merge);
   void add(std::size_t tensor, std::size_t source, const Digest& digest);
   const std::vector<Digest>& of(std::size_t tensor) const { return digests_[tensor]; }
-  Status add_up(Transport* ranks);  // of all ranks, each of which calls it
+  Status add_up(Transport* ranks);  // of all ranks; all ranks must call it
 
  private:
   std::mutex mutex_;
   std::vector<std::vector<Digest>> digests_;  // by tensor of the first view, and source
 };
 
-// Makes the tensors of `merged`, the first source's view, what the expression says. Refers to all.
+// Sets the tensors of `merged`, the first source's view, to the values of the expression. All arguments must outlive
+// `merged`.
 void set_merged(const Merge& merge, const std::vector<TensorSource*>& sources, MergeDigests& digests,
                 ComputedSource& merged);
 
-// Memory that each thread takes for it, bytes.
+// Returns the bytes of memory that each thread needs for a merge.
 Index merge_bytes(const Merge& merge);
 
 }  // namespace reshard

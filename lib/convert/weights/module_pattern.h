@@ -1,5 +1,5 @@
-// Which modules a key of PEFT's rank_pattern or alpha_pattern means: those that Python's re.match(rf"(.*\.)?({key})$")
-// finds (peft/utils/other.py, get_pattern_key). Most keys are names, "q_proj" or "model.layers.0.self_attn.q_proj".
+// A key of PEFT's rank_pattern or alpha_pattern. It matches the modules that Python's re.match(rf"(.*\.)?({key})$")
+// finds (peft/utils/other.py, get_pattern_key). Most keys are names: "q_proj", "model.layers.0.self_attn.q_proj".
 #pragma once
 
 #include <string_view>
@@ -11,8 +11,8 @@ namespace reshard {
 
 class ModulePattern {
  public:
-  // Unsupported: of regular expressions more than characters, ".", "\d", escaped characters, one of "*", "+", "?"
-  // behind each of these, and "^" before all of them.
+  // Parses a key. Fails (unsupported) if it uses more of regular expressions than characters, ".", "\d", escaped
+  // characters, each optionally followed by "*", "+" or "?", and "^" at the beginning.
   static Result<ModulePattern> parse(std::string_view key);
 
   bool matches(std::string_view module) const;
@@ -27,7 +27,7 @@ class ModulePattern {
   };
 
   std::vector<Step> steps_;
-  bool is_whole_ = false;  // begins with "^": nothing may be before it
+  bool is_whole_ = false;  // begins with "^", so nothing may precede it
 };
 
 }  // namespace reshard

@@ -1,21 +1,21 @@
-// Experts' matrices in MXFP4 (gpt-oss: x_blocks, of uint8 that hold two 4-bit floats each, and x_scales, of exponents),
-// and the same as matrices of floats, in and out swapped: value x 2^(scale - 127), as transformers does it
-// (integrations/mxfp4.py, convert_moe_packed_tensors).
+// Conversion of experts' matrices between MXFP4 and floating point. gpt-oss stores x_blocks (uint8, two 4-bit floats
+// each) and x_scales (exponents); the matrix has the input and output dimensions swapped and the elements
+// value * 2^(scale - 127), as in transformers (integrations/mxfp4.py, convert_moe_packed_tensors).
 #pragma once
 
 #include "lib/convert/weights/computed_weights.h"
 
 namespace reshard {
 
-// Of a view whose model is known, what `typing` makes another dtype: the matrices take the place of their blocks and
-// scales. Errors name blocks without scales, scales without blocks, and shapes that do not fit together.
+// Replaces blocks and scales by matrices, in a view whose model is known, if `typing` asks for another dtype. Fails,
+// naming the tensor, for blocks without scales, scales without blocks, and shapes that do not fit each other.
 Result<Requantization> unpack_mxfp4(SourceView& view, const Model& model, const Typing& typing, ConversionNotes& notes);
 
-// The other way, of the matrices that the family holds in MXFP4, all of them: blocks and scales take their place. The
-// scale of 32 values is the least power of two that brings their largest magnitude to 6 at most; of the 4-bit values
-// the nearest is taken, and of two as near the larger, as triton_kernels does it (numerics_details/mxfp.py,
-// downcast_to_mxfp). What was unpacked becomes the same values again. No tensors where there are no such matrices;
-// unsupported where one is not of floating-point numbers, or its input no multiple of 32.
+// Replaces the matrices that the family stores in MXFP4, all of them, by blocks and scales. The scale of 32 values is
+// the smallest power of two that brings their largest magnitude to at most 6; an element becomes the nearest 4-bit
+// value and, of two equally near, the larger, as in triton_kernels (numerics_details/mxfp.py, downcast_to_mxfp).
+// Unpacked values become the same 4-bit values again. Returns no tensors if there are no such matrices. Fails
+// (unsupported) if one is not floating-point or its input is not a multiple of 32.
 Result<Requantization> pack_mxfp4(SourceView& view, const Model& model, const Typing& typing, ConversionNotes& notes);
 
 }  // namespace reshard

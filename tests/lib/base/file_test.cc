@@ -369,7 +369,7 @@ TEST(Directory, OneThatCannotBeReadIsNotEmpty) {
     const std::string message = dir / "tree: cannot list: Input/output error";
     EXPECT_EQ(list_directory(dir / "tree").error().message(), message);
     calls = n;
-    EXPECT_EQ(walk(dir / "tree").error().message(), message);
+    EXPECT_EQ(list_tree(dir / "tree").error().message(), message);
     calls = n;
     EXPECT_EQ(message_of(remove_tree(dir / "tree")), message);
   }
@@ -384,7 +384,7 @@ TEST(Directory, WalkSeesAllThatIsThere) {
   fs::create_symlink("nowhere", dir / "t/dangling");
   fs::create_directory_symlink(dir / "t/b", dir / "t/link");
   ASSERT_EQ(::mkfifo((dir / "t/pipe").c_str(), 0600), 0);
-  const auto nodes = *walk(dir / "t");
+  const auto nodes = *list_tree(dir / "t");
   std::vector<std::string> names;
   for (const Node& node : nodes) names.push_back(node.name);
   EXPECT_EQ(names, (std::vector<std::string>{"a", "b", "b/inner", "b-c", "dangling", "link", "pipe"}));
@@ -393,10 +393,10 @@ TEST(Directory, WalkSeesAllThatIsThere) {
   EXPECT_TRUE(nodes[4].is_link());
   EXPECT_TRUE(nodes[5].is_link());
   EXPECT_FALSE(nodes[6].is_regular());
-  EXPECT_TRUE(*walk(dir / "t") == nodes);
+  EXPECT_TRUE(*list_tree(dir / "t") == nodes);
   dir.write("t/b/inner", "123456");
-  EXPECT_FALSE(*walk(dir / "t") == nodes);
-  EXPECT_FALSE(walk(dir / "t/link"));
+  EXPECT_FALSE(*list_tree(dir / "t") == nodes);
+  EXPECT_FALSE(list_tree(dir / "t/link"));
 }
 
 TEST(Directory, WhatLiesInIt) {
