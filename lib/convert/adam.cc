@@ -18,7 +18,7 @@ namespace {
 
 constexpr std::array<std::string_view, 4> kOfAdam = {kMomentSuffix, kSecondMomentSuffix, kMasterSuffix, kStepSuffix};
 
-// The optimizer's tensors of each parameter, by the prefix and name of their keys, then by suffix.
+// The optimizer's tensors of each parameter, by prefix and name of their keys, then by suffix.
 using States = std::map<std::pair<std::string, std::string>, std::map<std::string, std::size_t, std::less<>>>;
 States states_of(const Catalog& catalog) {
   States out;
@@ -122,7 +122,7 @@ Status add_steps(SourceView& view, Reader& source, FilePool& files) {
   for (const Blob& blob : source.catalog().blobs) {
     const StateKey key = split_state_key(blob.key());
     if (without.empty() || key.kind != StateKind::kOptimizer || key.suffix != kStepSuffix) continue;
-    if (key.prefix.ends_with(".state.")) return {};  // each parameter has an object of its own
+    if (key.prefix.ends_with(".state.")) return {};  // each parameter has its own object
     if (const auto count = parse_real(source.describe(blob))) counts.insert(*count);
   }
   if (counts.size() != 1) return {};

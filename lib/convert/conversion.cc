@@ -14,7 +14,7 @@ namespace reshard {
 
 namespace {
 
-// How many boxes a tensor is cut into, on ranks that each hold some of it. About, and not more than there are by much.
+// Returns about how many boxes a tensor is sharded into; the true number is not much smaller.
 Index boxes_of(const TargetTensor& tensor, const Mesh& mesh) {
   Dims left = tensor.shape;  // of the largest box
   Index boxes = 1;
@@ -31,11 +31,11 @@ Index boxes_of(const TargetTensor& tensor, const Mesh& mesh) {
   return boxes;
 }
 
-// A job whose boxes alone are more than the memory is refused before they are made.
+// Fails (usage) if the boxes alone would exceed the memory, before they are computed.
 Status check_boxes_fit(const std::vector<TargetTensor>& tensors, const Format& format, const RunOptions& run,
                        const Mesh& mesh) {
-  constexpr Index kBoxBytes = 2;            // of a target's, at least (FragmentList::pack)
-  constexpr Index kMany = Index{16} << 20;  // fewer bytes than these are told of when everything is known
+  constexpr Index kBoxBytes = 2;            // the least memory of a box (FragmentList::pack)
+  constexpr Index kMany = Index{16} << 20;  // a smaller excess is reported later, when all is known
   if (format.holds_whole_tensors()) return {};
   Index boxes = 0;
   for (const TargetTensor& t : tensors) boxes += boxes_of(t, mesh);
@@ -108,13 +108,13 @@ Result<MemoryPlan> Conversion::memory() const {
   return copy_memory(plan_, draft_.view.catalog, target_view(), options_.run);
 }
 
-// What is kept of the output while it is written: the checksums that go into it, and the journal's two groups that are
-// not closed yet.
+// Returns the bytes kept while the output is written: checksums that are written into it, and the journal's two open
+// groups.
 Index Conversion::kept_bytes() const {
   struct Entries {
     Index bytes = 0;  // of the source
-    Index kept = 0;   // tensors, and sums of what is written
-    Index read = 0;   // sums of what is read
+    Index kept = 0;   // tensors, and checksums of what is written
+    Index read = 0;   // checksums of what is read
   };
   const auto entries_of = [&](const PlannedTensor& p) {
     const Tensor &from = source_view().tensors()[p.from], &to = target_view().tensors()[p.to];
@@ -150,7 +150,8 @@ void Conversion::note_alike() {
 }
 
 std::vector<Index> Conversion::bytes_of_ranks() const {
-  if (format_.shares_experts && options_.placement.mesh.size("ep") > 1) return {};  // the format knows who has which
+  if (format_.shares_experts && options_.placement.mesh.size("ep") > 1)
+    return {};  // only the format knows which rank has which expert
   std::vector<Index> out(static_cast<std::size_t>(options_.placement.mesh.ranks()));
   for (const Alike& a : alike_)
     for (std::size_t rank = 0; rank < out.size(); ++rank)

@@ -1,4 +1,4 @@
-// Running what conversion.cc prepared: the copy, and what lies beside it.
+// Running a prepared conversion: the copy, and the files next to it.
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -21,7 +21,7 @@
 namespace reshard {
 namespace {
 
-// A config.json of what is quantized so (null: not).
+// Returns config.json with this quantization_config (null: without one).
 Result<Json> with_quantization(const Json& config, const Json& quantization) {
   Json out = Json::object();
   for (const Json::Member& m : TRY(config.as_object()))
@@ -71,13 +71,13 @@ Result<Conversion::Outcome> Conversion::run(OutputPath destination) {
         "ranks that merge, quantize, or apply the scales of float8 weights, each read what they write: --strategy "
         "direct");
   if (draft_.merge) TRY(check_merged(origin));
-  // What is read of computed weights is not what was recorded.
+  // The manifest records the stored tensors, not those computed from them.
   const auto recorded = origin.computes()
                             ? std::nullopt
                             : TRY(SourceManifest::open(source_, plan_, source_view(), options_.model.families));
   destination.inputs.push_back(options_.source_path);
   for (std::string& path : inputs()) destination.inputs.push_back(std::move(path));
-  // What computed tensors were read from, and where compressed data came to lie, is in no journal.
+  // The journal records neither the inputs of computed tensors nor the offsets of compressed data.
   std::optional<Continuation> continuation;
   if (!origin.computes() && !target_->encodes()) {
     continuation.emplace();
@@ -107,7 +107,7 @@ Result<Conversion::Outcome> Conversion::run(OutputPath destination) {
 Result<Conversion::Outcome> Conversion::write(Output& output, ConversionSource& origin, const SourceManifest* recorded,
                                               const WatchedFiles& read) {
   const auto proofs = TRY(copy_tensors(plan_, origin.tensors(), target_view(), output, options_.run));
-  release_freed_memory();  // before what surrounds the tensors is made
+  release_freed_memory();  // before the headers and metadata are made
   TRY(origin.finish(options_.run.ranks));
   Outcome outcome;
   outcome.checksums = origin.checksums_checked();
@@ -125,7 +125,7 @@ Result<Conversion::Outcome> Conversion::write(Output& output, ConversionSource& 
   return outcome;
 }
 
-// What the output's bytes depend on, by names for people.
+// Returns what the bytes of the output depend on, under names for people.
 Result<std::string> Conversion::facts(std::uint64_t print) const {
   Json out = Json::object();
   const auto add = [&](const std::string& name, const std::string& value) {
@@ -156,7 +156,7 @@ Result<std::string> Conversion::facts(std::uint64_t print) const {
   std::string files;
   for (const CatalogFile& file : target_->catalog().files) files += file.path + "\n" + std::to_string(file.size) + "\n";
   add("the output's files", std::to_string(crc32(0, as_bytes(files))));
-  add("the plan", std::to_string(print));  // made of the source's metadata and of all options
+  add("the plan", std::to_string(print));  // a fingerprint of the source's metadata and of all options
   for (const auto& [what, reader] : {std::pair("source file ", static_cast<const Reader*>(&source_)),
                                      std::pair("file of the donor ", static_cast<const Reader*>(o.donor)),
                                      std::pair("file of the adapter ", static_cast<const Reader*>(o.adapter.reader))}) {
@@ -180,7 +180,7 @@ Result<std::string> Conversion::manifest_text(const RunOptions& run, const Sourc
   return manifest(*this, proofs, origin.digests());
 }
 
-// What of the sources has to be equal, in each of them and among them.
+// Checks the tensors that must be equal, within each source and between the sources.
 Status Conversion::check_merged(const ConversionSource& origin) const {
   const Merge& merge = *draft_.merge;
   for (std::size_t s = 0; s < draft_.others.size(); ++s)

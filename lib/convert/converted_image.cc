@@ -13,7 +13,7 @@ namespace {
 
 constexpr int kDigestThreads = 2;
 
-// What a run takes beside its slabs, and slabs of the size that these tensors force.
+// Returns the memory of a run: slabs of the size that these tensors force, and what it needs in addition.
 Index room_to_digest(const Plan& plan, const Catalog& source, Index worker_bytes) {
   std::vector<WalkItem> items;
   for (const PlannedTensor& p : plan.tensors)
@@ -80,18 +80,18 @@ ConvertedImage::Listing ConvertedImage::listing() const { return {image_->files(
 
 Index ConvertedImage::newest_ns() const { return std::max(data_.newest_ns(), others_.newest_ns()); }
 
-// Into an output that is a file, with digests of zeros in the manifest.
+// Adds the files inside an output that is one file. The digests in its manifest are zeros until it is read.
 Status ConvertedImage::add_files_inside() {
   Target& target = *conversion_.target_;
   if (!target.is_file() || target.encodes()) return {};
   for (const SideFile& file : TRY(conversion_.side_files())) TRY(target.add_side_file(file.name, TRY(file.read())));
   const std::string text = manifest(conversion_, std::vector<TensorProof>(conversion_.plan_.tensors.size()));
   TRY(target.add_side_file(std::string(kManifestFile), text));
-  manifest_inside_ = TRY(find_sealed(text));  // its sealed size is final from here on
+  manifest_inside_ = TRY(find_sealed(text));  // its size is final now
   return {};
 }
 
-// None, of an output that is a file.
+// Returns none if the output is one file.
 Result<std::vector<ConvertedImage::FileBeside>> ConvertedImage::files_beside() const {
   std::vector<FileBeside> out;
   if (manifest_inside_) return out;
@@ -101,7 +101,7 @@ Result<std::vector<ConvertedImage::FileBeside>> ConvertedImage::files_beside() c
   return out;
 }
 
-// Where the target writes this text.
+// Returns where the target writes this text.
 Result<Extent> ConvertedImage::find_sealed(std::string_view text) const {
   Extent found;
   TRY(conversion_.target_->seal([](const Extent&) { return 0u; },
@@ -119,7 +119,7 @@ Result<std::string> ConvertedImage::manifest_text() const {
   run.progress = nullptr;
   run.threads = kDigestThreads;
   run.kept_bytes = 0;
-  run.resident = resident_bytes();  // meanwhile others fill what is theirs
+  run.resident = resident_bytes();  // measured now, because other users of the image hold buffers too
   run.memory = *run.resident + digest_room_;
   std::string text = TRY(conversion_.manifest_text(run, recorded_ ? &*recorded_ : nullptr));
   TRY(unchanged());

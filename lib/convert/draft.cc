@@ -102,9 +102,8 @@ Status match_merge(Draft& first, const Format& format, const ConversionOptions& 
 //
 //   1. Which model it is: config.json, packed weights, the names of the source and those of the output.
 //   2. Which tensors take part, and where their bytes are stored.
-//   3. The view: the selected tensors under canonical names, as the plan sees them. No data is read from here on,
-//   except
-//      the rows that a repair must look at.
+//   3. The view: the selected tensors under canonical names, as the plan sees them. From here on only the rows that a
+//      repair must look at are read.
 //   4. Rows: the view gets the shapes of config.json, as far as --repair allows.
 //   5. The optimizer: its step, and the float32 master weights that some targets have.
 //   6. Values: weights that are dequantized, quantized or changed by an adapter as they are read.

@@ -54,14 +54,14 @@ std::string digest_of(const Json* tensor) {
   return digest ? std::string(*digest) : std::string("none");
 }
 
-// Of each source; none where they are not recorded.
+// Returns the digests of each source; none if they are not recorded.
 std::vector<std::string> merged_digests(const Json* tensor) {
   const auto digests =
       tensor ? texts(tensor->find("merged_digests")) : Result<std::vector<std::string>>(corrupt("none"));
   return digests ? *digests : std::vector<std::string>();
 }
 
-// `again` is the manifest of the same merge made now.
+// Compares a recorded merge with `again`, the manifest of the same merge computed now.
 std::vector<Finding> compare_lineage(const RecordedMerge& merge, const Json& again) {
   const Json& recorded = merge.manifest;
   const std::vector<MergeSource>& sources = merge.merge.sources;
@@ -76,7 +76,7 @@ std::vector<Finding> compare_lineage(const RecordedMerge& merge, const Json& aga
     for (const Json::Member& member : members) {
       const Json* const a = before ? before->find(member.key) : nullptr;
       const Json* const b = now ? now->find(member.key) : nullptr;
-      if (side == &again && a != nullptr) continue;  // seen from the other side
+      if (side == &again && a != nullptr) continue;  // reported with the roles exchanged
       const auto was = merged_digests(a), is = merged_digests(b);
       bool is_named = false;
       for (std::size_t s = 0; s < sources.size() && s < was.size() && s < is.size(); ++s) {

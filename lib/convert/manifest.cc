@@ -25,14 +25,14 @@ Json merge_of(const Merge& merge) {
   return out.set("sources", std::move(sources));
 }
 
-// A tensor's line in the member "tensors" of a manifest, as to_text() of all of it has it.
+// Returns a tensor's line in the member "tensors" of a manifest, formatted as to_text() would.
 std::string line_of(const std::string& name, const Json& entry) {
   std::string out = "  ";
   append_json_string(out, name);
   return out + ": " + to_text(entry, 1, 2);
 }
 
-// The line of one of the plan's tensors.
+// Returns the line of one of the plan's tensors.
 std::string line_of(const Conversion& c, std::size_t i, const TensorProof& proof, const MergeDigests* sources) {
   const Tensor& from = c.source_view().tensors()[c.plan().tensors[i].from];
   const Tensor& to = c.target_view().tensors()[c.plan().tensors[i].to];
@@ -96,7 +96,7 @@ void write_manifest(const Conversion& c, const std::vector<TensorProof>& proofs,
   if (!c.target().is_file()) manifest.set("files", std::move(files));
   bool is_first = true;
   for (std::size_t i = 0; i < c.plan().tensors.size(); ++i) {
-    // An adapter is no part of the model that is read from here again.
+    // An adapter is not part of the model that a reader of this output finds.
     if (c.target_view().tensors()[c.plan().tensors[i].to].name.starts_with(kAdapterPrefix)) continue;
     if (is_first) {
       std::string text = to_text(manifest, 1);

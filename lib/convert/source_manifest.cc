@@ -52,7 +52,7 @@ Result<Index> SourceManifest::check(const std::vector<TensorProof>& proofs, cons
   const Json& recorded = *manifest_.find("tensors");
   const std::set<std::uint32_t> files = TRY(unchanged_files());
   std::unordered_map<std::string_view, std::size_t> by_name;  // of the plan's tensors
-  std::set<std::pair<std::uint32_t, Index>> places;           // that they lie at: file, offset
+  std::set<std::pair<std::uint32_t, Index>> places;           // where they are stored: file, offset
   for (std::size_t k = 0; k < plan_->tensors.size(); ++k) {
     const Tensor& tensor = planned(k);
     by_name.emplace(tensor.name, k);
@@ -88,7 +88,7 @@ Result<Index> SourceManifest::check(const std::vector<TensorProof>& proofs, cons
   return held + std::ssize(again);
 }
 
-// Those that are still as long as they were; of a checkpoint that is one file none are recorded.
+// Returns the files whose length is the recorded one. A checkpoint that is one file records none.
 Result<std::set<std::uint32_t>> SourceManifest::unchanged_files() const {
   const Json* const recorded = manifest_.find("files");
   const auto& files = source_->catalog().files;

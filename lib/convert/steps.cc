@@ -28,7 +28,7 @@
 namespace reshard {
 namespace {
 
-// The rule of the parameter that a key is of.
+// Returns the rule of a key's parameter.
 std::optional<ParsedName> parse_key(const Family* family, const StateKey& key) {
   return family && !key.parameter.empty() ? parse_name(*family, key.parameter) : std::nullopt;
 }
@@ -75,15 +75,15 @@ Result<std::optional<Identity>> repair(SourceView& view, FilePool& files, const 
 
 namespace {
 
-// `rows` as --vocab-divisible-by has them.
+// Pads `rows` as --vocab-divisible-by asks.
 Result<Index> padded_to_multiple(Index rows, Index divisible_by, const Mesh& mesh) {
   const auto padded = padded_vocabulary(rows, divisible_by, mesh.size("tp"));
   if (!padded) return usage_error("--vocab-divisible-by: " + count_of(rows, "row") + ": too many to pad");
   return *padded;
 }
 
-// How many ranks are to hold each key-value head: as the layout says, or in files that ranks load as they are, as many
-// as share one.
+// Returns how many ranks hold each key-value head: as the layout says or, in files that ranks load as they are, as many
+// as share a head.
 Index head_copies(const ModelConfig* config, const RankPlacement& on, const Format& format) {
   if (on.layout) return on.layout->kv_heads ? on.layout->kv_heads->replication : 1;
   const Index tp = on.mesh.size("tp"), heads = config ? config->num_key_value_heads() : 0;
@@ -98,7 +98,7 @@ Status check_not_packed(const SourceView& view, const Tensor& tensor, std::strin
                      std::string(to_do) + "; --dtype bfloat16 unpacks those whose quantization is known");
 }
 
-// The tensor of the view that the output has in place of a head; nothing for tensors that are no tied heads.
+// Returns the tensor that the output stores instead of a tied head; nothing for other tensors.
 const NameRule* tied_rule(const Family& family, std::string_view canonical) {
   const auto parsed = parse_name(family, canonical);
   return parsed && !parsed->rule->tied_to.empty() ? parsed->rule : nullptr;
@@ -135,7 +135,7 @@ Status pad_vocabulary(SourceView& view, FilePool& files, const Translation& name
     if (by_layout ? !any_glob_matches(vocabulary->tensors, name) : !parsed || !parsed->rule->is_vocabulary()) continue;
     const Index wanted =
         TRY(by_layout ? on.layout->padded_rows(t.shape[0]) : padded_to_multiple(t.shape[0], divisible_by, on.mesh));
-    if (wanted <= t.shape[0]) continue;  // the layout says what is wrong with fewer
+    if (wanted <= t.shape[0]) continue;  // the layout reports the error
     TRY(check_not_packed(view, t, "get rows of padding"));
     if (!fill)
       return usage_error(tensor_text(name) + " has " + count_of(t.shape[0], "row") + ", the target's vocabulary " +
@@ -199,14 +199,14 @@ Status repeat_heads(SourceView& view, const Translation& names, const RankPlacem
 
 namespace {
 
-// Whether the tensor is part of a packed weight that no rule of the family cuts.
+// Returns whether the tensor is part of a packed weight that no rule of the family shards.
 bool is_uncut(const SourceView& view, const Model& model, const std::string& canonical) {
   const auto i = view.catalog.find(canonical);
   if (!view.packed.contains(canonical) || (i && view.computed.contains(*i))) return false;
   return !model.family || !view.is_known_to_families(canonical);
 }
 
-// Whether a convention has a name for the tensor.
+// Returns whether a convention has a name for the tensor.
 bool can_name(const SourceView& view, const Model& model, const std::string& canonical, Convention to) {
   if (const auto i = view.catalog.find(canonical); i && view.computed.contains(*i)) return true;
   if (view.packed.contains(canonical) && !view.is_known_to_families(canonical)) return false;
@@ -214,7 +214,7 @@ bool can_name(const SourceView& view, const Model& model, const std::string& can
   return !parsed || can_name(*model.family, *parsed, to);
 }
 
-// Says which packed weights --dtype leaves as they are.
+// Notes which packed weights --dtype leaves unchanged.
 void note_packed(const SourceView& view, const Translation& names, const Typing& typing, ConversionNotes& notes) {
   if (!typing.dtype) return;
   std::set<std::string_view> kept;
@@ -230,7 +230,7 @@ void note_packed(const SourceView& view, const Translation& names, const Typing&
                            "another dtype");
 }
 
-// Optimizer state under names that no parameter has does not follow the model.
+// Warns of optimizer state under names that no parameter has: it is not renamed or resharded with the model.
 void note_orphans(const SourceView& view, const Family& family, const std::vector<std::size_t>& tensors,
                   ConversionNotes& notes) {
   std::vector<std::string> orphans;
@@ -255,8 +255,8 @@ class TargetDtypes {
   TargetDtypes(const SourceView& view, const Translation& names, const Typing& typing)
       : view_(view), family_(names.model.family), config_(names.said ? &*names.said : nullptr), typing_(typing) {}
 
-  // Of a tensor of the view. Some stay in a dtype of their own when transformers loads the model; quantized values mean
-  // nothing without their scales.
+  // Returns the dtype of a tensor of the view. Some keep their own dtype, because transformers loads them so, or
+  // because quantized values mean nothing without their scales.
   Result<DType> of(std::size_t number) {
     const Tensor& tensor = view_.catalog.tensors()[number];
     if (view_.computed.contains(number)) return tensor.dtype;
@@ -283,7 +283,7 @@ class TargetDtypes {
     return as;
   }
 
-  // Tells which tensors are kept, and where transformers has no such model that nothing says so.
+  // Notes which tensors keep their dtype, and whether that is unknown because transformers has no such model.
   void note(ConversionNotes& notes) const {
     if (!kept_.empty()) {
       notes.warnings.push_back(count_of(std::ssize(kept_), "tensor") + " (" + some_of(kept_) +
@@ -391,7 +391,7 @@ Result<OutputTensors> name_tensors(const SourceView& view, const Translation& na
 
 namespace {
 
-// Fails if the layout cuts a tensor of a packed weight, whose parts would not be those of one packed weight each.
+// Fails if the layout shards a tensor of a packed weight: its parts would not be packed weights.
 Status check_uncut(const TargetTensor& tensor, const RankPlacement& on) {
   for (const Split& split : tensor.placement->splits)
     for (const std::string& axis : split.axes)
@@ -401,7 +401,7 @@ Status check_uncut(const TargetTensor& tensor, const RankPlacement& on) {
   return {};
 }
 
-// Each of those that are the same once.
+// Shares equal placements.
 class Placements {
  public:
   SharedPlacement of(Placement placement) {
@@ -411,7 +411,7 @@ class Placements {
   }
 
  private:
-  std::vector<SharedPlacement> known_;  // the last ones are asked for most
+  std::vector<SharedPlacement> known_;  // searched from the end, since recent ones recur
 };
 
 }  // namespace
@@ -432,7 +432,7 @@ Status place(OutputTensors& output, const SourceView& view, const Model& model, 
     }
     return {};
   }
-  if (on.mesh.ranks() == 1) return {};  // nothing is cut
+  if (on.mesh.ranks() == 1) return {};  // nothing is sharded
   std::vector<Placer::Of> placed;
   placed.reserve(tensors.size());
   for (std::size_t i = 0; i < tensors.size(); ++i) {
@@ -444,7 +444,7 @@ Status place(OutputTensors& output, const SourceView& view, const Model& model, 
   const ModelConfig* config = model.config_or_null();
   const Mesh mesh = format.shares_experts ? on.mesh.without("ep") : on.mesh;
   const Placer placer = TRY(Placer::make(mesh, model.family, config, placed, format.stage_rule));
-  // Ranks that load their files as they are have been given whole heads, as far as that goes.
+  // Formats whose ranks load their own files were given whole heads by repeat_heads().
   const bool whole_heads = format.holds_local_tensors() && config &&
                            on.mesh.size("tp") % std::max<Index>(1, config->num_key_value_heads()) == 0;
   if (!placer.warning().empty() && !whole_heads) notes.warnings.push_back(placer.warning());
@@ -482,7 +482,7 @@ Result<std::vector<TargetBlob>> name_blobs(Reader& source, const SourceView& vie
 std::function<std::vector<std::string>(const std::string& name)> parameter_names(const Catalog& source,
                                                                                  const Translation& names) {
   if (!names.renames()) return nullptr;
-  // Parameters under plain names, by those that the optimizer has for them.
+  // Plain names of parameters, by the names that the optimizer uses.
   auto plain = std::make_shared<std::unordered_map<std::string, std::string>>();
   for (const Part& part : source.parts) {
     if (part.kind != StateKind::kOptimizer) continue;
@@ -515,13 +515,13 @@ Result<Catalog> view_target(const Catalog& target, const Translation& names) {
   return canonical_view(target, {model.family, model.config_or_null(), names.hf_rows, true, true}, nullptr);
 }
 
-// ---- what lies beside the output
+// ---- files next to the output
 
 namespace {
 
 bool means_one(std::string_view pattern) { return pattern.find_first_of("*?[{") == std::string_view::npos; }
 
-// What lies in a model's directory, beside its config, and is neither read nor copied.
+// Returns the files next to config.json that are neither read nor copied.
 Result<LeftOut> what_stays(const Catalog& source, const std::vector<SideFile>& copied) {
   LeftOut out{"files beside the model", 0, 0, 0};
   std::set<std::string> known;
@@ -555,7 +555,7 @@ Result<std::vector<SideFile>> find_side_files(const Catalog& source, const std::
       return {};
     }
     SideFile file{name, "", path};
-    file.bytes = TRY(file.size());  // that it can be opened is seen now, and not when all else is written
+    file.bytes = TRY(file.size());  // fails now if it cannot be opened, not after the weights are written
     if (file.bytes > kMaxSideFile)
       return unsupported(path + ": expected at most " + with_commas(kMaxSideFile) +
                          " bytes of a file beside a model, got " + with_commas(file.bytes));
@@ -572,7 +572,8 @@ Result<std::vector<SideFile>> find_side_files(const Catalog& source, const std::
     if (place != places.end()) TRY(add(*place, std::string(pattern)));
   }
   const std::string beside = !config_path.empty() ? parent_path(config_path) : is_models ? source.root : "";
-  if (!several.empty() && !beside.empty() && list_directory(beside))  // what may not be listed has none
+  if (!several.empty() && !beside.empty() &&
+      list_directory(beside))  // a directory that may not be listed counts as empty
     for (const std::string& name : TRY(files_like(beside, several)))
       if (!name.ends_with(".py") || model_code(beside).contains(name)) TRY(add(beside, name));
   if (format.side_files.empty() || !is_models) return out;
@@ -586,7 +587,7 @@ Result<std::vector<SideFile>> find_side_files(const Catalog& source, const std::
   return out;
 }
 
-// ---- for formats that show tensors where they lie
+// ---- for formats that refer to tensors in place
 
 Result<Catalog> name_view(const SourceView& view, const Translation& names, const Typing& typing) {
   if (typing.dtype) return usage_error("--dtype: a view shows what is stored");

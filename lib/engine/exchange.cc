@@ -14,18 +14,18 @@ namespace {
 constexpr Index kUsualStaging = Index{32} << 20;
 
 // The work of one step: rounds [first_round, end_round) of the writers [first_writer, end_writer). In round j a writer
-// has the j-th slab of its share.
+// processes the j-th slab of its share.
 struct Step {
   Index first_round = 0, end_round = 0;
   int first_writer = 0, end_writer = 0;
 };
 
-// The slabs of one writer in a step: numbers in the list.
+// The slabs of one writer in a step, as numbers in the list.
 struct SlabRange {
   Index begin = 0, end = 0;
 };
 
-// A slab of which this rank sends pieces, or gets them.
+// A slab of which this rank sends or receives pieces.
 struct SlabMessage {
   Index slab = 0;
   struct Piece {
@@ -34,10 +34,10 @@ struct SlabMessage {
     Index offset = 0;  // in the staging buffer
   };
   std::vector<Piece> pieces;
-  bool all_of_it = false;  // one piece that is the whole slab
+  bool all_of_it = false;  // the slab is one piece
 };
 
-// The slabs of a step that this rank reads for others, and those that it writes.
+// The slabs of a step that this rank reads for other ranks, and those that it writes.
 struct StepSlabs {
   std::vector<SlabMessage> sent, own;
 };
@@ -89,11 +89,11 @@ class Exchange : public Rounds {
   const RunOptions& options_;
   const std::vector<Buffers>& buffers_;
   const SlabVisit& visit_;
-  Transport& ranks_;  // for what all ranks do together
+  Transport& ranks_;  // for collective operations
   Transport& data_;   // for elements
-  bool on_device_;    // whether those lie in device memory then
+  bool on_device_;    // whether `data_` moves device memory
   ReaderMap readers_;
-  std::unique_ptr<Stream> host_;  // copies at once, in the caller's thread
+  std::unique_ptr<Stream> host_;  // copies synchronously, in the caller's thread
   std::vector<Step> steps_;
   std::size_t next_step_ = 0;
   StepSlabs halves_[2];
@@ -104,8 +104,8 @@ SlabRange Exchange::slabs_of(const Step& step, int writer) const {
   return {begin + step.first_round, std::min(share_end(writer), begin + step.end_round)};
 }
 
-// Cuts the work into steps whose messages fit into the staging buffers of every rank. Each rank counts what it sends
-// and gets itself; the largest counts of all ranks decide, so that all cut alike.
+// Divides the work into steps whose messages fit into the staging buffers of every rank. Each rank counts what it sends
+// and receives; the maximum over all ranks decides, so that all ranks divide the work in the same way.
 Result<std::vector<Step>> Exchange::schedule() const {
   const int n = ranks_.size(), me = ranks_.rank();
   Index rounds = 0;
@@ -130,7 +130,7 @@ Result<std::vector<Step>> Exchange::schedule() const {
   for (Index j = 0; j < rounds; ++j) {
     const Index bytes = most[static_cast<std::size_t>(j)];
     if (bytes > staging_.bytes) {
-      // So few writers at a time that even all of their slabs fit.
+      // Take so few writers at a time that all of their slabs fit.
       const int writers = static_cast<int>(std::max<Index>(1, staging_.bytes / std::max<Index>(1, list_.largest())));
       for (int w = 0; w < n; w += writers) steps.push_back({j, j + 1, w, std::min(n, w + writers)});
       filled = staging_.bytes;
@@ -145,7 +145,7 @@ Result<std::vector<Step>> Exchange::schedule() const {
   return steps;
 }
 
-// What this rank sends of a slab, or all there is of one that is `mine`.
+// Returns the pieces of a slab that this rank sends, or all pieces if the slab is `mine`.
 SlabMessage Exchange::message_of(Index slab, bool mine) const {
   const WalkSlab s = list_.get(slab);
   const auto pieces = source_.pieces(items_[s.item].tensor, s.box);
@@ -159,7 +159,7 @@ SlabMessage Exchange::message_of(Index slab, bool mine) const {
 StepSlabs Exchange::slabs_of(const Step& step, RoundMessages& messages) const {
   const int me = ranks_.rank();
   StepSlabs slabs;
-  // What goes to each writer lies together, in the order of its slabs.
+  // Messages to one writer are adjacent in the buffer, in the order of its slabs.
   Index at = 0;
   for (int w = step.first_writer; w < step.end_writer; ++w) {
     const Index begin = at;
@@ -179,7 +179,7 @@ StepSlabs Exchange::slabs_of(const Step& step, RoundMessages& messages) const {
     }
     if (at > begin) messages.out.push_back({w, begin, at - begin});
   }
-  // What each reader sends lies together, in the order of its sending.
+  // Messages from one reader are adjacent in the buffer, in the order in which it sends them.
   at = 0;
   for (int reader = 0; reader < ranks_.size(); ++reader) {
     if (reader == me) continue;
@@ -195,7 +195,7 @@ StepSlabs Exchange::slabs_of(const Step& step, RoundMessages& messages) const {
   return slabs;
 }
 
-// Reads what others need, and packs it.
+// Reads what other ranks need, and packs it into messages.
 Result<bool> Exchange::read(int half, const DeviceBuffer& sent, RoundMessages& messages) {
   if (next_step_ == steps_.size()) return false;
   StepSlabs& slabs = halves_[half];
@@ -221,8 +221,8 @@ Result<bool> Exchange::read(int half, const DeviceBuffer& sent, RoundMessages& m
   return true;
 }
 
-// Reads this rank's pieces of a slab to their places in the thread's memory, where messages lie. They may interleave in
-// a file: read together, each byte is read once.
+// Reads this rank's pieces of a slab to their places in the thread's buffer. They may interleave in a file, so they are
+// read together: each byte is read once.
 Status Exchange::read_mine(const WalkSlab& s, const Buffers& b) const {
   const std::size_t tensor = items_[s.item].tensor;
   const Index length = bytes_of(s, s.box);
@@ -233,7 +233,7 @@ Status Exchange::read_mine(const WalkSlab& s, const Buffers& b) const {
   return side == Side::kHost ? b.stream->upload(b.slab, length) : Status();
 }
 
-// Copies pieces between their places in a slab and those in a staging buffer, where the messages lie.
+// Copies pieces between a slab and the messages in a staging buffer.
 Status Exchange::copy_pieces(const WalkSlab& s, const std::vector<SlabMessage::Piece>& pieces,
                              const DeviceBuffer& staging, const Buffers& b, bool pack) const {
   const Index eb = byte_size(tensor_of(s).dtype);
@@ -249,7 +249,7 @@ Status Exchange::copy_pieces(const WalkSlab& s, const std::vector<SlabMessage::P
   return stream.wait();
 }
 
-// Puts together this rank's slabs from what it reads itself and what it received, and visits them.
+// Assembles this rank's slabs from what it reads itself and what it received, and visits them.
 Status Exchange::finish(int half, const DeviceBuffer&, const DeviceBuffer& received) {
   const StepSlabs& slabs = halves_[half];
   const auto one = [&](int thread, Index i) -> Status {

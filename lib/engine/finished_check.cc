@@ -15,7 +15,7 @@
 namespace reshard {
 namespace {
 
-// The slabs of `all` that are not in `finished`.
+// Returns the slabs of [0, all) that are not in `finished`.
 std::map<Index, Index> unfinished(const std::map<Index, Index>& finished, Index all) {
   std::map<Index, Index> out;
   Index at = 0;
@@ -27,13 +27,13 @@ std::map<Index, Index> unfinished(const std::map<Index, Index>& finished, Index 
   return out;
 }
 
-// What was read of one tensor's finished slabs.
+// The digest of one tensor's finished slabs, as read again.
 struct Seen {
   Digest digest;
   Index different_copies = 0;
 };
 
-// The memory of one thread: a slab as the output stores it, what files hold of it, and a piece of each to compare.
+// The buffers of one thread: a slab in the output's dtype, its bytes in the files, and two pieces to compare.
 struct Room {
   std::vector<std::byte> slab, stored, piece, copy;
 };
@@ -70,7 +70,7 @@ class FinishedCheck {
     return {};
   }
 
-  // Of all ranks.
+  // Adds up the digests of all ranks.
   Result<std::vector<Seen>> take(Transport* ranks) {
     TRY(combine_values(ranks, std::span(seen_), [](Seen& mine, const Seen& theirs) {
       mine.digest += theirs.digest;

@@ -7,7 +7,7 @@
 namespace reshard {
 namespace {
 
-// Memory in which messages may still arrive: it stays until the process ends.
+// Keeps memory that messages may still arrive in until the process ends.
 void leave_behind(std::vector<std::unique_ptr<Device::Memory>> memory) {
   static std::mutex mutex;
   static auto* const left = new std::vector<std::unique_ptr<Device::Memory>>;  // never destroyed

@@ -13,7 +13,7 @@ namespace {
 
 Index ratio(DType from, DType to) { return std::max<Index>(1, ceil_div(byte_size(to), byte_size(from))); }
 
-// What copying by a plan walks over, and the room it needs beside a slab.
+// The items of a copy, and the memory it needs in addition to a slab, in slabs.
 struct CopyItems {
   std::vector<WalkItem> items;
   Index extra = 0;

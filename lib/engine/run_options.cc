@@ -36,7 +36,7 @@ Result<MemoryPlan> plan_memory(const RunOptions& options, Index largest_group, I
   if (options.memory < needed)
     return usage_error("--memory " + human_bytes(options.memory) + " is too small: this job needs at least " +
                        human_bytes(needed) + " on " + count_of(worker_count(options), "thread"));
-  // A slab and, up to what is usually read at once, as much scratch memory.
+  // Each thread gets a slab and as much scratch memory, up to the size of a usual read.
   const Index room = (options.memory - fixed) / threads;
   const Index most_scratch = std::max(smallest, device_of(options).slab_bytes());
   const Index slab = std::max(room / (2 + extra), (room - most_scratch) / (1 + extra));

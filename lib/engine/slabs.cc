@@ -9,12 +9,12 @@
 namespace reshard {
 namespace {
 
-constexpr Index kPieceBytes = Index{256} << 10;  // what one column of a slab should hold at least
-// Room for the units that files are read in around the pieces of a slab.
+constexpr Index kPieceBytes = Index{256} << 10;  // the least size of one column of a slab
+// Direct I/O reads whole units, so a slab read as stored needs room for the units around its pieces.
 constexpr Index kStoredRoom = 17 * File::kDirectUnit;
 
 Index wanted_slab(const WalkItem& item, Index usual, Index limit) {
-  if (item.orders.are_transposed()) return limit;  // runs are as long as the root of it
+  if (item.orders.are_transposed()) return limit;  // so that contiguous runs, as long as its square root, are long
   return std::clamp(kPieceBytes * item.columns, std::min(usual, limit), limit);
 }
 
@@ -57,7 +57,7 @@ SlabList::SlabList(const std::vector<WalkItem>& items, const Catalog& catalog, I
     if (first > at) add(at, first);
     at = first + count;
   }
-  add(at, all);  // maybe none: the last of them is where the list ends
+  add(at, all);  // possibly empty: its start marks the end of the list
   bytes_ = bytes;
 }
 
@@ -74,7 +74,7 @@ const SlabList::ItemSlabs& SlabList::item_of(Index number) const {
       std::upper_bound(items_.begin(), items_.end(), number, [](Index n, const ItemSlabs& w) { return n < w.first; }));
 }
 
-// Of the whole walk. A little more than there are where an item's last slabs are smaller.
+// Returns the bytes of all slabs before slab `number`; slightly too many if an item's last slabs are smaller.
 Index SlabList::bytes_before(Index number) const {
   const ItemSlabs& item = item_of(number);
   const Slabs& slabs = slabs_of(item);
@@ -100,7 +100,7 @@ std::vector<Index> SlabList::shares_of_left(int n) const {
     const auto run = std::prev(
         std::upper_bound(left_.begin(), left_.end(), goal, [](Index g, const Left& l) { return g < l.before; }));
     const Index end = std::next(run) == left_.end() ? total_ : std::next(run)->first;
-    // The first slab of that run before which there are as many bytes.
+    // Find the first slab of that run with at least `goal` bytes before it.
     Index low = run->first, high = end;
     while (low < high) {
       const Index middle = low + (high - low) / 2;
@@ -119,7 +119,7 @@ std::vector<Index> SlabList::shares(int n, bool whole_tensors) const {
   std::size_t w = 0;
   Index before = 0;  // bytes of the items before w
   for (int r = 1; r < n; ++r) {
-    // Bytes before rank r's first slab; in two steps, as the product may be too large.
+    // Bytes before rank r's first slab; computed in two steps because the product may overflow.
     const Index goal = bytes_ / n * r + bytes_ % n * r / n;
     while (w < items_.size() && before + slabs_of(items_[w]).bytes() <= goal) before += slabs_of(items_[w++]).bytes();
     if (w == items_.size()) {
@@ -127,7 +127,7 @@ std::vector<Index> SlabList::shares(int n, bool whole_tensors) const {
       continue;
     }
     const ItemSlabs& item = items_[w];
-    // The nearest border between slabs, or between tensors.
+    // Round to the nearest border between slabs, or between tensors.
     const Slabs& slabs = slabs_of(item);
     const Index unit = whole_tensors ? slabs.bytes() : slabs.max_bytes();
     const Index units = (goal - before + unit / 2) / unit;

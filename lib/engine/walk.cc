@@ -18,7 +18,7 @@
 namespace reshard {
 namespace {
 
-// Digest of one box, added under a lock to its tensor's.
+// The proofs of all tensors. Thread-safe.
 class Proofs {
  public:
   explicit Proofs(std::size_t n) : proofs_(n) {}
@@ -27,7 +27,7 @@ class Proofs {
     proofs_[i].source += source;
     proofs_[i].target += target;
   }
-  // Of all ranks.
+  // Adds up the proofs of all ranks.
   Result<std::vector<TensorProof>> take(Transport* ranks) {
     TRY(combine_values(ranks, std::span(proofs_), [](TensorProof& mine, const TensorProof& theirs) {
       mine.source += theirs.source;
@@ -60,13 +60,13 @@ Index kept_bytes(const std::vector<WalkItem>& items, const Catalog& source) {
 
 namespace {
 
-// What is done with each slab: conversion, digests, the sink.
+// The work on each slab: conversion, digests, the sink.
 class SlabWork {
  public:
   SlabWork(const Walk& walk, const RunOptions& options, const SlabSink& sink)
       : walk_(walk), options_(options), sink_(sink), proofs_(walk.items.size()) {}
 
-  // Starts the output's journal, and takes over what an earlier run recorded of the slabs that it finished.
+  // Starts the journal of the output, and takes over what an earlier run recorded about the slabs it finished.
   void resume(Journal& journal, const JournalText* recorded, const SlabCut& cut, bool any_finished) {
     TensorSource& source = walk_.source;
     journal.begin(cut, [&source] { return source.take_seen(); });

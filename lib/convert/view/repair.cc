@@ -14,7 +14,7 @@
 namespace reshard {
 namespace {
 
-// Brings one view to its config.
+// Repairs one view.
 class Fitter {
  public:
   Fitter(Catalog& view, FilePool& files, const RepairOptions& options)
@@ -29,15 +29,15 @@ class Fitter {
   }
 
  private:
-  // The parameter that a tensor is, or is optimizer state of; null for others.
+  // Returns the parameter that a tensor is, or is optimizer state of; null for other tensors.
   const Parameter* parameter_of(const Tensor& tensor) const {
     const StateKey key = split_state_key(tensor.key());
     const auto found = expected_.find(key.parameter);
     return found == expected_.end() ? nullptr : &found->second;
   }
 
-  // Returns the name of a tensor for people and for the manifest: of a tied head that the source does not store, that
-  // of the embedding whose bytes it has in the view.
+  // Returns the name of a tensor for people and for the manifest. For a tied head that the source does not store, that
+  // is the name of the embedding.
   std::string shown(const Tensor& tensor) const {
     const Parameter* p = parameter_of(tensor);
     if (!p || p->rule->tied_to.empty() || !options_.is_stored || options_.is_stored(tensor.name)) return tensor.name;
@@ -69,7 +69,7 @@ class Fitter {
                                : printable(tensors.front()) + " and " + count_of(std::ssize(tensors) - 1, "other");
   }
 
-  // ---- experts: with ep groups, key i of the k that are there holds the rows of experts i, i + k, i + 2 k, ...
+  // ---- experts: with expert-parallel groups, key i of k keys holds the rows of experts i, i + k, i + 2 k, ...
   // (ColossalAI's MoE plugin, unsharded save)
 
   Status split_experts() {
@@ -139,7 +139,7 @@ class Fitter {
     return out;
   }
 
-  // ---- key-value heads that several ranks held
+  // ---- key-value heads that several ranks hold
 
   Status merge_heads() {
     std::vector<std::string> names;
@@ -178,7 +178,7 @@ class Fitter {
 
   Status fit_vocabulary() {
     const Index size = options_.config->vocab_size();
-    const bool is_told = view_.vocabulary == size;  // by the writer: no rows beyond it are words
+    const bool is_told = view_.vocabulary == size;  // the writer recorded it, so rows beyond it are padding
     std::vector<std::string> cut, cut_told, cut_other;
     Index rows = 0;
     for (std::size_t i = 0; i < view_.tensors().size(); ++i) {
@@ -215,7 +215,7 @@ class Fitter {
            Json::object().set("rows", range(size, rows)).set("zeros", what == "rows of zeros"));
   }
 
-  // Rows that the source lost, from the donor.
+  // Takes rows that the source lost from the donor.
   Status complete(std::size_t i, Index size) {
     const Tensor& t = view_.tensors()[i];
     const Index rows = t.shape[0];
@@ -295,13 +295,13 @@ class Fitter {
   RepairResult out_;
   std::map<std::string, Parameter, std::less<>> expected_;
   std::optional<Catalog> donor_;
-  std::map<std::uint32_t, std::uint32_t> donor_files_;  // the donor's number of a file, and the view's
+  std::map<std::uint32_t, std::uint32_t> donor_files_;  // the donor's number of a file -> the view's
 };
 
 }  // namespace
 
 Result<RepairResult> repair_to_config(Catalog& view, FilePool& files, const RepairOptions& options) {
-  Catalog fitted = view;  // an error leaves the view as it was
+  Catalog fitted = view;  // so that an error leaves the view unchanged
   RepairResult done = TRY(Fitter(fitted, files, options).fit());
   view = std::move(fitted);
   return done;

@@ -13,10 +13,10 @@
 namespace reshard {
 namespace {
 
-constexpr Index kLook = Index{4} << 20;  // bytes looked at at once
+constexpr Index kLook = Index{4} << 20;  // bytes read at once
 constexpr std::string_view kMadeUp = "(padding rows)";
 
-// Appends a file to a catalog, under a name of its own in the pool.
+// Appends a file to a catalog and returns its number; the pool knows it under its own name.
 std::uint32_t append_file(Catalog& catalog, FilePool& files, std::string name, Index size, File file) {
   const auto number = static_cast<std::uint32_t>(catalog.files.size());
   catalog.files.push_back({std::move(name), size});
@@ -24,7 +24,7 @@ std::uint32_t append_file(Catalog& catalog, FilePool& files, std::string name, I
   return number;
 }
 
-// Reads rows of one tensor, some at a time: visit(first row, elements) until it says false.
+// Reads rows of one tensor in pieces and calls visit(first row, elements) until it returns false.
 using VisitRows = std::function<bool(Index row, Bytes elements)>;
 Status read_rows(const Catalog& view, FilePool& files, std::size_t tensor, Index begin, Index end,
                  const VisitRows& visit) {
@@ -45,7 +45,7 @@ Status read_rows(const Catalog& view, FilePool& files, std::size_t tensor, Index
   return {};
 }
 
-// The mean of the rows, in the tensor's dtype.
+// Returns the mean of the rows, in the tensor's dtype.
 Result<std::vector<std::byte>> mean_row(const Catalog& view, FilePool& files, std::size_t tensor) {
   const Tensor& t = view.tensors()[tensor];
   if (!can_convert(t.dtype, DType::kFloat64))
@@ -66,7 +66,7 @@ Result<std::vector<std::byte>> mean_row(const Catalog& view, FilePool& files, st
   return out;
 }
 
-// A row-major row that stands for many.
+// Returns fragments that repeat one row-major row.
 Fragment repeated_row(const Tensor& t, Index begin, Index end, std::uint32_t file, Index bytes) {
   Fragment f;
   f.box = whole(t.shape);
@@ -197,7 +197,7 @@ Status pad_rows(Catalog& view, std::size_t tensor, Index rows, PaddingFill fill,
       Fragment f = last.get(i);
       f.box.shape[0] = rows - have;
       f.strides[0] = 0;
-      f.crc.reset();  // its bytes are read, and checked, where the row itself is
+      f.crc.reset();  // its bytes are verified where the row itself is read
       more.add(f);
     }
   } else {

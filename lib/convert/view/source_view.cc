@@ -13,7 +13,7 @@
 namespace reshard {
 namespace {
 
-// "extra_state.rank_3.seed" beside "seed": who loads the output on any rank asks for the latter.
+// "extra_state.rank_3.seed" next to "seed": every rank that loads the output asks for the latter.
 void note_objects_of_ranks(const Catalog& source, const std::vector<std::size_t>& blobs, ConversionNotes& notes) {
   std::unordered_set<std::string_view> names;
   for (const std::size_t i : blobs) names.insert(source.blobs[i].name);
@@ -30,7 +30,7 @@ void note_objects_of_ranks(const Catalog& source, const std::vector<std::size_t>
                            "these names");
 }
 
-// What verify finds, of a target that holds the paths as well.
+// Notes what verify reports about paths, if the target stores paths.
 void note_names_off_paths(const Catalog& source, ConversionNotes& notes) {
   std::vector<std::string> off = names_off_paths(source);
   if (off.empty()) return;
@@ -96,7 +96,8 @@ Result<Selected> select(const Catalog& source, const Selection& selection, const
     ++left->tensors;
     left->bytes += tensors[i].bytes();
   }
-  out.complete = out.complete && holds_model;  // of state beside a model no config says what is missing
+  out.complete =
+      out.complete && holds_model;  // a config describes only models, so what is missing of other state is unknown
   for (std::size_t i = 0; i < source.blobs.size(); ++i) {
     const Blob& blob = source.blobs[i];
     LeftOut* left = nullptr;
@@ -121,7 +122,7 @@ Result<Selected> select(const Catalog& source, const Selection& selection, const
   return out;
 }
 
-// ---- the source as the plan sees it
+// ---- the view
 
 bool SourceView::is_stored(const std::string& canonical) const { return natives.contains(canonical); }
 

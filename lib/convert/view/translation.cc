@@ -43,7 +43,7 @@ Status check_packed_names(const Catalog& source, const PackedWeights& packed) {
   return {};
 }
 
-// Whether the output is for a run that goes on training adapters: it asks for the names of its own modules.
+// Returns whether a run that trains adapters resumes from the output: it expects the names of its own modules.
 bool resumes_adapters(const Catalog& source, const Naming& naming, const Format& format) {
   const auto& tensors = source.tensors();
   return format.resumes_training() && !naming.convention &&
@@ -105,7 +105,8 @@ Result<Translation> translate(const Catalog& source, const ModelChoice& choice, 
 
 namespace {
 
-// What all names begin with may be a trainer's or the model's own: a clause after "; ", empty where there is nothing.
+// Returns a clause about the prefix that all names share, which may be a trainer's or the model's own; empty if there
+// is none.
 std::string prefix_of_all(const std::vector<const Tensor*>& model) {
   if (model.size() < 2 || !model[0]->name.ends_with(model[0]->key())) return {};
   const std::string_view first = model[0]->key();
@@ -117,7 +118,7 @@ std::string prefix_of_all(const std::vector<const Tensor*>& model) {
          "': where that is what is around the model, --strip-prefix " + printable(whole) + " takes it off";
 }
 
-// Why the names of the model's tensors are of no family.
+// Returns why the names of the model's tensors belong to no family.
 std::string other_names(const Catalog& source, const std::optional<ModelConfig>& config, const Family* said,
                         const std::string& config_path, const std::string& names, Families families) {
   if (said) {
@@ -151,8 +152,8 @@ std::string names_of(const std::vector<const Tensor*>& tensors) {
   return some_of(out);
 }
 
-// Fails if tensors stand beside what was taken for the model in a model's files, where all is the model's.
-// ConversionNotes them in a training state.
+// Fails if a model's own files contain tensors outside what was recognised as the model, because everything in such
+// files belongs to it. In a training state they are only noted.
 Status check_nothing_is_beside(const Catalog& source, const Request& wanted, bool is_described,
                                ConversionNotes& notes) {
   const std::vector<const Tensor*> beside = beside_model(source, wanted, is_described);
