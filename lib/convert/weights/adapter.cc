@@ -22,10 +22,10 @@ namespace {
 constexpr std::string_view kTrainedModule = ".modules_to_save.", kBaseLayer = ".base_layer.";
 constexpr std::string_view kTrainedRows = ".token_adapter.trainable_tokens_delta";
 
-// A key of an adapter's tensor taken apart.
+// The parsed key of an adapter's tensor.
 struct Operand {
   enum class Kind { kA, kB, kWhole, kRows, kUnknown } kind = Kind::kUnknown;
-  // Of a pair, and of rows, the module, "model.layers.0.self_attn.q_proj"; else the weight, "lm_head.weight".
+  // The module of a pair or of rows ("model.layers.0.self_attn.q_proj"), otherwise the weight ("lm_head.weight").
   std::string of;
   bool is_embeddings = false;
 
@@ -33,7 +33,7 @@ struct Operand {
 };
 struct PairWord {
   Operand::Kind kind;
-  std::string_view word, end;  // after the module, and of the key
+  std::string_view word, end;  // what follows the module, and what ends the key
   bool is_embeddings;
 };
 constexpr PairWord kPairWords[] = {{Operand::Kind::kA, ".lora_A.", ".weight", false},
@@ -61,11 +61,11 @@ Operand operand_of(std::string_view key) {
 struct Pair {
   std::optional<std::size_t> a, b;
   bool is_embeddings = false;
-  const FusedParameter* fused = nullptr;  // what it changes, if that is no module's weight
+  const FusedParameter* fused = nullptr;  // the parameter it changes, if that is not a module's weight
   bool is_input_first = false;            // the rows of the fused parameter are inputs
 };
 
-// Returns the module that a wrapped one is in the model, without ".base_layer" at its end.
+// Returns the name of a wrapped module in the model: `module` without ".base_layer" at its end.
 std::string unwrapped_module(std::string module) {
   constexpr std::string_view kWrapped = ".base_layer";
   while (module.ends_with(kWrapped)) module.resize(module.size() - kWrapped.size());
@@ -104,7 +104,7 @@ class AdapterReader {
     TRY(check_changed_once(out.added, view));
     out.replaced = TRY(match_whole(view, names.model));
     out.trained_rows = TRY(match_rows(view, names));
-    // A layer whose pair lies beside its weight: an embedding, in PEFT's own files.
+    // PEFT stores the weight of an embedding next to its pair: the pair is added to that weight.
     for (LowRank& m : out.added)
       std::erase_if(out.replaced, [&](const Replaced& r) {
         if (r.weight == m.weight) m.onto = r.by;
@@ -120,7 +120,7 @@ class AdapterReader {
   }
 
  private:
-  // What an adapter has that was given by itself is all its own.
+  // Returns whether the tensor belongs to the adapter. All tensors of a separate adapter do.
   bool is_own(const Tensor& t) const {
     const bool is_selected =
         options_.reader ? !any_glob_matches(selection_.exclude, t.name) : selects(selection_, t.name);
@@ -143,7 +143,7 @@ class AdapterReader {
     return corrupt(root() + ": an adapter of another model: " + what);
   }
 
-  // Where the tensor that is so is kept.
+  // Returns the entry for a tensor with this key.
   std::optional<std::size_t>& slot_of(const Operand& operand) {
     if (operand.kind == Operand::Kind::kWhole) return whole_[operand.of];
     if (operand.kind == Operand::Kind::kRows) return rows_[operand.of];
@@ -180,8 +180,8 @@ class AdapterReader {
     return {};
   }
 
-  // Where trainers put adapter_config.json: beside the checkpoint, or in a directory of the adapter's (verl's
-  // lora_adapter, our own adapter, PEFT's name of it); empty if it is in none of them.
+  // Returns the path of adapter_config.json: next to the checkpoint, or in a directory for the adapter (lora_adapter in
+  // verl, adapter in our own outputs, default in PEFT); empty if there is none.
   std::string find_adapter_config() const {
     const std::string file(kAdapterConfigFile);
     for (const std::string& name : {file, "lora_adapter/" + file, "adapter/" + file, "default/" + file})
@@ -189,8 +189,8 @@ class AdapterReader {
     return {};
   }
 
-  // Returns the module as the weights' names have it: of a model that was saved without its head, with "model." in
-  // front.
+  // Returns the module under the names of the weights. A model saved without its head lacks the prefix "model.", which
+  // is added.
   std::string model_module(const std::string& module) const {
     const auto is_known = [&](const std::string& name) {
       return std::any_of(fused_.begin(), fused_.end(), [&](const FusedParameter& p) { return p.module == name; });
@@ -204,7 +204,7 @@ class AdapterReader {
                        [&](const auto& pair) { return !find_weight(pair.first + ".weight", weights, family); });
   }
 
-  // What a pair's matrices fit: a fused parameter as it is defined, or with its inputs first.
+  // Whether a pair's matrices fit a fused parameter as it is defined, and with its inputs first.
   struct Fit {
     bool as_defined = false, input_first = false;
   };
@@ -215,7 +215,7 @@ class AdapterReader {
     return {b[0] == p[1] && a[1] == p[2], a[1] == p[1] && b[0] == p[2]};
   }
 
-  // Whether adapter_config.json allows a parameter to be a target; it does if it names none.
+  // Returns whether adapter_config.json allows a parameter to be a target. It allows all if it names none.
   bool is_target(const FusedParameter& parameter) const {
     const Json* const list = config_ ? config_->find("target_parameters") : nullptr;
     if (!list || !list->is_array()) return true;
@@ -227,8 +227,8 @@ class AdapterReader {
     });
   }
 
-  // Finds the fused parameter of each pair whose module has no weight: of a module's pairs, innermost first, those of
-  // its parameters in their order. An error if the shapes allow none of the ways, or several.
+  // Finds the fused parameter of each pair whose module has no weight. The pairs of a module, innermost first, belong
+  // to its parameters in their order. Fails if the shapes allow no assignment, or several.
   Status find_fused() {
     std::map<std::string, std::vector<std::pair<std::string, Pair*>>> by_module;
     for (auto& [module, pair] : pairs_) {
@@ -310,8 +310,8 @@ class AdapterReader {
     return use_config(*config_).context(path);
   }
 
-  // Whether the matrices were made of the weights, which lost at once what they had gained (PiSSA, OLoRA, LoftQ, ...):
-  // such an adapter belongs to those weights alone, and PEFT makes them anew where it loads one.
+  // Returns whether the adapter was initialised from the weights, from which its product was subtracted (PiSSA, OLoRA,
+  // LoftQ, ...). Such an adapter fits only the changed weights, and PEFT computes them again when it loads one.
   static bool is_taken_from_weights(const Json& json) {
     const Json* const how = json.find("init_lora_weights");
     if (!how || !how->is_string()) return false;
@@ -340,7 +340,7 @@ class AdapterReader {
     const Json* const alpha = json.find("lora_alpha");
     if (!alpha) return corrupt("lora_alpha: expected a number, got nothing");
     alpha_ = TRY(alpha_of(*alpha).context("lora_alpha"));
-    // verl writes 0 for its users to fill in.
+    // verl writes 0 as a placeholder.
     if (options_.alpha && alpha_ == 0) {
       alpha_ = *options_.alpha;
       Json filled = TRY(parse_json(text_, "adapter_config.json"));
@@ -373,7 +373,7 @@ class AdapterReader {
     return alpha;
   }
 
-  // The first of the patterns that means it counts.
+  // The first pattern that matches decides.
   float scaling_of(const std::string& module, Index rank) const {
     const auto own =
         std::find_if(alphas_.begin(), alphas_.end(), [&](const auto& a) { return a.first.matches(module); });
@@ -389,7 +389,7 @@ class AdapterReader {
     return std::string(rest);
   }
 
-  // What PEFT needs to load it.
+  // Returns an adapter_config.json with which PEFT loads the adapter.
   std::string made_config() const {
     std::set<std::string> targets;
     const Index most = std::max_element(ranks_.begin(), ranks_.end(), [](const auto& x, const auto& y) {
@@ -464,7 +464,7 @@ class AdapterReader {
     return {};
   }
 
-  // Adds what a pair of a fused parameter adds to each weight of it.
+  // Appends to `out` what the pair of a fused parameter adds to each of its weights.
   Status match_fused(const Pair& pair, const SourceView& view, std::vector<LowRank>& out) const {
     for (const FusedPart& part : pair.fused->parts) {
       TRY(check_changeable(view.catalog.tensors()[part.weight]));
@@ -500,7 +500,7 @@ class AdapterReader {
     return out;
   }
 
-  // The rows that those of a module's are instead of, of so many.
+  // Returns the rows, out of `of`, that the trained rows of a module replace.
   Result<std::vector<Index>> row_numbers(const std::string& module, Index of) const {
     const Json* list = &row_numbers_;
     if (row_numbers_.is_object()) {
@@ -535,7 +535,7 @@ class AdapterReader {
         return corrupt(root() + ": " + tensor_text(t.name) + " " + to_string(t.shape) + " is to be " +
                        count_of(std::ssize(rows), "row") + " of " + tensor_text(w.name) + " " + to_string(w.shape));
       TRY(check_changeable(w));
-      // Rows of an embedding are those of a head that is tied to it, too.
+      // Rows of an embedding also replace those of a head tied to it.
       for (std::size_t i = 0; i < view.catalog.tensors().size(); ++i)
         if (i == *found || (is_tied(module + ".weight", model) && is_tied(view.catalog.tensors()[i].name, model) &&
                             view.catalog.tensors()[i].shape == w.shape))
@@ -544,13 +544,13 @@ class AdapterReader {
     return out;
   }
 
-  // Whether a weight is one of those that are one tensor in the model.
+  // Returns whether a weight is the embedding or the head of a model that ties them.
   static bool is_tied(const std::string& key, const Model& model) {
     const auto name = model.family ? parse_name(*model.family, key) : std::nullopt;
     return name && name->rule->is_vocabulary() && model.config && model.config->tie_word_embeddings();
   }
 
-  // `t` changes the weight of this key.
+  // Fails if `t` changes only one of two tied weights.
   Status check_untied(const Tensor& t, const std::string& key, const Model& model) const {
     if (!is_tied(key, model)) return {};
     return unsupported(root() + ": " + tensor_text(t.name) +
@@ -564,7 +564,7 @@ class AdapterReader {
                        ": an adapter can be added to floating-point weights only");
   }
 
-  // An adapter of a model without its head has names without "model."; the weights' keys have it.
+  // Finds a weight by its key. An adapter of a model saved without its head lacks the prefix "model.".
   static std::optional<std::size_t> find_weight(const std::string& key, const Catalog& weights, const Family* family) {
     if (!family) return weights.find(key);
     const auto weight = weights.find(canonical_key(*family, key));

@@ -40,7 +40,8 @@ std::vector<float> columns_of_expert(const std::vector<float>& b, const LowRank&
 // Adds the product of an expert's matrices to a box of its weight, [rows, columns], at `out`.
 Status add_to_matrix(const LowRank& m, Index expert, const Box& box, DType dtype, TensorSource& operands,
                      std::byte* out, MutableBytes scratch) {
-  const int rows = m.is_transposed ? 1 : 0, columns = 1 - rows;  // of the weight: the product's
+  const int rows = m.is_transposed ? 1 : 0,
+            columns = 1 - rows;  // the weight's dimensions that are the product's rows and columns
   Dims origin = box.origin;
   origin[0] += m.first_row;
   const Box of_a = {{expert * m.rank, origin[columns]}, {m.rank, box.shape[columns]}};
@@ -55,7 +56,7 @@ Status add_to_matrix(const LowRank& m, Index expert, const Box& box, DType dtype
   return {};
 }
 
-// Adds it to a box of the weight, of one matrix or of one for each expert.
+// Adds the product to a box of the weight, which is one matrix or has one for each expert.
 Status add_product(const LowRank& m, const Box& box, DType dtype, TensorSource& operands, MutableBytes out,
                    MutableBytes scratch) {
   if (m.expert >= 0) return add_to_matrix(m, m.expert, box, dtype, operands, out.data(), scratch);

@@ -18,9 +18,9 @@ namespace {
 constexpr Index kFp8Block = 128;  // rows and columns; rows that are read at once
 constexpr std::string_view kBlockScales = "_scale_inv";
 constexpr float kLargest = 448;                // of float8_e4m3fn
-constexpr Index kKeptScales = Index{4} << 20;  // bytes of scales that are remembered from matrix to scales
+constexpr Index kKeptScales = Index{4} << 20;  // bytes of scales that are cached between the matrix and its scales
 
-// Scales of the blocks of one matrix beside another.
+// The scale of a block.
 struct BlockScale {
   float scale = 1, inverse = 1;  // elements are multiplied by the one, the other is stored
 };
@@ -50,7 +50,7 @@ class BlockQuantizer {
         columns_(ceil_div(tensor_.shape[1], matrix.block_width)),
         cache_(std::move(cache)) {}
 
-  // Elements, float8.
+  // Computes the float8 elements of a box.
   Status fill(const Box& box, MutableBytes out, MutableBytes scratch) const {
     if (box.empty()) return {};
     std::vector<float> row(static_cast<std::size_t>(box.shape[1]));
@@ -64,7 +64,7 @@ class BlockQuantizer {
     return {};
   }
 
-  // Scales, float32, of a box of blocks, or of the only one.
+  // Computes the float32 scales of a box of blocks, or the only scale.
   Status fill_scales(const Box& scales, MutableBytes out, MutableBytes scratch) const {
     std::byte* at = out.data();
     const Box box = scales.rank() == 0 ? Box{{0, 0}, {1, 1}} : scales;
@@ -85,7 +85,7 @@ class BlockQuantizer {
     return out;
   }
 
-  // Rows from `first` on, as they are stored.
+  // Reads rows from `first` on, in the stored dtype.
   Result<std::vector<std::byte>> read(Index first, MutableBytes scratch) const {
     const Box box{{first, 0}, {std::min(kFp8Block, tensor_.shape[0] - first), tensor_.shape[1]}};
     std::vector<std::byte> out(static_cast<std::size_t>(volume(box) * byte_size(tensor_.dtype)));
@@ -98,7 +98,7 @@ class BlockQuantizer {
     convert(tensor_.dtype, DType::kFloat32, band.data() + at, reinterpret_cast<std::byte*>(out), n);
   }
 
-  // The largest magnitude of each block of a row of them. `band`: all of these rows, where they were read already.
+  // Returns the largest magnitude in each block of one row of blocks. `band`: these rows, if they were read already.
   Result<Slab> largest_in(Index block, const std::vector<std::byte>* band, MutableBytes scratch) const {
     const bool is_read = band != nullptr && matrix_.block_rows == kFp8Block;
     return cache_->get({static_cast<std::uint32_t>(matrix_.tensor), block}, [&]() -> Result<Slab> {
@@ -138,7 +138,7 @@ class BlockQuantizer {
     return {};
   }
 
-  // What of a row lies in the box.
+  // Computes the part of a row that is in the box.
   void quantize(Index row, const Box& box, const std::vector<std::byte>& band, const SlabBytes& slab,
                 std::vector<float>& values, std::byte* out) const {
     const Index begin = box.begin(1), end = box.end(1);
@@ -161,7 +161,7 @@ class BlockQuantizer {
   const std::shared_ptr<SlabCache> cache_;
 };
 
-// What loaders are told: which modules have matrices that are as they were.
+// Returns the modules whose matrices stay unquantized, for the loaders' configuration.
 Json config_of(const SourceView& view, const std::set<std::string, std::less<>>& quantized, bool in_blocks) {
   constexpr std::string_view kWeight = ".weight";
   Json left = Json::array();

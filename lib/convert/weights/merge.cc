@@ -12,7 +12,7 @@
 namespace reshard {
 namespace {
 
-constexpr Index kMostElements = Index{1} << 17;  // that are reckoned with at once, of each source
+constexpr Index kMostElements = Index{1} << 17;  // elements of each source that are computed at once
 
 bool is_merged(const Tensor& tensor) { return can_convert(tensor.dtype, DType::kFloat32); }
 
@@ -52,7 +52,7 @@ Status match_source(std::size_t s, const Catalog& view, Merge& out) {
   return {};
 }
 
-// Calls visit(box) for boxes of few elements that this one is cut into, in row-major order.
+// Divides `box` into boxes of at most kMostElements elements and calls visit() with each, in row-major order.
 template <class Visit>
 Status for_small_boxes(const Box& box, const Visit& visit) {
   if (volume(box) <= kMostElements) return visit(box);
@@ -68,7 +68,7 @@ Status for_small_boxes(const Box& box, const Visit& visit) {
   return {};
 }
 
-// One tensor, of all sources.
+// One tensor of the merge.
 class MergedTensor {
  public:
   MergedTensor(const Merge& merge, const std::vector<TensorSource*>& sources, MergeDigests& digests, std::size_t tensor,

@@ -18,8 +18,7 @@ namespace {
 
 bool is_float8(DType dtype, DType as) { return byte_size(dtype) == 1 && can_convert(dtype, as); }
 
-// Fails if a float8 matrix is part of a packed weight whose scales nobody has applied: its elements are not the model's
-// weights.
+// Fails if a float8 matrix would be converted without its scales: its elements alone are not the model's weights.
 Status check_scales_are_applied(const SourceView& view, const Typing& typing) {
   if (!typing.dtype || byte_size(*typing.dtype) == 1) return {};
   const auto& tensors = view.catalog.tensors();
@@ -50,7 +49,7 @@ bool stacks_experts(const Family& family) {
                      [](const NameRule& rule) { return rule.stacks_experts(); });
 }
 
-// Whether models of the family have matrices for it.
+// Returns whether models of the family have matrices that `quantization` applies to.
 bool has_matrices(const Family& family, Quantization quantization) {
   if (quantization == Quantization::kFp8Tensor) return !stacks_experts(family);
   const Quantized due = quantization == Quantization::kMxfp4 ? Quantized::kMxfp4 : Quantized::kFloat8;
@@ -58,7 +57,7 @@ bool has_matrices(const Family& family, Quantization quantization) {
                      [&](const NameRule& rule) { return rule.quantized == due; });
 }
 
-// "; --quantize fp8-tensor quantizes them": the choices that the family has; mostly one.
+// Returns a clause with the choices that the family has, mostly one: "; --quantize fp8-tensor quantizes ...".
 std::string other_quantizations(const Family& family) {
   std::vector<std::string> out;
   for (const auto& [name, quantization] : kQuantizations)
@@ -66,7 +65,7 @@ std::string other_quantizations(const Family& family) {
   return out.empty() ? "" : "; " + join(out, " or ") + " quantizes a model of this family";
 }
 
-// That the output has a place for scales, and the model matrices that may have them.
+// Fails if the output cannot store scales, or if the model has no matrices that can be quantized.
 Status check_quantizes(const SourceView& view, const Translation& names, const Selection& selection,
                        const Typing& typing, const Format& format) {
   std::string what = "--quantize: ";

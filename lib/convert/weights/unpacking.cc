@@ -18,7 +18,7 @@ constexpr Index kMaxSmall = Index{1} << 20;    // bytes of a tensor that is read
 constexpr std::string_view kFile = "(unpacked weights)";
 constexpr std::string_view kQuantizationConfigs[] = {"quantization_config", "compression_config"};
 
-// A config.json without what says how the model is quantized, in its parts too. Takes that out.
+// Removes the quantization from a config.json and its nested configs, and returns what was removed.
 Json take_quantization(const Json& config, Json& taken) {
   Json out = Json::object();
   const std::span<const Json::Member> members = *config.as_object();
@@ -33,7 +33,7 @@ Json take_quantization(const Json& config, Json& taken) {
   return out;
 }
 
-// What the weight is called in the source that a tensor of it is in, wrappers included.
+// Returns the source's name of the weight that `tensor` is part of, with its wrapper's prefix.
 std::string stored_name(const Tensor& part, const std::string& weight) {
   if (part.plain_key.empty()) return weight;
   const std::string_view module = module_of(weight);
@@ -66,7 +66,7 @@ class SmallReader {
   const int threads_;
 };
 
-// Whether a weight of this layout becomes a plain one by other means: block_scales.h, mxfp4.h.
+// Returns whether other code dequantizes this layout: block_scales.h, mxfp4.h.
 bool is_unpacked_elsewhere(Packing packing) { return packing == Packing::kFloat8 || packing == Packing::kMxfp4; }
 
 bool stays(const Catalog& source, const PackedWeight& weight, const Typing& typing) {
@@ -77,7 +77,7 @@ bool stays(const Catalog& source, const PackedWeight& weight, const Typing& typi
          });
 }
 
-// Whether all weights stay packed. A usage error if only some do.
+// Returns whether all weights stay packed. Fails (usage) if only some do.
 Result<bool> stay(const Catalog& source, const PackedWeights& packed, const Typing& typing) {
   const PackedWeight *kept = nullptr, *unpacked = nullptr;
   for (const PackedWeight& w : packed.weights) (stays(source, w, typing) ? kept : unpacked) = &w;
@@ -148,7 +148,7 @@ Result<std::unique_ptr<Unpacking>> Unpacking::make(Reader& source, const Request
     for (const PackedTensor& part : w.parts) parts.push_back(part.tensor);
     TRY(out->add(std::move(made), TRY(open_packed(in)), std::move(parts), *typing.dtype));
   }
-  // What wraps a model is told by its parameters' names, some of which are there only now.
+  // Find the wrapper's prefix again: it depends on the names of all parameters, some of which exist only now.
   out->catalog_.parts.clear();
   TRY(find_parts(out->catalog_, {}, stored.has_model_names, wanted.model.families));
   if (!plain.is_null() && !quantization.is_null()) config.text = python_text(plain);
@@ -204,7 +204,7 @@ const Unpacking::Weight& Unpacking::at(Index offset) const {
 
 namespace {
 
-// Where the box `inner` of `outer` begins among its row-major elements.
+// Returns the offset of `inner`, a box in `outer`, among the row-major elements of `outer`.
 Index place_in(const Box& outer, const Dims& strides, const Dims& origin) {
   Index out = 0;
   for (int d = 0; d < outer.rank(); ++d) out += (origin[d] - outer.origin[d]) * strides[d];
@@ -213,8 +213,8 @@ Index place_in(const Box& outer, const Dims& strides, const Dims& origin) {
 
 }  // namespace
 
-// A view may have taken rows of a weight apart, so a part of it is filled run by run, or at once where the rows follow
-// each other as they do in the weight.
+// A view may have reordered rows of a weight, so a part is filled one run of rows at a time, or at once if its rows are
+// consecutive in the weight.
 Status Unpacking::fill_fragment(TensorSource& packed, const Tensor& tensor, const Fragment& fragment, const Box& part,
                                 const Box& box, MutableBytes out, MutableBytes scratch) const {
   const Weight& weight = at(fragment.extent.offset);
