@@ -22,7 +22,7 @@ constexpr Index kKeptScales = Index{4} << 20;  // bytes of scales that are cache
 
 // The scale of a block.
 struct BlockScale {
-  float scale = 1, inverse = 1;  // elements are multiplied by the one, the other is stored
+  float scale = 1, inverse = 1;  // elements are multiplied by `scale`; `inverse` is stored
 };
 // Returns the scale for a block with this largest magnitude. Below 448 / 3.4e38 float32 cannot hold that scale; 2^127
 // is used instead, whose reciprocal is a denormal that float32 holds exactly, so that the values are kept as well as

@@ -18,7 +18,7 @@ constexpr Index kMaxSmall = Index{1} << 20;    // bytes of a tensor that is read
 constexpr std::string_view kFile = "(unpacked weights)";
 constexpr std::string_view kQuantizationConfigs[] = {"quantization_config", "compression_config"};
 
-// Removes the quantization from a config.json and its nested configs, and returns what was removed.
+// Returns a config.json without its quantization_config, in nested configs too, and sets `taken` to the first one.
 Json take_quantization(const Json& config, Json& taken) {
   Json out = Json::object();
   const std::span<const Json::Member> members = *config.as_object();
@@ -33,7 +33,7 @@ Json take_quantization(const Json& config, Json& taken) {
   return out;
 }
 
-// Returns the source's name of the weight that `tensor` is part of, with its wrapper's prefix.
+// Returns the name of `weight`, of which `part` is a tensor, as the source stores it: with its wrapper's prefix.
 std::string stored_name(const Tensor& part, const std::string& weight) {
   if (part.plain_key.empty()) return weight;
   const std::string_view module = module_of(weight);
