@@ -9,6 +9,7 @@
 #include "formats/training_run.h"
 #include "lib/base/file.h"
 #include "lib/base/names.h"
+#include "lib/base/storage/storage.h"
 #include "lib/base/text.h"
 #include "lib/checkpoint/provenance.h"
 #include "lib/checkpoint/side_files.h"
@@ -67,6 +68,7 @@ std::string others_text(const PathSnapshot& place) {
 }  // namespace
 
 Result<std::optional<OpenCheckpoint>> open_if_known(const std::string& path, const OpenOptions& options) {
+  forget_stored(path);
   return open_snapshot(TRY(PathSnapshot::look(path)), options);
 }
 
@@ -106,6 +108,7 @@ std::string advice_for_run(const std::string& path) {
 }  // namespace
 
 Result<OpenCheckpoint> open_checkpoint(const std::string& path, const OpenOptions& options) {
+  forget_stored(path);
   if (!path_exists(path)) {
     TRY(entry_at(path));  // a directory on the way that may not be looked into
     return io_error(path + ": not found");

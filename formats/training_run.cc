@@ -8,6 +8,7 @@
 
 #include "lib/base/file.h"
 #include "lib/base/names.h"
+#include "lib/base/storage/storage.h"
 #include "lib/base/text.h"
 
 namespace reshard {
@@ -349,6 +350,7 @@ void note_optimizers(const PathSnapshot& place, Catalog& catalog) {
 }
 
 Result<std::vector<std::string>> checkpoints_of_run(const std::string& path) {
+  forget_stored(path);
   std::vector<std::string> out;
   std::vector<std::string> level = {path};
   for (int depth = 0; depth < 2 && out.empty(); ++depth) {

@@ -6,7 +6,7 @@
 set -u
 
 packages=(g++ cmake ninja-build pkg-config libcli11-dev nlohmann-json3-dev libzstd-dev libisal-dev zlib1g-dev libhdf5-dev
-          libopenmpi-dev openmpi-bin libfuse3-dev fuse3)
+          libopenmpi-dev openmpi-bin libfuse3-dev fuse3 libcurl4-openssl-dev)
 if [ "${1:-}" = tests ]; then
   packages+=(libgtest-dev libgmock-dev python3 python3-dev python3-venv clang clang-format clang-tidy lld libclang-rt-14-dev time iproute2)
 fi

@@ -7,6 +7,7 @@
 #include <type_traits>
 
 #include "lib/base/file.h"
+#include "lib/base/storage/url.h"
 #include "lib/base/text.h"
 #include "tools/commands.h"
 #include "tools/help.h"
@@ -220,6 +221,8 @@ const Option& Option::written() const {
   takes(option_->get_positional() ? "PATH" : "FILE");
   option_->transform([](const std::string& path) {
     if (path == "-") throw CLI::ValidationError("expected a path, got -, which is not standard output here");
+    if (is_url(path))
+      throw CLI::ValidationError("expected a local path, got a URL: reshard reads URLs and writes here");
     return by_own_name(path);
   });
   return *this;

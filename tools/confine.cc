@@ -15,6 +15,8 @@
 
 #include "lib/base/file.h"
 #include "lib/base/sandbox.h"
+#include "lib/base/storage/http.h"
+#include "lib/base/storage/storage.h"
 #include "tools/commands.h"
 #include "tools/job_options.h"
 
@@ -56,6 +58,13 @@ class Paths {
     std::string place = parent_path(word);
     while (!is_directory(place) && place != "/" && place != ".") place = parent_path(place);
     sandbox_.written.push_back(place);
+  }
+
+  // A URL: what is read once, now; and what reading it takes later. An error is one of the command's, too.
+  void reach(const std::string& url) {
+    (void)prepare_stored(url);
+    for (std::string& file : http_files()) sandbox_.read.push_back(std::move(file));
+    sandbox_.network = true;
   }
 
   void system() {
@@ -148,11 +157,12 @@ bool names_further_files(const std::string& option, const std::vector<std::strin
 Status confine_to(const ParsedLine& line) {
   Paths paths;
   paths.system();
+  const auto name = [&](const std::string& word) { is_url(word) ? paths.reach(word) : paths.name(word); };
   for (const auto& [option, values] : line.values) {
     if (names_further_files(option, values)) paths.everything();
     for (const std::string& value : values) {
-      paths.name(value);
-      if (const std::size_t equals = value.find('='); equals != std::string::npos) paths.name(value.substr(equals + 1));
+      name(value);
+      if (const std::size_t equals = value.find('='); equals != std::string::npos) name(value.substr(equals + 1));
     }
   }
   for (const std::string& word : line.written) paths.write(word);

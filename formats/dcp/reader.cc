@@ -13,6 +13,8 @@
 #include "formats/encoding/zstd_frame.h"
 #include "lib/base/memory_limit.h"
 #include "lib/base/parallel.h"
+#include "lib/base/storage/read_ahead.h"
+#include "lib/base/storage/url.h"
 #include "lib/base/text.h"
 
 namespace reshard::dcp {
@@ -43,6 +45,7 @@ class DcpReader : public Reader {
   void look_at_files(const std::vector<DirectoryEntry>& entries);
   void name_objects_of_ranks();
   bool stored_as_safetensors();
+  std::size_t fetch_ends_of_items(const std::vector<std::size_t>& tensors, std::size_t begin, ReadAhead& ahead);
   Status locate_tensor(Tensor& tensor, const std::string& spool);
   Result<Fragment> locate_item(const Tensor& tensor, const Fragment& item, DType& dtype, const std::string& spool);
   Result<Fragment> locate_in_blob(const Tensor& tensor, const Fragment& item, const File& file, DType& dtype);
@@ -231,12 +234,42 @@ Status DcpReader::locate(const std::vector<std::size_t>& tensors, int threads, c
   }
   files_.expect(File::Reads::kScattered);  // the first and last bytes of every item
   std::vector<Tensor>& own = catalog_.own_tensors();
-  Status status = parallel_for(static_cast<Index>(tensors.size()), thread_count(threads), [&](int, Index i) {
-    return locate_tensor(own[tensors[static_cast<std::size_t>(i)]], spool);
-  });
+  Status status;
+  for (std::size_t begin = 0; status && begin < tensors.size();) {
+    ReadAhead ahead;
+    const std::size_t end = fetch_ends_of_items(tensors, begin, ahead);
+    status = parallel_for(static_cast<Index>(end - begin), thread_count(threads), [&](int, Index i) {
+      return locate_tensor(own[tensors[begin + static_cast<std::size_t>(i)]], spool);
+    });
+    begin = end;
+  }
   files_.expect(File::Reads::kInOrder);
   if (is_first && !spool_) catalog_.files.pop_back();
   return status;
+}
+
+// Behind a URL: asks for what zip.h reads of archives, of the items of some tensors from `begin` on. Returns the first
+// that it has not asked for: all are asked for at a local path, which has no use for that.
+std::size_t DcpReader::fetch_ends_of_items(const std::vector<std::size_t>& tensors, std::size_t begin,
+                                           ReadAhead& ahead) {
+  if (!is_url(catalog_.root)) return tensors.size();
+  constexpr std::size_t kMostItems = 256;  // as gaps of 64 KiB may be fetched with each
+  constexpr Index kEnd = Index{4} << 10, kSmall = 4 * kEnd;
+  std::vector<FileRange> ranges;
+  std::size_t end = begin, items = 0;
+  for (; end < tensors.size() && items < kMostItems; ++end) {
+    const Tensor& tensor = catalog_.tensors()[tensors[end]];
+    for (const FragmentList* const list : {&tensor.fragments, &tensor.replicas})
+      for (std::size_t i = 0; !tensor.located && i < list->size(); ++i, ++items) {
+        const Extent item = list->extent(i);
+        const std::string path = catalog_.file_path(item.file);
+        const Index head = item.length <= kSmall ? item.length : kEnd;
+        ranges.push_back({path, item.offset, head});
+        if (head < item.length) ranges.push_back({path, item.offset + item.length - kEnd, kEnd});
+      }
+  }
+  ahead.fetch(ranges);
+  return end;
 }
 
 Status DcpReader::locate_tensor(Tensor& tensor, const std::string& spool) {

@@ -20,6 +20,7 @@
 #include "formats/hdf5/names.h"
 #include "formats/hdf5/types.h"
 #include "lib/base/file.h"
+#include "lib/base/storage/url.h"
 #include "lib/base/text.h"
 #include "lib/device/codec.h"
 
@@ -86,6 +87,7 @@ herr_t collect_link(hid_t, const char* name, const H5L_info_t*, void* out) {
 }
 
 Result<Listing> Scanner::run() {
+  if (is_url(path_)) return unsupported(path_ + ": libhdf5 reads local files alone; download it first");
   const LibraryLock lock;
   listing_.catalog.root = parent_path(path_);
   const File file = TRY(File::open(path_));

@@ -11,6 +11,7 @@
 #include "formats/tensor_files/indexed_files.h"
 #include "formats/tensor_files/placeholders.h"
 #include "lib/base/json.h"
+#include "lib/base/storage/read_ahead.h"
 #include "lib/base/text.h"
 
 namespace reshard::hf {
@@ -333,6 +334,8 @@ Status HfReader::open(const PathSnapshot& place, const OpenOptions& options) {
   catalog_.root = sources_.root;
   catalog_.stale_files = sources_.stale_files;
   if (sources_.index) TRY(catalog_.reserve(sources_.index->tensors()));
+  ReadAhead headers;
+  headers.fetch(starts_of(catalog_.root, sources_.files));
   for (const std::string& name : sources_.files)
     TRY(read_file(name, options.files_too ? SafetensorsEnd::kExact : SafetensorsEnd::kUnchecked));
   TRY(refuse_placeholders(catalog_, place));

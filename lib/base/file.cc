@@ -16,6 +16,7 @@
 
 #include "lib/base/memory_limit.h"
 #include "lib/base/sandbox.h"
+#include "lib/base/storage/storage.h"
 #include "lib/base/syscalls.h"
 #include "lib/base/text.h"
 
@@ -43,6 +44,12 @@ auto retry(Call call) {
 }  // namespace
 
 Result<File> File::open(const std::string& path, Access access) {
+  if (is_url(path)) {
+    if (access != Access::kRead) return unsupported(path + ": reshard reads URLs and writes local files");
+    File file(-1, path);
+    file.stored_ = TRY(StoredFile::open(path));
+    return file;
+  }
   const int mode = access == Access::kRead ? O_RDONLY : access == Access::kReadWrite ? O_RDWR : O_WRONLY | O_DIRECT;
   const int flags = mode | O_CLOEXEC | O_NONBLOCK;
   const int fd = retry([&] { return sys().open(path.c_str(), flags, 0); });
@@ -79,17 +86,20 @@ Result<File> File::create_in_memory() {
 }
 
 Result<File> File::reopen_direct() const {
+  if (stored_) return unsupported(path_ + ": is not on this machine");
   const std::string link = "/proc/self/fd/" + std::to_string(fd_);
   const int fd = retry([&] { return sys().open(link.c_str(), O_RDONLY | O_DIRECT | O_CLOEXEC, 0); });
   if (fd < 0) return errno_error(path_, "cannot open for direct reading");
   return File(fd, path_);
 }
 
-File::File(File&& other) noexcept : fd_(std::exchange(other.fd_, -1)), path_(std::move(other.path_)) {}
+File::File(File&& other) noexcept
+    : fd_(std::exchange(other.fd_, -1)), path_(std::move(other.path_)), stored_(std::move(other.stored_)) {}
 
 File& File::operator=(File&& other) noexcept {
   std::swap(fd_, other.fd_);
   std::swap(path_, other.path_);
+  std::swap(stored_, other.stored_);
   return *this;
 }
 
@@ -98,12 +108,14 @@ File::~File() {
 }
 
 Result<Index> File::size() const {
+  if (stored_) return stored_->size();
   struct stat st {};
   if (sys().fstat(fd_, &st) != 0) return errno_error(path_, "cannot stat");
   return static_cast<Index>(st.st_size);
 }
 
 Status File::read_at(Index offset, MutableBytes out) const {
+  if (stored_) return stored_->read_at(offset, out);
   std::size_t done = 0;
   while (done < out.size()) {
     const off_t where = offset + static_cast<off_t>(done);
@@ -130,6 +142,7 @@ Status File::write_at(Index offset, Bytes data) const {
 }
 
 void File::expect(Reads reads) const {
+  if (stored_) return;
   (void)::posix_fadvise(fd_, 0, 0, reads == Reads::kScattered ? POSIX_FADV_RANDOM : POSIX_FADV_NORMAL);
 }
 
@@ -250,6 +263,7 @@ DirectoryEntry entry_of(const std::string& name, const struct stat& st) {
 }  // namespace
 
 Result<std::vector<DirectoryEntry>> list_directory(const std::string& path) {
+  if (is_url(path)) return list_stored(path);
   const Directory directory(::opendir(path.c_str()));
   if (!directory) return errno_error(path, "cannot list");
   const int fd = ::dirfd(directory.get());
@@ -270,6 +284,10 @@ Result<std::vector<DirectoryEntry>> list_directory(const std::string& path) {
 }
 
 Result<std::optional<DirectoryEntry>> entry_at(const std::string& path) {
+  if (is_url(path)) {
+    const auto object = TRY(find_stored(path));
+    return object ? std::optional(object->entry) : std::nullopt;
+  }
   struct stat st {};
   if (::stat(path.c_str(), &st) != 0) {
     if (errno == ENOENT || errno == ENOTDIR) return std::optional<DirectoryEntry>();
@@ -283,7 +301,31 @@ bool Node::is_directory() const { return S_ISDIR(mode); }
 bool Node::is_regular() const { return S_ISREG(mode); }
 bool Node::is_link() const { return S_ISLNK(mode); }
 
+namespace {
+
+// Of a URL: its version takes the inode's place.
+Result<Node> look_at_stored(const std::string& path) {
+  const auto object = TRY(find_stored(path));
+  if (!object) return io_error(path + ": cannot stat: not found");
+  Node node{"", 0, std::hash<std::string>()(object->version), 0};
+  node.mode = object->entry.is_directory ? S_IFDIR | 0555 : S_IFREG | 0444;
+  node.size = object->entry.size;
+  node.mtime_ns = object->entry.mtime_ns;
+  return node;
+}
+
+// The names in a directory, links of which are not followed, sorted.
+Result<std::vector<std::string>> names_below(const std::string& directory) {
+  if (!is_url(directory)) return names_in(TRY(open_directory(directory)).get(), directory);
+  std::vector<std::string> out;
+  for (const DirectoryEntry& entry : TRY(list_stored(directory))) out.push_back(entry.name);
+  return out;
+}
+
+}  // namespace
+
 Result<Node> look_at(const std::string& path) {
+  if (is_url(path)) return look_at_stored(path);
   struct stat st {};
   if (::lstat(path.c_str(), &st) != 0) return errno_error(path, "cannot stat");
   Node node{"", st.st_dev, st.st_ino, st.st_mode};
@@ -295,7 +337,7 @@ Result<Node> look_at(const std::string& path) {
 
 Result<std::vector<Node>> list_tree(const std::string& directory) {
   std::vector<Node> out;
-  for (const std::string& name : TRY(names_in(TRY(open_directory(directory)).get(), directory))) {
+  for (const std::string& name : TRY(names_below(directory))) {
     const std::string path = path_join(directory, name);
     Node node = TRY(look_at(path));
     node.name = name;
@@ -311,6 +353,7 @@ Result<std::vector<Node>> list_tree(const std::string& directory) {
 }
 
 bool lies_in(const std::string& path, const std::string& directory) {
+  if (is_url(path) || is_url(directory)) return is_url(path) && (path + "/").starts_with(path_join(directory, ""));
   struct stat st {
   }, wanted{};
   char* const real = ::realpath(path.c_str(), nullptr);
@@ -325,11 +368,19 @@ bool lies_in(const std::string& path, const std::string& directory) {
 }
 
 bool path_exists(const std::string& path) {
+  if (is_url(path)) {
+    const auto object = find_stored(path);
+    return !object || *object;  // where the store does not say, reading it says why
+  }
   struct stat st {};
   return ::lstat(path.c_str(), &st) == 0;
 }
 
 bool is_directory(const std::string& path) {
+  if (is_url(path)) {
+    const auto object = find_stored(path);
+    return object && *object && (*object)->entry.is_directory;
+  }
   struct stat st {};
   return ::stat(path.c_str(), &st) == 0 && S_ISDIR(st.st_mode);
 }
@@ -341,6 +392,11 @@ std::string path_join(std::string_view directory, std::string_view name) {
 }
 
 std::string parent_path(const std::string& path) {
+  if (is_url(path)) {
+    const Url url = parse_url(path);
+    const std::size_t last = url.key.rfind('/');
+    return last == std::string::npos ? url.root : url.root + "/" + url.key.substr(0, last);
+  }
   std::string p = path;
   while (p.size() > 1 && p.back() == '/') p.pop_back();
   const std::size_t slash = p.rfind('/');

@@ -1,5 +1,6 @@
 // Files: positioned reads and writes, and the few directory operations that a checkpoint needs. Every error names the
-// path and the operating system's reason.
+// path and the operating system's reason. Functions that read also take URLs (storage/url.h); those that write refuse
+// them.
 #pragma once
 
 #include <limits>
@@ -14,6 +15,8 @@
 #include "lib/base/result.h"
 
 namespace reshard {
+
+class StoredFile;  // storage/storage.h
 
 // An open file. Owns its descriptor. read_at and write_at may be called from several threads at once.
 class File {
@@ -40,7 +43,7 @@ class File {
   Result<File> reopen_direct() const;
 
   const std::string& path() const { return path_; }
-  int descriptor() const { return fd_; }  // owned by this File; do not close it
+  int descriptor() const { return fd_; }  // owned by this File; do not close it. -1 for a URL
   Result<Index> size() const;
 
   // Fills all of `out`. A file that ends early is a corrupt error that says how many bytes there were.
@@ -67,6 +70,7 @@ class File {
   File(int fd, std::string path) : fd_(fd), path_(std::move(path)) {}
   int fd_ = -1;
   std::string path_;
+  std::shared_ptr<const StoredFile> stored_;  // null: a local file
 };
 
 // Reads a whole file; a file longer than `limit` bytes is a corrupt error.
@@ -111,7 +115,7 @@ bool lies_in(const std::string& path, const std::string& directory);
 bool path_exists(const std::string& path);  // true for a dangling link
 bool is_directory(const std::string& path);
 std::string path_join(std::string_view directory, std::string_view name);
-std::string parent_path(const std::string& path);  // "a/b/" -> "a", "b" -> "."
+std::string parent_path(const std::string& path);  // "a/b/" -> "a", "b" -> ".", "s3://bucket" -> itself
 std::string base_name(const std::string& path);    // "a/b/" -> "b"
 // Returns the real path if `path` ends in "." or "..", so that it ends in the directory's own name; otherwise `path`.
 std::string by_own_name(const std::string& path);

@@ -70,7 +70,8 @@ Result<bool> give_up_files(const Sandbox& sandbox) {
   const long version = landlock_version();
   const std::uint64_t all = all_rights(version);
   if (all == 0) return false;
-  Ruleset taken{all, version >= 4 ? 3u : 0u, version >= 6 ? 3u : 0u};  // TCP; abstract sockets, signals to others
+  Ruleset taken{all, version >= 4 ? (sandbox.network ? 1u : 3u) : 0u,  // TCP: listening, connecting
+                version >= 6 ? 3u : 0u};                               // abstract sockets, signals to others
   const std::size_t size = version >= 6 ? 24 : version >= 4 ? 16 : 8;
   const auto ruleset = static_cast<int>(::syscall(kCreateRuleset, &taken, size, 0));
   if (ruleset < 0 && (errno == EMFILE || errno == ENFILE)) return too_few_files();
@@ -132,6 +133,16 @@ constexpr std::uint32_t kAllowed[] = {
 #endif
 };
 
+// Those that a client of the network needs beside them.
+constexpr std::uint32_t kNetwork[] = {
+    __NR_socket,     __NR_socketpair, __NR_connect,   __NR_sendto,      __NR_sendmsg,       __NR_sendmmsg,
+    __NR_recvfrom,   __NR_recvmsg,    __NR_bind,      __NR_getsockname, __NR_getpeername,   __NR_setsockopt,
+    __NR_getsockopt, __NR_shutdown,   __NR_epoll_ctl, __NR_epoll_pwait, __NR_epoll_create1,
+#ifdef __NR_epoll_wait
+    __NR_epoll_wait,
+#endif
+};
+
 // The last call that kAllowed was chosen from. Later ones fail with ENOSYS, so that a newer C library falls back on an
 // older call; all others that are not allowed fail with EPERM.
 constexpr std::uint32_t kLastKnown = 467;
@@ -157,9 +168,9 @@ constexpr sock_filter if_at_least(std::uint32_t value) { return {BPF_JMP | BPF_J
 // Both architectures are little-endian: the lower half of an argument comes first.
 constexpr std::size_t argument(std::size_t i) { return offsetof(seccomp_data, args) + i * sizeof(std::uint64_t); }
 
-// Builds the filter: the calls of kAllowed; ioctl with kTerminalRequests; clone without namespaces, and not clone3,
-// whose flags a filter cannot read.
-std::vector<sock_filter> call_filter() {
+// Builds the filter: the calls of kAllowed, those of kNetwork if it is wanted; ioctl with kTerminalRequests; clone
+// without namespaces, and not clone3, whose flags a filter cannot read.
+std::vector<sock_filter> call_filter(bool network) {
   std::vector<sock_filter> program = {
       load(offsetof(seccomp_data, arch)),
       {BPF_JMP | BPF_JEQ | BPF_K, 1, 0, kArchitecture},
@@ -172,10 +183,13 @@ std::vector<sock_filter> call_filter() {
       if_equal(kClone3),
       kUnknown,
   };
-  for (const std::uint32_t call : kAllowed) {
+  const auto allow_call = [&](std::uint32_t call) {
     program.push_back(if_equal(call));
     program.push_back(kAllow);
-  }
+  };
+  for (const std::uint32_t call : kAllowed) allow_call(call);
+  if (network)
+    for (const std::uint32_t call : kNetwork) allow_call(call);
   constexpr auto requests = static_cast<std::uint8_t>(2 * std::size(kTerminalRequests) + 2);
   program.push_back({BPF_JMP | BPF_JEQ | BPF_K, 0, requests, __NR_ioctl});
   program.push_back(load(argument(1)));
@@ -192,9 +206,9 @@ std::vector<sock_filter> call_filter() {
   return program;
 }
 
-bool give_up_calls() {
+bool give_up_calls(bool network) {
   if (kArchitecture == 0) return false;
-  std::vector<sock_filter> program = call_filter();
+  std::vector<sock_filter> program = call_filter(network);
   const sock_fprog filter{static_cast<unsigned short>(program.size()), program.data()};
   return ::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter, 0, 0) == 0;
 }
@@ -206,7 +220,7 @@ long landlock_version() { return std::max(0L, ::syscall(kCreateRuleset, nullptr,
 Result<Sandboxed> enter_sandbox(const Sandbox& sandbox) {
   if (::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0) return Sandboxed();
   gave_up_files = TRY(give_up_files(sandbox));
-  return Sandboxed{gave_up_files, give_up_calls()};
+  return Sandboxed{gave_up_files, give_up_calls(sandbox.network)};
 }
 
 bool in_sandbox() { return gave_up_files; }

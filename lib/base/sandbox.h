@@ -14,12 +14,13 @@ struct Sandbox {
   std::vector<std::string> listed;   // directories whose names, and those of all below, may be listed
   std::vector<std::string> read;     // files, and directories with all below, that may be read
   std::vector<std::string> written;  // likewise, that may be read, written, made and removed
+  bool network = false;              // connections may be made, for sources behind URLs; none are accepted
 };
 
 // What took hold.
 struct Sandboxed {
   bool files = false;  // no other files can be opened, nothing can be executed
-  bool calls = false;  // only the calls of the allowlist work: no sockets, programs, namespaces, mounts, file modes
+  bool calls = false;  // only the calls of the allowlist work: no sockets (but see Sandbox::network), programs, namespaces, mounts
 };
 
 // Holds for this thread, those that it starts, and processes that these start, for ever. To be called before there are

@@ -117,10 +117,11 @@ Result<Side> read_box(TensorSource& source, std::size_t tensor, const Box& box, 
                       const Buffers& buffers, const PieceFilter& wanted = nullptr);
 
 // Reads the slabs [first, end) of `list` on this rank and visits each. Runs one thread per element of `buffers`, each
-// of which must hold the list's largest slab.
+// of which must hold the list's largest slab. Of a source behind a URL up to `ahead` bytes are fetched before their
+// turn.
 Status read_slabs(const std::vector<WalkItem>& items, const SlabList& list, Index first, Index end,
                   TensorSource& source, const RunOptions& options, const std::vector<Buffers>& buffers,
-                  const SlabVisit& visit);
+                  const SlabVisit& visit, Index ahead = 0);
 
 // Queues the upload of a slab's `n` elements to the device, if they are on the host, and their conversion to `to`.
 // Returns the buffer that holds them afterwards: `elements`, or buffers.extra if they are converted.

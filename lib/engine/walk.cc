@@ -11,6 +11,7 @@
 #include "lib/checkpoint/fragment_index.h"
 #include "lib/engine/exchange.h"
 #include "lib/engine/finished_check.h"
+#include "lib/engine/slabs_ahead.h"
 #include "lib/output/small_write_buffer.h"
 #include "lib/source/crc_ledger.h"
 #include "lib/transport/collectives.h"
@@ -167,7 +168,8 @@ Result<std::vector<TensorProof>> run_walk(const Walk& walk, const RunOptions& op
   if (exchanges(options))
     TRY(exchange_slabs(items, list, shares, source, staging, options, buffers, process));
   else
-    TRY(read_slabs(items, list, shares[me], shares[me + 1], source, options, buffers, process));
+    TRY(read_slabs(items, list, shares[me], shares[me + 1], source, options, buffers, process,
+                   std::clamp<Index>(options.memory - memory.peak - kConnections, 0, kMostAhead)));
 
   // 5. Checksums, and the proofs of all ranks.
   TRY(source.finish(buffers.front().scratch, options.ranks));

@@ -51,5 +51,5 @@ set(CPACK_STRIP_FILES ON)
 set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
 set(CPACK_DEBIAN_PACKAGE_SECTION science)
 set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS ON)
-set(CPACK_DEBIAN_PACKAGE_SUGGESTS "openmpi-bin, libfuse3-3, fuse3")  # opened when there are ranks, when one mounts
+set(CPACK_DEBIAN_PACKAGE_SUGGESTS "openmpi-bin, libfuse3-3, fuse3, libcurl4")  # opened for ranks, mounts, URLs
 include(CPack)

@@ -22,6 +22,10 @@ class CheckedSource : public TensorSource {
   Status read_pieces(std::size_t number, const Box& box, const PieceFilter& wanted, MutableBytes out,
                      MutableBytes scratch) override;
   Status finish(MutableBytes scratch, Transport* ranks) override { return stored_.finish(scratch, ranks); }
+  bool is_remote() const override { return stored_.is_remote(); }
+  void add_ranges(std::size_t tensor, const Box& box, Index scratch, std::vector<FileRange>& out) override {
+    stored_.add_ranges(tensor, box, scratch, out);
+  }
   Index columns(std::size_t tensor) const override { return stored_.columns(tensor); }
 
  private:

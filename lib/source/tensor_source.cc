@@ -209,6 +209,16 @@ void FileSource::expect_once() {
   once_ = !catalog_.files.empty() && DirectReader::pays_at(catalog_.file_path(0));
 }
 
+void FileSource::add_ranges(std::size_t number, const Box& box, Index scratch, std::vector<FileRange>& out) {
+  const Tensor& tensor = catalog_.tensors()[number];
+  for (const PieceGroup& group : pieces_of(tensor.fragments, index(number), box, byte_size(tensor.dtype), scratch)) {
+    const bool is_whole = tensor.fragments.get(group.pieces.front().fragment).encoding != nullptr;
+    const std::string path = catalog_.file_path(group.extent.file);
+    out.push_back(is_whole ? FileRange{path, group.extent.offset, group.extent.length}
+                           : FileRange{path, group.extent.offset + group.begin, group.length()});
+  }
+}
+
 Status FileSource::read_pieces(std::size_t number, const Box& box, const PieceFilter& wanted, MutableBytes out,
                                MutableBytes scratch) {
   const Tensor& tensor = catalog_.tensors()[number];
@@ -236,7 +246,7 @@ Status FileSource::read_pieces(std::size_t number, const Box& box, const PieceFi
     const MutableBytes bytes = direct ? MutableBytes(place(first), length) : scratch.subspan(at, length);
     const auto read = [&] {
       if (past_cache) return direct_.read_through(file, offset, bytes, scratch);
-      if (!in_order_ || group.length() > ShortReads::kLongest) return file->read_at(offset, bytes);
+      if (!in_order_ || group.length() > ShortReads::kLongest || is_remote()) return file->read_at(offset, bytes);
       return short_.read(group.extent.file, *file, catalog_.files[group.extent.file].size, offset, bytes);
     };
     TRY(read().context([&] { return piece_text(tensor, first); }));

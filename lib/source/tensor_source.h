@@ -10,6 +10,8 @@
 #include <vector>
 
 #include "lib/base/file.h"
+#include "lib/base/storage/read_ahead.h"
+#include "lib/base/storage/url.h"
 #include "lib/checkpoint/catalog.h"
 #include "lib/checkpoint/fragment_index.h"
 #include "lib/device/codec.h"
@@ -77,6 +79,12 @@ class TensorSource {
   // `scratch` must be page-aligned and larger than 8 KiB.
   virtual void expect_once() {}
 
+  // Returns whether files of the source are behind URLs.
+  virtual bool is_remote() const { return false; }
+  // Adds the ranges of those files that read() of `box` will ask for with `scratch` bytes of scratch memory, for
+  // ReadAhead. Thread-safe.
+  virtual void add_ranges(std::size_t /*tensor*/, const Box& /*box*/, Index /*scratch*/, std::vector<FileRange>&) {}
+
   // Returns the number of column shards side by side in a tensor: narrow pieces need larger slabs.
   virtual Index columns(std::size_t tensor) const = 0;
 };
@@ -102,6 +110,8 @@ class FileSource : public TensorSource {
   void keep_seen(const std::vector<CrcPiece>& seen, const std::vector<std::size_t>& tensors) override;
   std::vector<CrcPiece> take_seen() override { return crcs_.take_recent(); }
   void expect_once() override;
+  bool is_remote() const override { return is_url(catalog_.root); }
+  void add_ranges(std::size_t tensor, const Box& box, Index scratch, std::vector<FileRange>& out) override;
   Index columns(std::size_t tensor) const override;
 
   // Number of checksums verified, by all ranks on rank 0 of several. Call after finish().

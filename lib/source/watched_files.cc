@@ -5,11 +5,17 @@
 #include <algorithm>
 #include <utility>
 
+#include "lib/base/storage/url.h"
 #include "lib/base/text.h"
 
 namespace reshard {
 
 std::optional<WatchedFiles::State> WatchedFiles::state_of(const std::string& path) {
+  if (is_url(path)) {
+    const auto node = look_at(path);
+    if (!node) return std::nullopt;
+    return State{node->device, node->inode, node->size, node->mtime_ns};
+  }
   struct stat s {};
   if (::stat(path.c_str(), &s) != 0) return std::nullopt;
   return State{s.st_dev, s.st_ino, s.st_size, Index{s.st_mtim.tv_sec} * 1'000'000'000 + s.st_mtim.tv_nsec};

@@ -1,0 +1,126 @@
+#include "lib/base/storage/http.h"
+
+#include <algorithm>
+#include <atomic>
+#include <charconv>
+#include <chrono>
+#include <cstdlib>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <random>
+#include <thread>
+
+#include "lib/base/storage/url.h"
+
+namespace reshard {
+namespace {
+
+std::atomic<Index> sent{0}, sent_again{0}, received{0};
+
+// A variable's whole number from 1 to 3600; `usual` if it is not set, or is something else.
+int number_in(const char* variable, int usual) {
+  const char* const text = std::getenv(variable);
+  const int value = text ? std::atoi(text) : 0;
+  return value >= 1 && value <= 3600 ? value : usual;
+}
+
+bool is_servers_trouble(int status) { return status == 408 || status == 429 || status >= 500; }
+
+double jitter() {
+  thread_local std::mt19937 random(std::random_device{}());
+  return std::uniform_real_distribution<double>(0.5, 1.0)(random);
+}
+
+// Seconds that a reply asks to wait; 0: it does not say.
+double retry_after(const HttpReply* reply) {
+  const std::string_view text = reply ? reply->header("retry-after") : std::string_view();
+  int seconds = 0;
+  (void)std::from_chars(text.data(), text.data() + text.size(), seconds);
+  constexpr int kMost = 30;
+  return std::clamp(seconds, 0, kMost);
+}
+
+// Hosts that have just not answered, all tries long: what else is asked of them fails at once.
+class SilentHosts {
+ public:
+  void add(const std::string& host, const Error& error) {
+    const std::lock_guard lock(mutex_);
+    errors_.insert_or_assign(host, Silence{Clock::now(), error});
+  }
+  std::optional<Error> find(const std::string& host) {
+    constexpr std::chrono::seconds kHolds(10);
+    const std::lock_guard lock(mutex_);
+    const auto at = errors_.find(host);
+    if (at == errors_.end() || Clock::now() - at->second.since > kHolds) return std::nullopt;
+    return at->second.error;
+  }
+  static SilentHosts& of_process() {
+    static auto* const all = new SilentHosts();
+    return *all;
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  struct Silence {
+    Clock::time_point since;
+    Error error;
+  };
+  std::mutex mutex_;
+  std::map<std::string, Silence> errors_;
+};
+
+void pause_before(int next_try, const HttpReply* reply) {
+  constexpr double kMost = 5;
+  double pause = http_limits().first_pause;
+  for (int i = 1; i < next_try; ++i) pause = std::min(pause * 2, kMost);
+  std::this_thread::sleep_for(std::chrono::duration<double>(std::max(pause * jitter(), retry_after(reply))));
+}
+
+}  // namespace
+
+std::string_view HttpReply::header(std::string_view name) const {
+  for (const auto& [key, value] : headers)
+    if (key == name) return value;
+  return {};
+}
+
+const HttpLimits& http_limits() {
+  static const HttpLimits limits = [] {
+    HttpLimits out;
+    out.idle_timeout = number_in("RESHARD_HTTP_TIMEOUT", static_cast<int>(out.idle_timeout));
+    out.connect_timeout = std::min(out.connect_timeout, out.idle_timeout);
+    out.tries = number_in("RESHARD_HTTP_TRIES", out.tries);
+    return out;
+  }();
+  return limits;
+}
+
+HttpCounts http_counts() { return {sent, sent_again, received}; }
+
+Result<HttpReply> send_http(const std::string& what, const MakeRequest& make, const IsTrouble& is_trouble) {
+  for (int attempt = 1;; ++attempt) {
+    const HttpRequest request = TRY(make());
+    const std::string host(split_http_url(request.url).host);
+    if (attempt == 1)
+      if (auto error = SilentHosts::of_process().find(host)) return std::move(*error).context(what);
+    ++sent;
+    HttpOutcome outcome = send_once(request);
+    HttpReply* const reply = std::get_if<HttpReply>(&outcome);
+    if (reply) received += std::ssize(reply->body) + (reply->status == 206 ? std::ssize(request.into) : 0);
+    const bool may_retry = attempt < http_limits().tries;
+    const bool again = reply ? is_servers_trouble(reply->status) || (is_trouble && is_trouble(*reply))
+                             : std::get<HttpFailure>(outcome).retryable;
+    if (!again || !may_retry) {
+      if (reply) return std::move(*reply);
+      Error error = std::get<HttpFailure>(outcome).error;
+      if (attempt > 1) error = Error(error.code(), error.message() + " (tried " + std::to_string(attempt) + " times)");
+      if (again) SilentHosts::of_process().add(host, error);
+      return std::move(error).context(what);
+    }
+    ++sent_again;
+    pause_before(attempt, reply);
+  }
+}
+
+}  // namespace reshard

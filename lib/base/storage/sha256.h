@@ -1,0 +1,13 @@
+// SHA-256 (FIPS 180-4) and HMAC (RFC 2104) of short texts: what requests to S3 are signed with. Too slow for data.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+namespace reshard {
+
+std::string sha256(std::string_view message);                             // 32 bytes
+std::string hmac_sha256(std::string_view key, std::string_view message);  // 32 bytes
+std::string to_hex(std::string_view bytes);                               // two lower-case digits for each
+
+}  // namespace reshard

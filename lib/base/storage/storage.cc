@@ -1,0 +1,271 @@
+#include "lib/base/storage/storage.h"
+
+#include <algorithm>
+#include <cstring>
+#include <list>
+#include <utility>
+
+#include "lib/base/memory_limit.h"
+#include "lib/base/parallel.h"
+#include "lib/base/storage/http.h"
+#include "lib/base/storage/read_ahead.h"
+#include "lib/base/text.h"
+
+namespace reshard {
+namespace {
+
+std::string parent_key(const std::string& key) {
+  const std::size_t slash = key.rfind('/');
+  return slash == std::string::npos ? "" : key.substr(0, slash);
+}
+
+StoredObject directory_object(const std::string& name) { return {{name, true, 0, 0}, ""}; }
+
+std::string text_of(const Url& url) { return url.key.empty() ? url.root : url.root + "/" + url.key; }
+
+}  // namespace
+
+Result<StoredTree*> StoredTree::of(const Url& url) {
+  static std::mutex mutex;
+  static auto* const trees = new std::map<std::string, std::unique_ptr<StoredTree>>();  // lives on, as OpenFiles does
+  const std::lock_guard lock(mutex);
+  std::unique_ptr<StoredTree>& tree = (*trees)[url.root];
+  if (!tree) tree = std::make_unique<StoredTree>(TRY(open_storage(url.root)));
+  return tree.get();
+}
+
+std::shared_ptr<const StoredTree::Directory> StoredTree::known(const std::string& key) const {
+  const std::lock_guard lock(mutex_);
+  const auto found = directories_.find(key);
+  return found == directories_.end() ? nullptr : found->second;
+}
+
+// What was found when an object was asked for by its name; nothing if it was not.
+std::optional<std::optional<StoredObject>> StoredTree::found(const std::string& key) const {
+  const std::lock_guard lock(mutex_);
+  const auto at = found_.find(key);
+  if (at == found_.end()) return std::nullopt;
+  return std::optional<std::optional<StoredObject>>(std::in_place, at->second);
+}
+
+Result<std::shared_ptr<const StoredTree::Directory>> StoredTree::directory(const std::string& key) {
+  if (auto there = known(key)) return there;
+  Listing listing = TRY(storage_->list(key));
+  auto made = std::make_shared<Directory>();
+  made->is_allowed = listing.is_allowed;
+  made->why_not = std::move(listing.why_not);
+  for (StoredObject& object : listing.objects) {
+    const std::string name = object.entry.name;
+    if (!is_safe_relative_path(name) || name.find('/') != std::string::npos) continue;
+    // A key that is an object and a prefix, too: an empty object marks a directory.
+    const bool wins = !object.entry.is_directory && object.entry.size > 0;
+    const auto [at, is_new] = made->objects.try_emplace(name, object);
+    if (!is_new && (wins || at->second.entry.size == 0)) at->second = wins ? std::move(object) : directory_object(name);
+  }
+  const std::lock_guard lock(mutex_);
+  return directories_.try_emplace(key, std::move(made)).first->second;
+}
+
+// Whether a directory above was listed: then names below it are found by listing, too.
+bool StoredTree::is_inside_listed(const std::string& key) const {
+  for (std::string above = parent_key(key);; above = parent_key(above)) {
+    if (const auto listed = known(above)) return listed->is_allowed;
+    if (above.empty()) return false;
+  }
+}
+
+// Whether an object below `key` was found by its name.
+bool StoredTree::holds_known(const std::string& key) const {
+  const std::string below = key.empty() ? "" : key + "/";
+  const std::lock_guard lock(mutex_);
+  for (auto at = found_.lower_bound(below); at != found_.end() && at->first.starts_with(below); ++at)
+    if (at->second) return true;
+  return false;
+}
+
+Result<std::optional<StoredObject>> StoredTree::find(const Url& url) {
+  const std::string name = base_name(url.key);
+  if (url.key.empty()) return std::optional(directory_object(base_name(url.root)));
+  if (const auto own = known(url.key); own && !own->objects.empty()) return std::optional(directory_object(name));
+  if (const auto seen = found(url.key); seen && *seen) return *seen;
+  if (is_inside_listed(url.key)) {
+    const auto parent = TRY(directory(parent_key(url.key)));
+    const auto at = parent->objects.find(name);
+    if (at != parent->objects.end()) return std::optional(at->second);
+    if (parent->is_allowed) return std::optional<StoredObject>();
+  }
+  if (holds_known(url.key)) return std::optional(directory_object(name));
+  if (const auto seen = found(url.key)) return *seen;
+  std::optional<StoredObject> object = TRY(ask(url));
+  if (object && object->entry.is_directory) return object;
+  const std::lock_guard lock(mutex_);
+  return found_.try_emplace(url.key, std::move(object)).first->second;
+}
+
+// Asks the store for an object of that name, and for what is below it if there is none, or an empty one.
+Result<std::optional<StoredObject>> StoredTree::ask(const Url& url) {
+  std::optional<StoredObject> object;
+  if (!url.is_directory) object = TRY(storage_->stat(url.key));
+  if (object && (object->entry.is_directory || object->entry.size > 0)) return object;
+  const auto below = TRY(directory(url.key));
+  if (!below->objects.empty()) return std::optional(directory_object(base_name(url.key)));
+  if (!object && !below->is_allowed && !below->why_not.empty() && !holds_known(parent_key(url.key)))
+    return io_error(text_of(url) + ": " + below->why_not);
+  return object;
+}
+
+Result<std::vector<DirectoryEntry>> StoredTree::list(const Url& url) {
+  const auto there = TRY(directory(url.key));
+  std::map<std::string, DirectoryEntry> out;
+  for (const auto& [name, object] : there->objects) out.emplace(name, object.entry);
+  if (!there->is_allowed) {
+    const std::string below = url.key.empty() ? "" : url.key + "/";
+    const std::lock_guard lock(mutex_);
+    for (auto at = found_.lower_bound(below); at != found_.end() && at->first.starts_with(below); ++at)
+      if (at->second && at->first.find('/', below.size()) == std::string::npos)
+        out.emplace(at->second->entry.name, at->second->entry);
+    if (out.empty()) return io_error(text_of(url) + ": " + there->why_not);
+  }
+  std::vector<DirectoryEntry> entries;
+  for (auto& [name, entry] : out) entries.push_back(std::move(entry));
+  return entries;
+}
+
+void StoredTree::forget(const Url& url) {
+  const auto is_below = [&](const auto& known) {
+    return url.key.empty() || known.first == url.key || known.first.starts_with(url.key + "/");
+  };
+  const std::lock_guard lock(mutex_);
+  std::erase_if(directories_, is_below);
+  std::erase_if(found_, is_below);
+  for (std::string above = url.key; !above.empty();) directories_.erase(above = parent_key(above));
+}
+
+// ---- files
+
+namespace {
+
+constexpr Index kShort = Index{64} << 10;     // a request for less asks for this much: headers follow each other
+constexpr Index kPart = Index{8} << 20;       // of one request
+constexpr Index kMostKept = Index{16} << 20;  // bytes of short stretches, of all files
+
+// The stretches that were read last around short pieces, of all files.
+class RecentStretches {
+ public:
+  bool copy(const std::string& object, Index offset, MutableBytes out) {
+    const std::lock_guard lock(mutex_);
+    for (auto at = kept_.begin(); at != kept_.end(); ++at) {
+      const Index begin = offset - at->begin;
+      if (begin < 0 || begin + std::ssize(out) > std::ssize(at->bytes) || at->object != object) continue;
+      std::memcpy(out.data(), at->bytes.data() + begin, out.size());
+      kept_.splice(kept_.begin(), kept_, at);
+      return true;
+    }
+    return false;
+  }
+  void keep(const std::string& object, Index begin, std::vector<std::byte> bytes) {
+    const std::lock_guard lock(mutex_);
+    size_ += std::ssize(bytes);
+    kept_.push_front({object, begin, std::move(bytes)});
+    while (size_ > kMostKept) {
+      size_ -= std::ssize(kept_.back().bytes);
+      kept_.pop_back();
+    }
+  }
+  static RecentStretches& of_process() {
+    static auto* const all = new RecentStretches();
+    return *all;
+  }
+
+ private:
+  struct Stretch {
+    std::string object;
+    Index begin = 0;
+    std::vector<std::byte> bytes;
+  };
+  std::mutex mutex_;
+  std::list<Stretch> kept_;
+  Index size_ = 0;
+};
+
+}  // namespace
+
+Result<std::shared_ptr<const StoredFile>> StoredFile::open(const std::string& url) {
+  const Url parsed = parse_url(url);
+  StoredTree& tree = *TRY(StoredTree::of(parsed));
+  auto object = TRY(tree.find(parsed));
+  if (!object) return io_error(url + ": cannot open: not found");
+  if (object->entry.is_directory) return io_error(url + ": expected a file");
+  return std::shared_ptr<const StoredFile>(new StoredFile(url, parsed.key, std::move(*object), tree.storage()));
+}
+
+Status StoredFile::read_at(Index offset, MutableBytes out) const {
+  const Index left = std::max<Index>(0, size() - offset);
+  if (offset < 0 || std::ssize(out) > left)
+    return corrupt(at(path_, offset) + ": expected " + bytes_of(out.size()) + ", got " + std::to_string(left) +
+                   " to the end of the file");
+  const Index done = take_fetched(*this, offset, out);
+  const MutableBytes rest = out.subspan(static_cast<std::size_t>(done));
+  expect_next(offset, std::ssize(out), rest.empty());
+  if (rest.empty()) return {};
+  return std::ssize(rest) < kShort ? read_short(offset + done, rest) : read_parts(offset + done, rest);
+}
+
+// Asks for what follows a read that follows another one. Nobody else has, if the read was not of fetched bytes, or of
+// those that this asked for.
+void StoredFile::expect_next(Index offset, Index length, bool was_fetched) const {
+  constexpr Index kLeast = Index{128} << 10, kWindow = Index{16} << 20, kMostOfAll = Index{64} << 20;
+  const std::lock_guard lock(mutex_);
+  const bool follows = offset == next_ && offset > 0 && length >= kLeast;
+  next_ = offset + length;
+  if (!follows || (was_fetched && ahead_until_ < next_)) return;
+  const Index begin = std::max(next_, ahead_until_), end = std::min(next_ + std::min(kWindow, 8 * length), size());
+  if (end - begin < (end - next_) / 2 || begin >= end || fetched_bytes() > kMostOfAll) return;
+  ahead_until_ = end;
+  ahead_.fetch({{path_, begin, end - begin}});
+}
+
+Status StoredFile::read_stored(Index offset, MutableBytes out) const {
+  return storage_.read(key_, object_, offset, out).context([&] { return at(path_, offset); });
+}
+
+Status StoredFile::read_short(Index offset, MutableBytes out) const {
+  RecentStretches& recent = RecentStretches::of_process();
+  if (recent.copy(identity_, offset, out)) return {};
+  std::vector<std::byte> bytes(static_cast<std::size_t>(std::min(kShort, size() - offset)));
+  TRY(read_stored(offset, bytes));
+  std::memcpy(out.data(), bytes.data(), out.size());
+  recent.keep(identity_, offset, std::move(bytes));
+  return {};
+}
+
+Status StoredFile::read_parts(Index offset, MutableBytes out) const {
+  const Index parts = ceil_div(std::ssize(out), kPart);
+  return parallel_for(parts, static_cast<int>(std::min<Index>(parts, kMostRequests)), [&](int, Index i) -> Status {
+    const Index begin = i * kPart, length = std::min(kPart, std::ssize(out) - begin);
+    return read_stored(offset + begin, out.subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(length)));
+  });
+}
+
+Result<std::vector<DirectoryEntry>> list_stored(const std::string& url) {
+  const Url parsed = parse_url(url);
+  return TRY(StoredTree::of(parsed))->list(parsed);
+}
+
+Result<std::optional<StoredObject>> find_stored(const std::string& url) {
+  const Url parsed = parse_url(url);
+  return TRY(StoredTree::of(parsed))->find(parsed);
+}
+
+Status prepare_stored(const std::string& url) {
+  TRY(StoredTree::of(parse_url(url)));
+  return {};
+}
+
+void forget_stored(const std::string& url) {
+  if (!is_url(url)) return;
+  const Url parsed = parse_url(url);
+  if (const auto tree = StoredTree::of(parsed)) (*tree)->forget(parsed);
+}
+
+}  // namespace reshard

@@ -1,0 +1,314 @@
+// Checkpoints behind URLs: the program against a stand-in for S3, the hub and web servers (stand_in.py), on good days
+// and on bad ones.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <regex>
+#include <sstream>
+
+#include "lib/base/storage/credentials.h"
+#include "lib/base/storage/sha256.h"
+#include "lib/base/storage/url.h"
+#include "tests/support/stand_in_server.h"
+#include "tests/support/temp_dir.h"
+
+namespace reshard {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::HasSubstr;
+using testing::Not;
+
+const std::string kSamples = RESHARD_SOURCE_DIR "/samples/checkpoints";
+constexpr const char* kKey = "AWS_ACCESS_KEY_ID=test:tester";
+constexpr const char* kSecret = "AWS_SECRET_ACCESS_KEY=s3cr3t/+key";
+const std::vector<std::string> kSigned = {kKey, kSecret};
+
+std::string text_of(const std::string& path) {
+  std::ostringstream out;
+  out << std::ifstream(path, std::ios::binary).rdbuf();
+  return out.str();
+}
+
+// A directory that stand_in.py serves: bucket, repository and web pages in one. It has a DCP and a Hugging Face model
+// under names that have to be encoded.
+class Stores : public testing::Test {
+ protected:
+  static constexpr const char* kRun = "run a+b/step=5/\xc3\xa9t\xc3\xa9 #1%20";  // all that URLs treat apart
+
+  void SetUp() override {
+    const fs::path bucket = directory_ / "org/model";
+    fs::create_directories(bucket / kRun);
+    fs::copy(kSamples + "/fsdp8/checkpoint", bucket / kRun / "dcp", fs::copy_options::recursive);
+    fs::create_directories(bucket / "hf");
+    fs::copy(kSamples + "/fsdp8/hf.safetensors", bucket / "hf/model.safetensors");
+    fs::copy(kSamples + "/fsdp8/config.json", bucket / "hf/config.json");
+    fs::copy(kSamples + "/fsdp8/config.json", bucket / kRun / "config.json");
+  }
+
+  std::string local(const std::string& path) const { return directory_ / ("org/model/" + path); }
+  static std::string in_bucket(const std::string& path) { return "s3://org/model/" + path; }
+
+  TempDir directory_;
+};
+
+// What a command says of a URL and of a local copy, the paths apart.
+std::string without_path(std::string text, const std::string& path) {
+  for (std::size_t at; (at = text.find(path)) != std::string::npos;) text.replace(at, path.size(), "HERE");
+  return text;
+}
+
+TEST_F(Stores, AnswerAsFilesDoWhateverTheScheme) {
+  const StandInServer server(directory_.path(), {"--key", "test:tester:s3cr3t/+key", "--token", "hf_t"});
+  const std::string dcp = std::string(kRun) + "/dcp";
+  const struct {
+    std::string url;
+    std::vector<std::string> variables;
+  } kUrls[] = {{"s3://org/model/" + dcp, kSigned},
+               {"gs://org/model/" + dcp, {"GS_ACCESS_KEY_ID=test:tester", "GS_SECRET_ACCESS_KEY=s3cr3t/+key"}},
+               {"hf://org/model/" + dcp, {"HF_TOKEN=hf_t"}},
+               {"hf://org/model@refs/pr/1/" + dcp, {"HF_TOKEN=hf_t"}},
+               {server.url() + "/web/org/model/" + dcp, {}}};
+  for (const auto& [url, variables] : kUrls) {
+    SCOPED_TRACE(url);
+    // In a URL of the web '#' and '%' stand for something else.
+    const bool is_web = url.starts_with("http");
+    const std::string path =
+        is_web ? std::regex_replace(std::regex_replace(url, std::regex("%20"), "%2520"), std::regex("#"), "%23") : url;
+    for (const std::vector<std::string>& words : {std::vector<std::string>{"layout"}, {"diff", "+"}}) {
+      std::vector<std::string> here = {words[0], local(dcp)}, there = {words[0], path};
+      for (std::size_t i = 1; i < words.size(); ++i)
+        for (auto* line : {&here, &there}) line->push_back(words[i] == "+" ? local(dcp) : words[i]);
+      const CommandResult wanted = reshard_cli(here), got = server.run(there, variables);
+      EXPECT_EQ(got.exit_code, wanted.exit_code) << got.out << got.err;
+      if (words[0] == "diff") continue;  // it shows both paths
+      EXPECT_EQ(without_path(got.out, path), without_path(wanted.out, local(dcp))) << got.err;
+    }
+  }
+}
+
+TEST_F(Stores, ConvertToTheSameBytesAsALocalCopy) {
+  const StandInServer server(directory_.path(), {"--key", "test:tester:s3cr3t/+key"});
+  const std::string dcp = std::string(kRun) + "/dcp", config = std::string(kRun) + "/config.json";
+  const CommandResult here =
+      reshard_cli({"convert", local(dcp), directory_ / "here", "--to", "hf", "--config", local(config)});
+  ASSERT_EQ(here.exit_code, 0) << here.err;
+  const CommandResult there = server.run(
+      {"convert", in_bucket(dcp), directory_ / "there", "--to", "hf", "--config", in_bucket(config)}, kSigned);
+  ASSERT_EQ(there.exit_code, 0) << there.err;
+  EXPECT_EQ(text_of(directory_ / "there/model.safetensors"), text_of(directory_ / "here/model.safetensors"));
+  EXPECT_EQ(text_of(directory_ / "there/config.json"), text_of(directory_ / "here/config.json"));
+  EXPECT_THAT(text_of(directory_ / "there/reshard_manifest.json"), Not(HasSubstr("s3cr3t")));
+
+  const CommandResult back = server.run({"convert", in_bucket("hf"), directory_ / "back", "--to", "dcp"}, kSigned);
+  EXPECT_EQ(back.exit_code, 0) << back.err;
+  const CommandResult compared = server.run({"verify", directory_ / "back", "--against", in_bucket("hf")}, kSigned);
+  EXPECT_EQ(compared.exit_code, 0) << compared.out << compared.err;
+  const CommandResult difference = server.run({"diff", in_bucket("hf"), in_bucket("hf/model.safetensors")}, kSigned);
+  EXPECT_EQ(difference.exit_code, 0) << difference.out << difference.err;
+}
+
+TEST_F(Stores, ListTheStepsOfARun) {
+  fs::create_directories(directory_ / "org/steps");
+  for (const char* step : {"step-5", "step-20", "step-100"})
+    fs::copy(kSamples + "/fsdp8/checkpoint", directory_ / ("org/steps/" + std::string(step)),
+             fs::copy_options::recursive);
+  const StandInServer server(directory_.path());
+  const CommandResult latest = server.run({"latest", "s3://org/steps"});
+  EXPECT_EQ(latest.exit_code, 0) << latest.err;
+  EXPECT_THAT(latest.out, HasSubstr("s3://org/steps/step-100"));
+  const CommandResult inspect = server.run({"inspect", "s3://org/steps"});
+  EXPECT_EQ(inspect.exit_code, 4);
+  EXPECT_THAT(inspect.err, HasSubstr("the newest complete one is s3://org/steps/step-100"));
+}
+
+// Every fault that passes is got over, and one that stays is an error.
+TEST_F(Stores, GetOverFaultsThatPass) {
+  const StandInServer server(directory_.path());
+  const struct {
+    std::string name, match;
+    int times;
+  } kFaults[] = {{"500", "model.safetensors", 2},
+                 {"slow-down", "model.safetensors", 2},
+                 {"reset", "model.safetensors", 2},
+                 {"short", "model.safetensors", 2},
+                 {"500", "prefix", 1},
+                 {"reset", "prefix", 1},
+                 {"error-200", "prefix", 1},
+                 {"region", "prefix", 1}};
+  for (const auto& [name, match, times] : kFaults) {
+    SCOPED_TRACE(name + " " + match);
+    server.set_faults(R"([{"fault": ")" + name + R"(", "times": )" + std::to_string(times) + R"(, "match": ")" + match +
+                      R"("}])");
+    const CommandResult got = server.run({"verify", in_bucket("hf")});
+    EXPECT_EQ(got.exit_code, 0) << got.out << got.err;
+  }
+}
+
+TEST_F(Stores, SayWhatToDo) {
+  fs::copy(RESHARD_TEST_DATA "/hdf5/odd.h5", local("odd.h5"));
+  const StandInServer server(directory_.path(), {"--key", "test:tester:s3cr3t/+key", "--token", "hf_t"});
+  const struct {
+    std::string url, fault;
+    std::vector<std::string> variables;
+    std::string says;
+  } kCases[] = {
+      {"s3://org/model/hf", "", {kKey, "AWS_SECRET_ACCESS_KEY=wrong"}, "the secret key does not fit the access key"},
+      {"s3://org/model/hf", "", {"AWS_ACCESS_KEY_ID=other", kSecret}, "the server does not know the access key"},
+      {"s3://org/model/hf", "", {}, "no credentials were found: set AWS_ACCESS_KEY_ID"},
+      {"s3://org/model/hf", "", {kKey}, "belong together"},
+      {"s3://org/model/hf", "", {"AWS_PROFILE=nobody"}, "AWS_PROFILE names 'nobody'"},
+      {"s3://nobucket/model", "", kSigned, "there is no such bucket"},
+      {"s3://org/nothing", "", kSigned, "s3://org/nothing: not found"},
+      {"s3://org/model/hf", "expired-token", kSigned, "the session token has expired; get new credentials"},
+      {"s3://org/model/hf", "clock-skew", kSigned, "this machine's clock is wrong: the server has"},
+      {"s3://org/model/hf", "500", kSigned, "the server is in trouble or overloaded, try again later"},
+      {"hf://org/model/hf", "", {"HF_TOKEN=other"}, "the token may not read it"},
+      {"hf://org/model/hf", "", {}, "it is private: set HF_TOKEN"},
+      {"hf://org/none", "", {"HF_TOKEN=hf_t"}, "there is no such repository"},
+      {"hf://org/model@v9/hf", "", {"HF_TOKEN=hf_t"}, "the repository has no revision 'v9'"},
+      {"s3://org/model/odd.h5", "", kSigned, "libhdf5 reads local files alone; download it first"},
+      {"hf://org", "", {}, "expected hf://organisation/model"},
+      {server.url() + "/web/org/none", "", {}, "not found"},
+      {"http://127.0.0.1:1/model", "", {}, "check the endpoint, the network and the proxy"},
+  };
+  for (const auto& [url, fault, variables, says] : kCases) {
+    SCOPED_TRACE(url + " " + says);
+    server.set_faults(fault.empty() ? "[]" : R"([{"fault": ")" + fault + R"(", "times": 99}])");
+    std::vector<std::string> all = variables;
+    all.emplace_back("RESHARD_HTTP_TRIES=1");
+    const CommandResult got = server.run({"inspect", url}, all);
+    EXPECT_THAT(got.exit_code, testing::AnyOf(2, 4, 5)) << got.out;
+    EXPECT_THAT(got.err, HasSubstr(says));
+    EXPECT_THAT(got.err, Not(HasSubstr("s3cr3t")));
+    EXPECT_THAT(got.err, Not(HasSubstr("hf_t")));
+  }
+}
+
+TEST_F(Stores, ReadFilesOfABucketThatMayNotBeListed) {
+  const StandInServer server(directory_.path(), {"--deny-list"});
+  const CommandResult directory = server.run({"inspect", in_bucket("hf")});
+  EXPECT_EQ(directory.exit_code, 5);
+  EXPECT_THAT(directory.err, HasSubstr("or name a file that may be read"));
+  const CommandResult file = server.run({"verify", in_bucket("hf/model.safetensors")});
+  EXPECT_EQ(file.exit_code, 0) << file.out << file.err;
+}
+
+TEST_F(Stores, RefuseAnObjectThatIsReplacedMeanwhile) {
+  const StandInServer server(directory_.path(), {"--replace", local("hf/model.safetensors")});
+  const CommandResult got = server.run({"verify", in_bucket("hf")});
+  EXPECT_EQ(got.exit_code, 5) << got.out;
+  EXPECT_THAT(got.err, HasSubstr("model.safetensors"));
+  EXPECT_THAT(got.err, HasSubstr("the object was replaced after it was opened"));
+}
+
+Index requests_in(const std::string& log) {
+  return std::count(log.begin(), log.end(), '{') - 1;  // one object for each, in one
+}
+
+TEST_F(Stores, AreAskedForLittleAndForMuchAtOnce) {
+  const StandInServer server(directory_.path(), {"--delay", "0.04"});
+  const std::string dcp = in_bucket(std::string(kRun) + "/dcp");
+  ASSERT_EQ(server.run({"inspect", dcp}).exit_code, 0);
+  // Is it a file? What is in it? .metadata; and the config next to it, which is asked for by its name.
+  EXPECT_LE(requests_in(server.take_requests()), 6);
+  ASSERT_EQ(server.run({"inspect", in_bucket("hf")}).exit_code, 0);
+  EXPECT_LE(requests_in(server.take_requests()), 4);  // likewise, a header, and the config
+  ASSERT_EQ(server.run({"verify", dcp}).exit_code, 0);
+  const std::string log = server.take_requests();
+  const std::size_t at = log.find("\"most_open\": ");
+  ASSERT_NE(at, std::string::npos);
+  EXPECT_GE(std::stoi(log.substr(at + 13)), 4) << "of eight files";
+}
+
+TEST_F(Stores, AreNoPlaceToWriteTo) {
+  const StandInServer server(directory_.path());
+  for (const std::string& to : {in_bucket("out"), std::string("hf://org/out"), std::string("https://host/out")}) {
+    const CommandResult got = server.run({"convert", local("hf"), to, "--to", "dcp"});
+    EXPECT_EQ(got.exit_code, 2) << got.out;
+    EXPECT_THAT(got.err, HasSubstr("expected a local path, got a URL"));
+  }
+  EXPECT_EQ(server.take_requests().find("out"), std::string::npos);
+}
+
+TEST_F(Stores, AreNotAskedForLocalPaths) {
+  const StandInServer server(directory_.path());
+  EXPECT_EQ(server.run({"inspect", local("hf")}).exit_code, 0);
+  EXPECT_THAT(server.take_requests(), HasSubstr("\"requests\": []"));
+}
+
+// The example of AWS's documentation of Signature Version 4 for S3: a GET of a range of test.txt.
+TEST(Signatures, AreThoseOfTheDocumentation) {
+  S3Access access;
+  access.key_id = "AKIAIOSFODNN7EXAMPLE";
+  access.secret = "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY";
+  access.region = "us-east-1";
+  HttpHeaders headers = {{"host", "examplebucket.s3.amazonaws.com"}, {"range", "bytes=0-9"}};
+  sign_s3(access, "/test.txt", "", 1369353600, headers);
+  EXPECT_EQ(headers.back().first, "authorization");
+  EXPECT_THAT(headers.back().second,
+              HasSubstr("Signature=f0e8bdb87c964420e857bd35b5d6ed310bd44f0170aba48dd91039c6036bdb41"));
+}
+
+// RFC 4231, test cases 1 and 6.
+TEST(Signatures, HashAsTheRfcDoes) {
+  EXPECT_EQ(to_hex(hmac_sha256(std::string(20, '\x0b'), "Hi There")),
+            "b0344c61d8db38535ca8afceaf0bf12b881dc200c9833da726e9376c2e32cff7");
+  EXPECT_EQ(to_hex(hmac_sha256(std::string(131, '\xaa'), "Test Using Larger Than Block-Size Key - Hash Key First")),
+            "60e431591ee0b67f0d8a26aacbf5b77f8e0bc6213728c5140546040f0ee37f54");
+}
+
+TEST(Urls, AreCutIntoRootAndKey) {
+  const struct {
+    std::string url, root, key;
+    bool is_directory;
+  } kCases[] = {{"s3://b", "s3://b", "", false},
+                {"s3://b/", "s3://b", "", true},
+                {"s3://b/a/c/", "s3://b", "a/c", true},
+                {"hf://o/m", "hf://o/m", "", false},
+                {"hf://o/m@main/a/b", "hf://o/m@main", "a/b", false},
+                {"hf://o/m@refs/pr/7/a", "hf://o/m@refs/pr/7", "a", false},
+                {"hf://datasets/o/d/a", "hf://datasets/o/d", "a", false},
+                {"https://h:8/x y", "https://h:8", "x y", false}};
+  for (const auto& [url, root, key, is_directory] : kCases) {
+    const Url got = parse_url(url);
+    EXPECT_EQ(got.root, root) << url;
+    EXPECT_EQ(got.key, key) << url;
+    EXPECT_EQ(got.is_directory, is_directory) << url;
+  }
+  for (const char* path : {"s3", "s3:/b", "./s3://b", "ftp://h/x", "/s3://b", "S3://b"})
+    EXPECT_FALSE(is_url(path)) << path;
+  EXPECT_EQ(percent_decode(percent_encode("a b/\xc3\xa9+=%", false)), "a b/\xc3\xa9+=%");
+}
+
+TEST(Profiles, AreThoseOfTheAwsTools) {
+  const TempDir home;
+  home.write(".aws/credentials",
+             "[default]\naws_access_key_id = A\naws_secret_access_key=B\n\n[other]\n# x\n"
+             "aws_access_key_id=C\naws_secret_access_key=D==\naws_session_token=E\n");
+  home.write(".aws/config",
+             "[default]\nregion = eu-west-3\ns3 =\n  addressing_style = path\n[profile other]\n"
+             "endpoint_url = http://h:9000/\n");
+  const auto read = [&](const char* profile) {
+    for (const char* name : {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_REGION",
+                             "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"})
+      ::unsetenv(name);
+    ::setenv("AWS_SHARED_CREDENTIALS_FILE", (home / ".aws/credentials").c_str(), 1);
+    ::setenv("AWS_CONFIG_FILE", (home / ".aws/config").c_str(), 1);
+    ::setenv("AWS_PROFILE", profile, 1);
+    auto access = s3_access();
+    for (const char* name : {"AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE", "AWS_PROFILE"}) ::unsetenv(name);
+    return access;
+  };
+  const auto usual = read(""), other = read("other"), none = read("none");
+  ASSERT_TRUE(usual && other);
+  EXPECT_EQ(usual->key_id + usual->secret + usual->region, "ABeu-west-3");
+  EXPECT_EQ(other->key_id + other->secret + other->session_token + other->endpoint, "CD==Ehttp://h:9000");
+  EXPECT_FALSE(none);
+}
+
+}  // namespace
+}  // namespace reshard
