@@ -57,7 +57,7 @@ Result<Json> NanotronReader::read_json(std::string_view name) {
 
 Status NanotronReader::find_files() {
   constexpr std::string_view kModel = "model";
-  for (const Node& node : TRY(walk(path_join(catalog_.root, kModel)))) {
+  for (const Node& node : TRY(list_tree(path_join(catalog_.root, kModel)))) {
     if (node.is_directory()) continue;
     const std::size_t slash = node.name.rfind('/');
     const auto parsed = slash == std::string::npos ? std::nullopt : parse_file_name(base_name(node.name));

@@ -158,7 +158,7 @@ Status OrbaxReader::read_values(Reading& now) {
     now.memory = now.values.inline_bytes();
   } else {
     ++directories_;
-    std::vector<Node> nodes = TRY(walk(now.place->path()));
+    std::vector<Node> nodes = TRY(list_tree(now.place->path()));
     std::erase_if(nodes, [](const Node& node) { return !node.is_regular(); });
     std::sort(nodes.begin(), nodes.end(), [](const Node& a, const Node& b) { return a.name < b.name; });
     for (const Node& node : nodes) {
@@ -378,7 +378,7 @@ Status OrbaxReader::list_files(const Reading& now) {
   std::set<std::string> data;
   for (const CatalogFile& file : catalog_.files) data.insert(file.path);
   const bool has_database = now.place->has_file(kManifest);
-  for (const Node& node : TRY(walk(now.place->path()))) {
+  for (const Node& node : TRY(list_tree(now.place->path()))) {
     const std::string first = node.name.substr(0, node.name.find('/'));
     const bool is_own = !has_database || first.starts_with("_") || first.starts_with("manifest.") || first == "d" ||
                         first.starts_with("ocdbt.process_") || first == kArrayMetadatas ||
