@@ -20,7 +20,8 @@ struct Sandbox {
 // What took hold.
 struct Sandboxed {
   bool files = false;  // no other files can be opened, nothing can be executed
-  bool calls = false;  // only the calls of the allowlist work: no sockets (but see Sandbox::network), programs, namespaces, mounts
+  bool calls = false;  // only the calls of the allowlist work: no sockets (but see Sandbox::network), programs,
+                       // namespaces, mounts
 };
 
 // Holds for this thread, those that it starts, and processes that these start, for ever. To be called before there are
