@@ -136,7 +136,9 @@ Result<std::vector<std::string>> files_of_checkpoint(const std::string& director
   const auto add = [&](const std::string& name) {
     own.insert(std::filesystem::path(below.empty() ? name : path_join(below, name)).lexically_normal().string());
   };
-  for (const CatalogFile& file : catalog.files) add(file.path);
+  const auto is_own = open.format->is_own_file;
+  for (const CatalogFile& file : catalog.files)
+    if (!is_own || is_own(catalog, file.path)) add(file.path);
   for (const std::string& name : catalog.metadata_files) add(name);
   if (!catalog.latest_file.empty()) add(catalog.latest_file);
   std::set<std::string> places = {""};

@@ -29,18 +29,31 @@ bool is_numbered_name(std::string_view name) {
   return is_of_model(name) && name.find("-of-") != std::string_view::npos;
 }
 
-std::vector<std::string> usual_names(const PathSnapshot& directory) {
+namespace {
+
+bool is_usual(std::string_view name) {
   constexpr std::string_view kUsual[] = {"ckpt.pt",   "model.pt",       "checkpoint.pt",
                                          "model.pth", "checkpoint.pth", "lit_model.pth"};
+  return std::find(std::begin(kUsual), std::end(kUsual), name) != std::end(kUsual);
+}
+
+}  // namespace
+
+std::vector<std::string> usual_names(const PathSnapshot& directory) {
   std::vector<std::string> out;
-  for (const DirectoryEntry& e : directory.entries()) {
-    const bool is_usual = std::find(std::begin(kUsual), std::end(kUsual), e.name) != std::end(kUsual);
-    if (!e.is_directory && (is_usual || e.name.ends_with(".ckpt"))) out.push_back(e.name);
-  }
+  for (const DirectoryEntry& e : directory.entries())
+    if (!e.is_directory && (is_usual(e.name) || e.name.ends_with(".ckpt"))) out.push_back(e.name);
   return out;
 }
 
 namespace {
+
+// Whether an index names the file, or its name is one of a program's. Any name may end in .ckpt, and in .pt.
+bool is_own_file(const Catalog& catalog, std::string_view path) {
+  const std::string_view name = path.substr(path.rfind('/') + 1);  // npos + 1 is 0
+  return !catalog.metadata_files.empty() || is_of_model(name) || is_usual(name) || name == kAdapterFile ||
+         name == "optimizer.pt" || name == "optimizer.bin";
+}
 
 Result<bool> recognises(const PathSnapshot& place) {
   if (!place.is_directory()) return is_index_name(place.path()) || TorchFile::recognises(place.head());
@@ -67,6 +80,7 @@ const Format kBinFormat = {
     .open = bin::open,
     .lay_out = bin::lay_out,
     .holds = Holds::kModel,
+    .is_own_file = bin::is_own_file,
     .hf_names = true,
     .side_files = kModelSideFiles,
     .max_file_bytes = kUsualFileBytes,

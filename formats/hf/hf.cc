@@ -4,6 +4,8 @@
 #include <utility>
 
 #include "formats/tensor_files/target.h"
+#include "lib/base/file.h"
+#include "lib/base/text.h"
 
 namespace reshard {
 namespace hf {
@@ -14,6 +16,43 @@ bool is_index_name(std::string_view path) { return path.ends_with(".safetensors.
 namespace {
 
 bool is_ours(std::string_view name) { return is_file_name(name) || is_index_name(name); }
+
+// Whether this ends the name of a file: ".safetensors", "-00001-of-00004.safetensors" or, of accelerate's second model,
+// "_1.safetensors", perhaps after the word of one of the variants that are published.
+bool ends_name(std::string_view rest) {
+  static constexpr std::string_view kVariants[] = {".fp16", ".bf16", ".fp32", ".non_ema"};
+  std::any_of(std::begin(kVariants), std::end(kVariants),
+              [&](std::string_view variant) { return take(rest, variant); });
+  const auto take_number = [&](std::string_view before) {
+    const std::size_t end = take(rest, before) ? rest.find_first_not_of("0123456789") : 0;
+    if (end == 0 || end == std::string_view::npos) return false;
+    rest.remove_prefix(end);
+    return true;
+  };
+  if (rest.starts_with('_') && !take_number("_")) return false;
+  if (rest.starts_with('-') && (!take_number("-") || !take_number("-of-"))) return false;
+  return rest == ".safetensors";
+}
+
+// Whether an index beside the file names it, or else its name is one that loaders look for:
+// model.safetensors, model-00001-of-00004.safetensors, shard-00001-model-00001-of-00001.safetensors, and those of
+// diffusers' models, Mistral's and adapters.
+bool is_own_file(const Catalog& catalog, std::string_view path) {
+  if (!is_file_name(path)) return true;  // of another format, in the directory of a training run
+  const auto is_index = [&](const std::string& name) {
+    return is_index_name(name) && parent_path(name) == parent_path(std::string(path));
+  };
+  if (std::any_of(catalog.metadata_files.begin(), catalog.metadata_files.end(), is_index)) return true;
+  std::string_view name = path.substr(path.rfind('/') + 1);  // npos + 1 is 0
+  if (take(name, "shard-")) {
+    name.remove_prefix(std::min(name.size(), name.find_first_not_of("0123456789")));
+    if (!take(name, "-")) return false;
+  }
+  static constexpr std::string_view kStems[] = {"model", "diffusion_pytorch_model", "consolidated", "adapter_model"};
+  return std::any_of(std::begin(kStems), std::end(kStems), [&](std::string_view stem) {
+    return name.starts_with(stem) && ends_name(name.substr(stem.size()));
+  });
+}
 
 Result<bool> recognises(const PathSnapshot& place) {
   if (place.is_file()) return is_ours(place.path());
@@ -35,6 +74,7 @@ const Format kHfFormat = {
     .open = hf::open,
     .lay_out = hf::lay_out,
     .holds = Holds::kModel,
+    .is_own_file = hf::is_own_file,
     .hf_names = true,
     .side_files = kModelSideFiles,
     .max_file_bytes = kUsualFileBytes,

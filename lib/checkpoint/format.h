@@ -108,6 +108,7 @@ struct LayoutRequest {
   Compression compression;          // for formats that support it
   std::optional<Index> rank;        // for per-rank formats: lay out only this rank's files; nothing: all ranks'
   std::optional<Json> config = {};  // the model's config.json, if known
+  std::vector<std::pair<std::string, std::string>> header_metadata = {};  // as Catalog's, for safetensors files
   // For Holds::kAdam: the optimizer's step count, if the source has it in tensors.
   std::optional<Index> step = {};
   // Returns the output's names of a parameter named by an object of the source: several if it is split. Null:
@@ -142,6 +143,9 @@ class Target {
   virtual Status seal_at(const Extent& /*place*/, const PayloadCrc& crc, const EmitBytes& emit) const {
     return seal(crc, emit);
   }
+
+  // Returns whether the files of tensors have LayoutRequest::header_metadata.
+  virtual bool holds_header_metadata() const { return false; }
 
   // Returns whether the output is a single file at the destination path instead of a directory.
   virtual bool is_file() const { return false; }
@@ -235,6 +239,9 @@ struct Format {
 
   Holds holds = Holds::kEverything;
   bool (*takes_object)(std::string_view key) = nullptr;  // with Holds::kAdam; takes a plain key
+  // Returns whether a file that the reader uses has a name that the format's writers give, or that an index names. Asked
+  // before --force removes files. Null: the reader uses no others.
+  bool (*is_own_file)(const Catalog& catalog, std::string_view path) = nullptr;
   Sharding sharding = Sharding::kNone;
   bool is_file = false;                               // a checkpoint is one file that also contains the side files
   bool takes_container = false;                       // the user may choose LayoutRequest::container

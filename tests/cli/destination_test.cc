@@ -111,6 +111,59 @@ TEST(Destination, WhatTheManifestDoesNotListIsNotReshards) {
   }
 }
 
+// Without reshard's record, what belongs to a checkpoint follows from its index and the names that its format gives.
+TEST(Destination, WithoutAManifestOnlyFilesOfTheFormatsNamesAreReplaced) {
+  const std::string source = sample("tp8") + "/checkpoint";
+  const std::string weights = read_file(sample("tp8") + "/hf.safetensors");
+  for (const Format* format : formats()) {
+    if (!format->lay_out || format->is_file || !format->open) continue;
+    SCOPED_TRACE(std::string(format->name));
+    const TempDir dir;
+    std::vector<std::string> line = to(*format);
+    expect_success(reshard_cli({"convert", source, dir / "out", "-q"}, line));
+    fs::remove(dir / "out/reshard_manifest.json");
+    line.emplace_back("--force");
+    for (const std::string name : {"lora.safetensors", "ema.safetensors", "model2.safetensors", "model.ema.safetensors",
+                                   "my-00001-of-00001.safetensors", "lora.ckpt", "ema.pt", "__99_0.distcp"}) {
+      dir.write("out/" + name, weights);
+      const auto before = all_files(dir.path());
+      for (const std::vector<std::string>& command :
+           {std::vector<std::string>{"convert", source, dir / "out"},
+            std::vector<std::string>{"merge", source, source, dir / "out", "--average"}}) {
+        const CommandResult r = reshard_cli(command, line);
+        EXPECT_EQ(r.exit_code, 2) << name << r.out << r.err;
+        EXPECT_THAT(r.err, HasSubstr("it will not be replaced")) << name;
+      }
+      EXPECT_TRUE(all_files(dir.path()) == before) << name;
+      fs::remove(dir / ("out/" + name));
+    }
+    expect_success(reshard_cli({"convert", source, dir / "out", "-q"}, line));
+  }
+}
+
+// What other programs call the files of a model, alone in a directory.
+TEST(Destination, FilesOfOtherProgramsNamesAreReplaced) {
+  const std::string source = sample("tp8") + "/checkpoint";
+  const std::string weights = read_file(sample("tp8") + "/hf.safetensors");
+  for (const auto& [name, is_models] :
+       std::map<std::string, bool>{{"model.safetensors", true},
+                                   {"model.fp16.safetensors", true},
+                                   {"diffusion_pytorch_model.safetensors", true},
+                                   {"adapter_model.safetensors", true},
+                                   {"model-00001-of-00001.safetensors", true},
+                                   {"shard-00001-model-00001-of-00001.safetensors", true},
+                                   {"lora.safetensors", false},
+                                   {"my_model.safetensors", false},
+                                   {"model-old.safetensors", false},
+                                   {"shard-model.safetensors", false}}) {
+    const TempDir dir;
+    dir.write("out/" + name, weights);
+    const CommandResult r = reshard_cli({"convert", source, dir / "out", "--to", "hf", "--force", "-q"});
+    EXPECT_EQ(r.exit_code, is_models ? 0 : 2) << name << r.err;
+    EXPECT_EQ(fs::exists(dir / ("out/" + name)), !is_models || name == "model.safetensors") << name;
+  }
+}
+
 TEST(Destination, APlainTorchModelIsACheckpoint) {
   const TempDir dir;
   const std::string source = sample("tp8") + "/checkpoint";
