@@ -136,7 +136,7 @@ void add_diff(CommandLine& line) {
   line.add_option("A", options->a, "First checkpoint").read().required();
   line.add_option("B", options->b, "Second checkpoint").read().required();
   line.group("Report");
-  line.add_option("--tolerance", options->tolerance, "Largest |a-b| that counts as equal")
+  line.add_option("--tolerance", options->tolerance, "Largest |a-b| of floating-point values that is equal")
       .common()
       .not_negative()
       .shows_default();

@@ -134,6 +134,7 @@ void ColossalaiReader::list_parameters() {
 Status ColossalaiReader::read_model_file(const ModelFile& file) {
   const OpenFile open = TRY(open_file(below(tree_.model, file.name), options_));
   is_safetensors_ = is_safetensors_ || !open.content->is_torch();
+  add_header_metadata(open.content->metadata());
   if (const auto name = parse_shard_name(file.name); name && name->stage > 0) stages_.insert(name->stage);
   std::unordered_set<std::string_view> there;
   for (const TensorFile::Entry& e : open.content->tensors()) {

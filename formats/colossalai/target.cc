@@ -67,7 +67,7 @@ class ColossalaiLayout {
   const LayoutRequest& request_;
   std::string stem_, extension_;
   Index total_ = 0;  // bytes
-  std::unique_ptr<TensorFilesTarget> target_ = std::make_unique<TensorFilesTarget>();
+  std::unique_ptr<TensorFilesTarget> target_ = std::make_unique<TensorFilesTarget>(request_.header_metadata);
 };
 
 }  // namespace

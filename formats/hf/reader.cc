@@ -175,6 +175,7 @@ class HfReader : public TensorFileReader {
   Status join(Tensor& tensor, const Piece& piece) const;
   Status add_aliases(const SafetensorsMetadata& metadata);
   Status check_shapes() const;
+  void drop_aliases();
   void describe_format();
 
   Sources sources_;
@@ -278,6 +279,7 @@ Status HfReader::read_file(const std::string& name, SafetensorsEnd end) {
   const Json sharding = TRY(sharding_of(header, path));
   sharded_.push_back(sharding.is_object());
   if (hints_.empty()) hints_ = hints_of(header.metadata);
+  add_header_metadata(header.metadata);
   if (catalog_.tensors().empty() && !sources_.index) TRY(catalog_.reserve(header.entries.size()));
   std::size_t placed = 0;
   for (SafetensorsEntry& entry : header.entries) {
@@ -304,6 +306,11 @@ Status HfReader::check_shapes() const {
                    " is 2^63 bytes or more");
   }
   return {};
+}
+
+// Drops the entries that are the names of one tensor (add_aliases).
+void HfReader::drop_aliases() {
+  std::erase_if(catalog_.header_metadata, [&](const auto& entry) { return catalog_.find(entry.second).has_value(); });
 }
 
 void HfReader::describe_format() {
@@ -341,6 +348,7 @@ Status HfReader::open(const PathSnapshot& place, const OpenOptions& options) {
   TRY(refuse_placeholders(catalog_, place));
   TRY(check_shapes());
   if (sources_.index) TRY(sources_.index->check(catalog_));
+  drop_aliases();
   describe_format();
   sources_ = {};  // an index is as large as the catalog
   return finish(options);

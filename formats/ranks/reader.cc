@@ -81,6 +81,7 @@ Status RanksReader::read_file(Index rank, SafetensorsEnd end) {
   const auto file = TRY(files_.open(rank_path(rank)));
   catalog_.files[static_cast<std::size_t>(rank)].size = TRY(file->size());
   const TensorFile contents = TRY(TensorFile::open(*file, end));
+  add_header_metadata(contents.metadata());
   objects_ += static_cast<Index>(contents.objects().size());
   for (const TensorFile::Entry& entry : contents.tensors()) {
     const auto [it, is_new] = number_.emplace(entry.name, names_.size());

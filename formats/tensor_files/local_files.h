@@ -67,7 +67,7 @@ class LocalFiles {
   void place(const std::vector<LocalTensor>& tensors, const std::vector<Extent>& extents);
 
   const LayoutRequest& request_;
-  std::unique_ptr<TensorFilesTarget> target_ = std::make_unique<TensorFilesTarget>();
+  std::unique_ptr<TensorFilesTarget> target_ = std::make_unique<TensorFilesTarget>(request_.header_metadata);
   std::vector<JoinedTensor> tensors_;  // of the request, as far as they are stored yet
 };
 

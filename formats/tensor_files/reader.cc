@@ -1,6 +1,7 @@
 #include "formats/tensor_files/reader.h"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "formats/encoding/pickle_writer.h"
@@ -114,6 +115,47 @@ Result<std::string> TensorFileReader::json_item(const Json& value) {
 Status TensorFileReader::add_pickled(const std::string& name, KeyPath path, std::uint32_t file, std::string pickle) {
   documents_.push_back(TRY(pickle::parse(std::move(pickle), catalog_.file_path(file) + ": " + printable(name))));
   return add_object(name, std::move(path), file, documents_.back().root());
+}
+
+namespace {
+
+// Returns the items of two JSON lists of strings, each once; nothing if one of the texts is none.
+std::optional<std::string> joined_lists(const std::string& a, const std::string& b) {
+  Json all = Json::array();
+  std::set<std::string> known;
+  for (const std::string& text : {a, b}) {
+    const auto list = parse_json(text, "");
+    if (!list || !list->is_array()) return std::nullopt;
+    const auto items = list->as_array();
+    for (const Json& item : *items) {
+      if (!item.is_string()) return std::nullopt;
+      if (known.insert(to_text(item)).second) all.push_back(item);
+    }
+  }
+  return to_text(all);
+}
+
+}  // namespace
+
+void TensorFileReader::add_header_metadata(const SafetensorsMetadata& metadata) {
+  auto& all = catalog_.header_metadata;
+  for (const auto& entry : metadata) {
+    const std::string& key = entry.first;
+    if (key == "format" || key == "non_tensor_keys" || key.starts_with("DCP_") || disputed_.contains(key)) continue;
+    const auto there = std::find_if(all.begin(), all.end(), [&](const auto& e) { return e.first == key; });
+    if (there == all.end()) {
+      all.push_back(entry);
+    } else if (there->second != entry.second) {
+      if (auto both = joined_lists(there->second, entry.second)) {
+        there->second = *std::move(both);
+        continue;
+      }
+      all.erase(there);
+      disputed_.insert(key);
+      catalog_.notes.push_back("The files' headers (__metadata__) disagree on '" + printable(key) +
+                               "', which a copy will not have.");
+    }
+  }
 }
 
 Status TensorFileReader::finish(const OpenOptions& options) {

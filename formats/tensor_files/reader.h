@@ -4,6 +4,7 @@
 
 #include <deque>
 #include <memory>
+#include <set>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -49,6 +50,12 @@ class TensorFileReader : public Reader {
   // What blob_bytes() gives of a value that is this JSON.
   static Result<std::string> json_item(const Json& value);
 
+  // Adds to the catalog what a safetensors header says beyond its tensors (Catalog::header_metadata), except the
+  // container's name and what Distributed Checkpoint and ColossalAI say of the file. Lists, such as
+  // torchao's of names, of several files are joined. If two files give one key different values, the catalog has
+  // neither and a note.
+  void add_header_metadata(const SafetensorsMetadata& metadata);
+
   // The last step of opening: the order people expect, whether storages are shared, and validate() where asked for.
   Status finish(const OpenOptions& options);
 
@@ -56,6 +63,7 @@ class TensorFileReader : public Reader {
   std::vector<std::unique_ptr<const TensorFile>> open_;
   std::deque<pickle::Document> documents_;                 // values that are in no open file
   std::unordered_map<std::string, pickle::Value> values_;  // by blob
+  std::set<std::string> disputed_;                         // keys of header metadata
 };
 
 }  // namespace reshard

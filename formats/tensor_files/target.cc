@@ -47,6 +47,17 @@ std::string_view container_extension(Container container) {
   return container == Container::kSafetensors ? ".safetensors" : ".bin";
 }
 
+TensorFilesTarget::TensorFilesTarget(const SafetensorsMetadata& metadata) {
+  SafetensorsMetadata all = *metadata_;
+  all.insert(all.end(), metadata.begin(), metadata.end());
+  metadata_ = std::make_shared<const SafetensorsMetadata>(std::move(all));
+}
+
+bool TensorFilesTarget::holds_header_metadata() const {
+  return std::all_of(files_.begin(), files_.end(),
+                     [](const TensorsFile& f) { return f.container == Container::kSafetensors; });
+}
+
 // The header is emitted in stretches. Tensors of whole pages come first: they begin on pages then, and are written past
 // the page cache and mapped as they are.
 Result<Index> TensorFilesTarget::lay_out_safetensors(const TensorsFile& file, std::vector<FileTensor>& tensors,
@@ -56,7 +67,7 @@ Result<Index> TensorFilesTarget::lay_out_safetensors(const TensorsFile& file, st
     const auto elements = checked_volume(t.shape);
     return elements && *elements > 0 && *elements % (File::kDirectUnit / byte_size(t.dtype)) == 0;
   };
-  SafetensorsHeaderWriter writer(SafetensorsMetadata{{"format", "pt"}});
+  SafetensorsHeaderWriter writer(*file.metadata);
   Index at = SafetensorsHeaderWriter::kBegin, end = 0;
   const auto hand_on = [&]() -> Status {
     const std::string text = writer.take();
@@ -156,6 +167,7 @@ std::uint32_t TensorFilesTarget::append(std::string name, Index size) {
 Result<std::vector<Extent>> TensorFilesTarget::append(std::string name, TensorsFile file,
                                                       std::vector<FileTensor> tensors) {
   file.file = static_cast<std::uint32_t>(catalog_.files.size());
+  file.metadata = metadata_;
   append(std::move(name), TRY(lay_out(file, tensors, nullptr, nullptr, nullptr)));
   file.is_empty = tensors.empty();
   files_.push_back(std::move(file));
@@ -266,7 +278,7 @@ Result<std::unique_ptr<Target>> lay_out_model(LayoutRequest request, std::string
   if (!request.blobs.empty())
     return internal_error("a Hugging Face model's files hold tensors only: got object '" +
                           printable(request.blobs.front().name) + "'");
-  auto target = std::make_unique<TensorFilesTarget>();
+  auto target = std::make_unique<TensorFilesTarget>(request.header_metadata);
   Index total = 0;
   std::vector<TargetTensor> adapter;
   const auto is_adapters = [](const TargetTensor& t) { return t.name.starts_with(kAdapterPrefix); };

@@ -7,12 +7,14 @@
 
 #include <array>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "formats/encoding/safetensors_header.h"
 #include "formats/encoding/torch_archive.h"
 #include "lib/base/json.h"
 #include "lib/checkpoint/format.h"
@@ -66,9 +68,12 @@ using TellTensors = std::function<std::vector<FileTensor>()>;
 class TensorFilesTarget : public Target {
  public:
   TensorFilesTarget() = default;
+  // Gives every safetensors file that is added this metadata besides its format (LayoutRequest::header_metadata).
+  explicit TensorFilesTarget(const SafetensorsMetadata& metadata);
   TensorFilesTarget(const TensorFilesTarget&) = delete;
   TensorFilesTarget& operator=(const TensorFilesTarget&) = delete;
   bool wants_crcs() const override;
+  bool holds_header_metadata() const override;
   Status seal(const PayloadCrc& crc, const EmitBytes& emit) const override;
   Status seal_at(const Extent& place, const PayloadCrc& crc, const EmitBytes& emit) const override;
 
@@ -106,6 +111,7 @@ class TensorFilesTarget : public Target {
     TellTensors tell;
     std::optional<torch_archive::Content> content;  // of torch.save; nothing: a dict of them
     bool is_empty = false;                          // has no tensors
+    std::shared_ptr<const SafetensorsMetadata> metadata = nullptr;
   };
   using EmitText = std::function<Status(Index offset, std::string_view text)>;
   // Fills in the extents of a file's tensors, and gives its size. `emit` (null: nothing) gets the bytes around them.
@@ -119,6 +125,8 @@ class TensorFilesTarget : public Target {
   Result<std::vector<Extent>> append(std::string name, TensorsFile file, std::vector<FileTensor> tensors);
   std::uint32_t append(std::string name, Index size);
 
+  std::shared_ptr<const SafetensorsMetadata> metadata_ =
+      std::make_shared<const SafetensorsMetadata>(SafetensorsMetadata{{"format", "pt"}});  // of the files
   std::vector<TensorsFile> files_;
   std::vector<TextFile> texts_;  // and constants
 };

@@ -116,6 +116,7 @@ Status StepReader::check_files() const {
 Result<StepReader::Content> StepReader::read_file(const std::string& item, const std::string& name, Index rank,
                                                   const OpenOptions& options) {
   const OpenFile open = TRY(open_file(name, options, TensorFile::Parts::kRead));
+  add_header_metadata(open.content->metadata());
   catalog_.files[open.file].writer = rank;
   Content out{open.file, {}, {}};
   for (const TensorFile::Entry& e : open.content->tensors()) out.tensors.emplace(e.name, &e);

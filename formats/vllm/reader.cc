@@ -52,6 +52,7 @@ class VllmReader : public TensorFileReader {
     for (Index part = 0; part == 0 || place.has_file(file_name(worker, stages_, part)); ++part) {
       const OpenFile opened = TRY(open_file(file_name(worker, stages_, part), options));
       catalog_.files[opened.file].writer = std::ssize(parts_) - 1;
+      add_header_metadata(opened.content->metadata());
       for (const TensorFile::Entry& entry : opened.content->tensors())
         if (!parts_.back().emplace(entry.name, Part{opened.file, entry.tensor}).second)
           return corrupt(catalog_.file_path(opened.file) + ": " + tensor_text(entry.name) + " is in another part of " +

@@ -32,6 +32,10 @@ Status add_worker(const VllmLayout& layout, const Worker& worker, bool with_scal
 }
 
 Result<std::unique_ptr<Target>> lay_out(LayoutRequest request, bool with_scales) {
+  if (!request.config)
+    return usage_error(
+        "--to vllm needs the model's config.json next to its files, without which nothing can read them: give one with "
+        "--config, and no --family none");
   const VllmLayout layout = TRY(VllmLayout::make(std::move(request)));
   if (!with_scales && layout.stages() > 1)
     return unsupported(

@@ -49,6 +49,25 @@ void report_uneven_state(const std::map<std::string, std::set<std::string>>& hav
   f.advice = "The optimizer starts these moments at zero when it resumes.";
 }
 
+// The tensors of the model and of adapters by what optimizer state calls them: their plain keys or their stored names,
+// with and without what is before all of the model's.
+using ByName = std::unordered_map<std::string, const Tensor*>;
+ByName parameters_of(const Catalog& catalog) {
+  ByName out;
+  for (const Tensor& t : catalog.tensors()) {
+    if (split_state_key(t.key()).kind == StateKind::kOptimizer) continue;
+    out.emplace(t.key(), &t);
+    if (t.name.ends_with(t.key())) continue;
+    out.emplace(t.name, &t);
+    for (const Part& part : catalog.parts)
+      if (part.kind == StateKind::kModel && t.name.starts_with(part.prefix))
+        out.emplace(t.name.substr(part.prefix.size()), &t);
+    for (const std::string_view wrapper : {"model.", "module."})
+      if (t.name.starts_with(wrapper)) out.emplace(t.name.substr(wrapper.size()), &t);
+  }
+  return out;
+}
+
 }  // namespace
 
 OptimizerAudit audit_optimizer(const Catalog& catalog) {
@@ -56,9 +75,7 @@ OptimizerAudit audit_optimizer(const Catalog& catalog) {
   FindingList findings;
   std::map<std::string, std::set<std::string>> have;  // state -> parameters that have it
   std::vector<std::string> orphans, wrong, said;      // `said`: of the first that is wrong
-  std::unordered_map<std::string_view, const Tensor*> model;
-  for (const Tensor& t : catalog.tensors())
-    if (split_state_key(t.key()).kind == StateKind::kModel) model.emplace(t.key(), &t);
+  const ByName model = parameters_of(catalog);
   for (const Tensor& t : catalog.tensors()) {
     const StateKey key = split_state_key(t.key());
     const bool is_of_parameter = key.kind == StateKind::kOptimizer && key.prefix.ends_with(".state.");

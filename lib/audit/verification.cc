@@ -272,10 +272,12 @@ Status check_described_model(const Catalog& catalog, const Model& model, bool is
 Status check_model(Reader& reader, const Model& model, const VerifyOptions& options, VerifyReport& report) {
   const bool is_wanted = !options.config.empty();
   const Catalog& catalog = reader.catalog();
-  if (is_wanted && holds_optimizer_alone(catalog)) {
-    report.add(Severity::kNote, "no-model", "there is optimizer state and no model: nothing was compared with --config")
-        .advice = "Verify the directory that has the model too.";
-    skip_config("", "there is no model, only optimizer state", report);
+  if (holds_optimizer_alone(catalog)) {
+    if (is_wanted)
+      report
+          .add(Severity::kNote, "no-model", "there is optimizer state and no model: nothing was compared with --config")
+          .advice = "Verify the directory that has the model too.";
+    skip_config(model.config ? model.config->path : "", "there is no model, only optimizer state", report);
     return {};
   }
   if (is_wanted && catalog.tensors().empty())

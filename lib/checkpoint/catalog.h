@@ -257,6 +257,9 @@ class Catalog {
   bool has_model_names = false;
   bool lacks_optimizer = false;  // saved by a training run, but its optimizer state is missing
   std::vector<std::pair<std::string, std::string>> attributes;  // what the format records of its writer, for people
+  // What the headers of safetensors files say (__metadata__), except what the format itself uses. torchao stores there
+  // what its packed tensors cannot be loaded without (lib/convert/header_metadata.h).
+  std::vector<std::pair<std::string, std::string>> header_metadata;
 
   // Makes room for `tensors` tensors, without their names, after asking for the memory (may_take()).
   Status reserve(std::size_t tensors);

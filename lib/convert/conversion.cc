@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "lib/base/memory_limit.h"
+#include "lib/base/text.h"
 #include "lib/checkpoint/provenance.h"
 #include "lib/model/parts.h"
 #include "lib/output/encoded_chunks.h"
@@ -47,6 +48,35 @@ Status check_boxes_fit(const std::vector<TargetTensor>& tensors, const Format& f
 
 }  // namespace
 
+namespace {
+
+// What the output's headers say of its tensors.
+Result<HeaderMetadata> output_metadata(const Catalog& source, const Draft& d, const ConversionOptions& o) {
+  std::vector<CopiedTensor> tensors;
+  for (const TargetTensor& t : d.output.tensors) {
+    const auto from = source.find(d.view.native(t.name));
+    tensors.push_back({&t, from ? &source.tensors()[*from] : nullptr});
+  }
+  const bool is_exact = !o.typing.dtype && o.typing.quantize == Quantization::kNone && !o.merge && !o.selection.merge_adapter && !d.unpacking;
+  return copied_metadata(source, tensors, is_exact);
+}
+
+// Fails if the target has no place for metadata that its tensors need.
+Status check_metadata(const HeaderMetadata& metadata, const Target& target, const Catalog& source, const Format& format,
+                      ConversionNotes& notes) {
+  if (metadata.entries.empty() || target.holds_header_metadata()) return {};
+  if (metadata.needed > 0)
+    return unsupported(source.root + ": " + count_of(metadata.needed, "weight") +
+                       " cannot be loaded without what the headers of its safetensors files say (__metadata__), for " +
+                       "which " + std::string(format.title) + " has no place; choose --to hf");
+  notes.warnings.push_back("The headers of the source's files have " + count_of(std::ssize(metadata.entries), "entry") +
+                           " of metadata ('" + printable(metadata.entries.front().first.substr(0, 64)) +
+                           "', ...), for which " + std::string(format.title) + " has no place: not carried");
+  return {};
+}
+
+}  // namespace
+
 Result<std::unique_ptr<Conversion>> Conversion::prepare(Reader& source, const Format& format,
                                                         ConversionOptions options) {
   if (!format.lay_out && !format.write_view)
@@ -62,13 +92,17 @@ Result<std::unique_ptr<Conversion>> Conversion::prepare(Reader& source, const Fo
   std::vector<TargetBlob> blobs = TRY(name_blobs(source, d.view, d.names, !o.metadata_only));
   TRY(check_boxes_fit(d.output.tensors, format, o.run, o.placement.mesh));
   c->note_alike();
+  HeaderMetadata metadata = TRY(output_metadata(source.catalog(), d, o));
   LayoutRequest request{std::move(d.output.tensors), std::move(blobs), o.placement.mesh,
                         o.placement.layout,          o.max_file_bytes, o.container,
                         head_counts(d.names.model),  o.compression,    std::nullopt};
+  request.header_metadata = metadata.entries;
   request.step = d.step;
   request.renamed = parameter_names(source.catalog(), d.names);
-  if (d.config.is_there()) request.config = TRY(parse_json(d.config.text, d.config.path));
+  const bool has_config = d.config.is_there() && (d.config.is_copied || !o.model.is_none());
+  if (has_config) request.config = TRY(parse_json(d.config.text, d.config.path));
   c->target_ = TRY(format.lay_out(std::move(request)));  // settles every file, offset and length
+  TRY(check_metadata(metadata, *c->target_, source.catalog(), format, d.notes));
   if (d.names.renames()) c->target_view_ = TRY(view_target(c->target_->catalog(), d.names));
   if (d.merge) write_as(*d.merge, c->target_view(), c->draft_.view.catalog);
   c->plan_ = TRY(make_plan(d.view.catalog, c->target_view()));  // and which box goes where

@@ -137,8 +137,23 @@ std::string name_in_files(const Family& family, std::string_view name) {
   return std::string(name);
 }
 
-// Returns the names of the model tensors of a catalog, those of a packed weight as its name. A model with experts has
-// 100,000 tensors and some dozens of patterns. `examples` receives the first tensor of each pattern that is not packed.
+// Returns the names of the parameters whose optimizer state is in a catalog, each once for all of its state.
+NamePatterns names_in_optimizer(const Catalog& catalog) {
+  std::set<std::string> names;
+  for (const Tensor& tensor : catalog.tensors()) {
+    StateKey key = split_state_key(tensor.key());
+    if (key.kind == StateKind::kOptimizer && key.prefix.ends_with(".state.") && !is_digits(key.parameter))
+      names.insert(std::move(key.parameter));
+  }
+  names.erase("");
+  NamePatterns out;
+  for (const std::string& name : names) add_name(out, name);
+  return out;
+}
+
+// Returns the names of the model tensors of a catalog, those of a packed weight as its name; of an optimizer's state
+// without its model, those of its parameters. A model with experts has 100,000 tensors and some dozens of patterns.
+// `examples` receives the first tensor of each pattern that is not packed.
 NamePatterns model_names(const Catalog& catalog, const PackedWeights& packed = {},
                          std::vector<const Tensor*>* examples = nullptr) {
   NamePatterns out;
@@ -152,7 +167,7 @@ NamePatterns model_names(const Catalog& catalog, const PackedWeights& packed = {
     add_name(out, std::move(key.parameter));
     if (examples && out.size() > known && !packed.is_of(i)) examples->push_back(&tensor);
   }
-  return out;
+  return out.empty() ? names_in_optimizer(catalog) : out;
 }
 
 bool knows(const Family& family, std::string_view name, Convention convention) {

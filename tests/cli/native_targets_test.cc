@@ -231,9 +231,23 @@ TEST(NativeTargets, VllmNeedsTheConfigsHeads) {
   expect_success(convert(checkpoint("tp8"), dir / "hf", {"--to", "hf"}));
   fs::remove(dir / "hf/config.json");
   expect_refusal(convert(dir / "hf", dir / "v", {"--to", "vllm", "--mesh", "tp=2"}), 2,
-                 HasSubstr("needs the number of attention heads"));
+                 HasSubstr("needs the model's config.json"));
   expect_success(
       convert(dir / "hf", dir / "v", {"--to", "vllm", "--mesh", "tp=2", "--config", sample("tp8") + "/config.json"}));
+}
+
+// What is written can be opened: under --family none, the config is not the output's unless it is named.
+TEST(NativeTargets, VllmOfNoFamilyNeedsTheConfigNamed) {
+  const TempDir dir;
+  const std::string config = sample("tp8") + "/config.json";
+  expect_success(convert(checkpoint("tp8"), dir / "hf", {"--to", "hf"}));
+  for (const std::string to : {"vllm", "vllm-0.13"}) {
+    expect_refusal(convert(dir / "hf", dir / "v", {"--to", to, "--family", "none"}), 2,
+                   HasSubstr("needs the model's config.json"));
+    EXPECT_FALSE(fs::exists(dir / "v"));
+    expect_success(convert(dir / "hf", dir / to, {"--to", to, "--family", "none", "--config", config}));
+    EXPECT_EQ(digests(dir / to), digests(dir / "hf"));
+  }
 }
 
 TEST(NativeTargets, ShardsOfVllmThatAreMadeUpAreThoseOfTheModel) {

@@ -319,6 +319,83 @@ TEST(Parts, OfOptimizerStateVerifyTellsWhatFitsNoParameterOfAModelOfNoFamily) {
                                  HasSubstr("optimizer state is missing, which other parameters have")));
 }
 
+// An optimizer saved without its model has its parameters' names all the same: every convention and back, with and
+// without a config, and nothing that verify misses.
+TEST(Parts, AnOptimizerAloneIsRenamedAsItsParameters) {
+  const std::string source = sample("fsdp2_tp2_optim") + "/checkpoint";
+  const std::string config = sample("fsdp2_tp2_optim") + "/config.json";
+  const TempDir dir;
+  const auto convert = [&](const std::string& from, const std::string& to, std::vector<std::string> more) {
+    more.insert(more.end(), {"--to", "dcp", "-q"});
+    return reshard_cli({"convert", from, dir / to}, more);
+  };
+  ASSERT_EQ(convert(source, "alone", {"--part", "optimizer"}).exit_code, 0);
+  ASSERT_EQ(convert(source, "renamed", {"--part", "optimizer", "--names", "hf"}).exit_code, 0);
+  const TensorValues alone = load_checkpoint(dir / "alone"), renamed = load_checkpoint(dir / "renamed");
+  const auto expect_sound = [&](const std::string& name) {
+    const CommandResult r = reshard_cli({"verify", dir / name, "--fail-on", "warning"});
+    EXPECT_EQ(r.exit_code, 0) << name << r.out << r.err;
+  };
+  expect_sound("alone");
+  const std::vector<std::vector<std::string>> choices = {{}, {"--family", "llama"}, {"--part", "optimizer"}};
+  for (std::size_t i = 0; i < choices.size(); ++i) {
+    const std::string number = std::to_string(i);
+    std::vector<std::string> line = choices[i];
+    line.insert(line.end(), {"--names", "hf"});
+    CommandResult r = convert(dir / "alone", "hf" + number, line);
+    ASSERT_EQ(r.exit_code, 0) << r.err;
+    EXPECT_TRUE(load_checkpoint(dir / ("hf" + number)) == renamed);
+    expect_sound("hf" + number);
+    line.back() = "torchtitan";
+    r = convert(dir / ("hf" + number), "back" + number, line);
+    ASSERT_EQ(r.exit_code, 0) << r.err;
+    EXPECT_TRUE(load_checkpoint(dir / ("back" + number)) == alone);
+  }
+  fs::remove(dir / "alone/config.json");
+  ASSERT_EQ(convert(dir / "alone", "without", {"--names", "hf", "--config", config}).exit_code, 0);
+  EXPECT_TRUE(load_checkpoint(dir / "without") == renamed);
+}
+
+// Names of no family are no reason to take it for one.
+TEST(Parts, AnOptimizerAloneOfNoFamilyIsNotRenamed) {
+  const TempDir dir;
+  TensorValues values;
+  values["optimizer.state.tower.a.weight.exp_avg"] = {DType::kFloat32, {2, 2}, std::string(16, 'a')};
+  values["optimizer.state.7.exp_avg"] = {DType::kFloat32, {2, 2}, std::string(16, 'b')};
+  write_dcp(values, dir / "alone", Mesh({{"dp_shard", 1}}));
+  const CommandResult r = reshard_cli({"convert", dir / "alone", dir / "out", "--to", "dcp", "--names", "hf"});
+  EXPECT_EQ(r.exit_code, 4) << r.out;
+}
+
+TEST(Parts, OptimizerStateOfAdaptersBelongsToThem) {
+  for (const char* name : {"z2_lora", "z2_lora_alone"}) {
+    const CommandResult r = reshard_cli({"verify", test_data("deepspeed") + "/" + name});
+    EXPECT_THAT(r.out, Not(HasSubstr("belong to"))) << name;
+  }
+  // As FSDP names them, under every wrapper, and one that is of none.
+  for (const std::string wrapper : {"", "model.", "module.", "app.model."}) {
+    const TempDir dir;
+    TensorValues values;
+    const auto add = [&](const std::string& name, const Dims& shape) {
+      values[name] = {DType::kFloat32, shape, std::string(static_cast<std::size_t>(4 * volume(shape)), '\x3f')};
+    };
+    const std::string module = "base_model.model.model.layers.0.self_attn.q_proj.";
+    add(wrapper + module + "base_layer.weight", {8, 8});
+    for (const std::string matrix : {"lora_A.default.weight", "lora_B.default.weight"}) {
+      const Dims shape = matrix.starts_with("lora_A") ? Dims{2, 8} : Dims{8, 2};
+      add(wrapper + module + matrix, shape);
+      add("optimizer.state." + module + matrix + ".exp_avg", shape);
+    }
+    write_dcp(values, dir / "sound", Mesh({{"dp_shard", 2}}));
+    EXPECT_THAT(reshard_cli({"verify", dir / "sound"}).out, Not(HasSubstr("belong to")))
+        << wrapper;
+    add("optimizer.state.base_model.model.model.layers.9.self_attn.q_proj.lora_A.default.weight.exp_avg", {2, 8});
+    write_dcp(values, dir / "orphan", Mesh({{"dp_shard", 2}}));
+    EXPECT_THAT(reshard_cli({"verify", dir / "orphan"}).out, HasSubstr("belong to"))
+        << wrapper;
+  }
+}
+
 // What torch.optim saves by itself: accelerate without FSDP, and Trainer.
 TEST(Parts, OfOptimizerStateUnderNumbersANoteTells) {
   const std::string state = test_data("runs") + "/accelerate_full/checkpoint/checkpoint-2/optimizer.bin";

@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <set>
 
+#include "lib/base/json.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/temp_dir.h"
 
@@ -21,6 +22,7 @@ struct Model {
   TensorValues values;
   explicit Model(int layers = 1) {
     request.heads = HeadCounts{4, 2};
+    request.config = Json::object();
     add("model.embed_tokens.weight", {70, 2}, 0);
     for (int layer = 0; layer < layers; ++layer) {
       const std::string prefix = "model.layers." + std::to_string(layer) + ".";

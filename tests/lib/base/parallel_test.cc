@@ -3,7 +3,11 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <functional>
+#include <map>
 #include <new>
+#include <string>
+#include <vector>
 
 namespace reshard {
 namespace {
@@ -37,6 +41,21 @@ TEST(ParallelFor, NoMemoryIsAnError) {
   ASSERT_FALSE(failed);
   EXPECT_EQ(failed.error().code(), ErrorCode::kIo);
   EXPECT_EQ(failed.error().message(), "out of memory");
+}
+
+// Whatever the library throws, on whichever thread.
+TEST(ParallelFor, AnExceptionIsAnError) {
+  const auto code_of = [](const std::function<void()>& raise) {
+    const Status failed = parallel_for(100, 3, [&](int, Index) -> Status {
+      raise();
+      return {};
+    });
+    return failed ? ErrorCode::kUsage : failed.error().code();
+  };
+  EXPECT_EQ(code_of([] { std::string().resize(std::string().max_size() + 1); }), ErrorCode::kIo);
+  EXPECT_EQ(code_of([] { std::vector<int>().reserve(std::vector<int>().max_size() + 1); }), ErrorCode::kIo);
+  EXPECT_EQ(code_of([] { (void)std::map<int, int>().at(1); }), ErrorCode::kInternal);
+  EXPECT_EQ(code_of([] { (void)std::stoi("x"); }), ErrorCode::kInternal);
 }
 
 }  // namespace
