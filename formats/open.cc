@@ -6,6 +6,8 @@
 #include <utility>
 
 #include "formats/bin/bin.h"
+#include "formats/dcp/dcp.h"
+#include "formats/megatron/fsdp_dtensor.h"
 #include "formats/training_run.h"
 #include "lib/base/file.h"
 #include "lib/base/names.h"
@@ -36,10 +38,11 @@ Result<std::optional<OpenCheckpoint>> open_snapshot(const PathSnapshot& place, c
                        ": --weights master is for training states that have their parameters twice, and " +
                        std::string(open->format->title) + " has them once");
   if (!open) return open;
+  if (open->format == &kDcpFormat) open->reader = megatron::with_config_of_args(std::move(open->reader));
+  TRY(join_optimizers(place, *open));
   Catalog& catalog = open->reader->catalog();
   catalog.has_model_names = open->format->hf_names;
   TRY(adopt_provenance(*open->reader));
-  note_optimizers(place, catalog);
   TRY(find_parts(catalog, options.keys, is_model(catalog), Families(options.own_family)));
   return open;
 }

@@ -7,6 +7,7 @@
 #include "formats/fsdp/fsdp.h"
 #include "formats/hdf5/hdf5.h"
 #include "formats/hf/hf.h"
+#include "formats/megatron/fsdp_dtensor.h"
 #include "formats/megatron/megatron.h"
 #include "formats/meta/meta.h"
 #include "formats/nanotron/nanotron.h"

@@ -6,6 +6,7 @@
 #include <map>
 #include <set>
 
+#include "formats/numbered_optimizer.h"
 #include "lib/base/file.h"
 #include "lib/base/names.h"
 #include "lib/base/storage/storage.h"
@@ -95,6 +96,7 @@ class JoinedReader : public Reader {
     for (std::size_t i = 0; i < from.tensors().size(); ++i) {
       Tensor tensor = in_joined_files(part, from.tensors()[i]);
       rename(tensor, prefix, optimizer);
+      if (tensor.path.empty()) tensor.path = {tensor.name};  // as the other parts' tensors have
       tensors_.emplace(tensor.name, std::pair(parts_.size() - 1, i));
       TRY(catalog_.add(std::move(tensor)));
     }
@@ -109,13 +111,15 @@ class JoinedReader : public Reader {
     for (const std::string& file : from.metadata_files) catalog_.metadata_files.push_back(path_join(directory, file));
     for (const std::string& file : from.stale_files) catalog_.stale_files.push_back(path_join(directory, file));
     for (const std::string& warning : from.warnings) {
-      catalog_.warnings.push_back(directory + ": " + warning);
+      catalog_.warnings.push_back(directory.empty() ? warning : directory + ": " + warning);
       if (warning == from.shape_doubt) catalog_.shape_doubt = catalog_.warnings.back();
     }
-    for (const std::string& note : from.notes) catalog_.notes.push_back(directory + ": " + note);
+    for (const std::string& note : from.notes)
+      catalog_.notes.push_back(directory.empty() ? note : directory + ": " + note);
     catalog_.shares_extents = catalog_.shares_extents || from.shares_extents;
     catalog_.has_other_bytes = catalog_.has_other_bytes || from.has_other_bytes;
     if (parts_.size() == 1) catalog_.attributes = from.attributes;
+    if (parts_.size() == 1) catalog_.header_metadata = from.header_metadata;
     return {};
   }
 
@@ -328,25 +332,56 @@ Result<const PathSnapshot*> checkpoint_of_step(const PathSnapshot& place) {
   return place.has_directory(kCheckpoint) ? place.inside(kCheckpoint) : Result<const PathSnapshot*>(nullptr);
 }
 
-void note_optimizers(const PathSnapshot& place, Catalog& catalog) {
-  if (place.is_file()) return compare_with_model(place, catalog);
-  if (catalog.root != place.path()) return;
+namespace {
+
+// Optimizers of torch's own in a directory whose model was opened without them.
+std::vector<std::string> optimizers_beside(const PathSnapshot& place, const Catalog& model) {
   std::set<std::string_view> read;
-  for (const CatalogFile& file : catalog.files) read.insert(file.path);
-  std::vector<std::string> beside;
+  for (const CatalogFile& file : model.files) read.insert(file.path);
+  std::vector<std::string> out;
   for (const DirectoryEntry& entry : place.entries()) {
     const auto part = parse_part(entry);
     const bool is_optimizer = part ? !part->word->is_model : !entry.is_directory && entry.name == "optimizer.pt";
-    if (is_optimizer && !entry.is_directory && !read.contains(entry.name)) beside.push_back(entry.name);
+    if (is_optimizer && !entry.is_directory && !read.contains(entry.name)) out.push_back(entry.name);
   }
+  return out;
+}
+
+// Joins the optimizer to the model if its numbers can be given names. Returns why they cannot: a clause, or nothing.
+Result<std::string> join_optimizer(OpenCheckpoint& model, OpenCheckpoint optimizer) {
+  constexpr std::string_view kTorchSave = "bin";
+  const bool is_ordered = model.format->name == kTorchSave;
+  NamedOptimizer named = name_parameters(std::move(optimizer.reader), *model.reader, is_ordered);
+  if (!named.reader) return named.why_not;
+  auto joined = std::make_unique<JoinedReader>(model.reader->catalog().root);
+  TRY(joined->add("", std::move(model.reader), "", ""));
+  TRY(joined->add("", std::move(named.reader), "", ""));
+  joined->catalog().sort_by_name();
+  model.reader = std::move(joined);
+  return std::string();
+}
+
+}  // namespace
+
+Status join_optimizers(const PathSnapshot& place, OpenCheckpoint& open) {
+  Catalog& catalog = open.reader->catalog();
+  if (place.is_file()) compare_with_model(place, catalog);
+  if (place.is_file() || catalog.root != place.path()) return {};
+  const std::vector<std::string> beside = optimizers_beside(place, catalog);
+  std::string why;
   for (const std::string& name : beside) {
-    const auto state = open_beside(place, name);
-    if (state) compare_shapes(path_join(place.path(), name), state->reader->catalog(), catalog, catalog.warnings);
+    auto state = open_beside(place, name);
+    if (!state) continue;
+    compare_shapes(path_join(place.path(), name), state->reader->catalog(), catalog, catalog.warnings);
+    if (beside.size() > 1 || shapes_of_moments(state->reader->catalog()).empty()) continue;
+    why = TRY(join_optimizer(open, *std::move(state)));
+    if (why.empty()) return {};
   }
   if (!beside.empty())
     catalog.notes.push_back("Not read with the model: " + join(beside, ", ") +
-                            ", an optimizer's state under the numbers of its parameters, which nothing there names. "
-                            "Opened by itself it is a checkpoint.");
+                            ", an optimizer's state under the numbers of its parameters, which nothing there names" +
+                            (why.empty() ? "" : ": " + why) + ". Opened by itself it is a checkpoint.");
+  return {};
 }
 
 Result<std::vector<std::string>> checkpoints_of_run(const std::string& path) {

@@ -26,10 +26,11 @@ Result<std::optional<OpenCheckpoint>> open_parts(const PathSnapshot& place, cons
 // The place in a step's directory that is its checkpoint; null: there is none.
 Result<const PathSnapshot*> checkpoint_of_step(const PathSnapshot& place);
 
-// Notes optimizer state beside a model that is read without it: without FSDP, Accelerate (optimizer.bin) and Trainer
-// (optimizer.pt) save torch's own, which numbers the parameters. Of such a file, opened by itself or beside its model,
-// warns if its moments have shapes that no parameter of the model has. A file that cannot be read says nothing of that.
-void note_optimizers(const PathSnapshot& place, Catalog& catalog);
+// Adds to an open model the optimizer state next to it that is read without it: without FSDP, Accelerate
+// (optimizer.bin) and Trainer (optimizer.pt) save torch's own, which numbers the parameters (numbered_optimizer.h).
+// Notes why if that cannot be. Of such a file, opened by itself or next to its model, warns if its moments have shapes
+// that no parameter of the model has. A file that cannot be read says nothing of that.
+Status join_optimizers(const PathSnapshot& place, OpenCheckpoint& open);
 
 // The checkpoints below a run's directory, one or two levels down, in the order of their steps. Opens none; what it may
 // not look into is passed over.

@@ -67,6 +67,7 @@ heading "families, against transformers"
 if python=$(tests/interop/venv.sh 2> /dev/null); then
   "$python" -W ignore samples/families/generate.py tables > "$logs/families.log" || { cat "$logs/families.log"; status=1; }
   "$python" -W ignore samples/families/generate.py kept --check || status=1
+  "$python" -W ignore samples/families/generate.py orders --check || status=1
 else
   echo "skipped: no Python with transformers"
 fi

@@ -39,6 +39,8 @@ struct BuiltinFamily {
 std::span<const BuiltinFamily> builtin_families();
 // Returns the table of kept_dtypes.h as text.
 std::string_view builtin_kept_dtypes();
+// Returns the text of samples/families/parameter_order.json (parameter_order.h).
+std::string_view builtin_parameter_order();
 // Returns builtin_families()[i], parsed at the first call. Lives as long as the process; thread-safe.
 const Family* builtin_family(std::size_t i);
 // Returns a family with around_text over the given text family: "llava+qwen2". Returns `outer` itself if `text` is the

@@ -3,6 +3,7 @@
 
     generate.py kept [--check] [--quick] [TYPE...]    samples/families/kept_float32.json: what stays in float32
     generate.py tables [--write] [NAME...]            compares the families' tables with tiny models
+    generate.py orders [--check]                      samples/families/parameter_order.json: how torch numbers parameters
 
 kept: every model type of the installed transformers, or those that are named. Models are made of their default configs, and of
 TINY_MODELS. --check compares instead of writing, and exits with 1 if they differ. --quick looks at the lists that classes
@@ -11,6 +12,8 @@ declare, where there are any, and makes no model: some seconds instead of some m
 tables: every model of TINY_MODELS (tests/interop/test_interop.py), on torch's meta device. Names, shapes, ties and dtypes are
 those of `reshard check`. --write puts the report into docs/families.md, between its two marks, and what stays in float32 into
 tests/data/kept_float32.json.
+
+orders: every model type of TINY_MODELS whose parameters have the same names in memory and in files. --check compares instead.
 
 Models are made on the meta device, so they have no weights and nothing is downloaded. Needs torch and transformers, and
 RESHARD (default build/release/reshard) for tables.
@@ -41,6 +44,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 TABLE = ROOT / "samples/families/kept_float32.json"
 REPORT = ROOT / "docs/families.md"
 SAMPLES = ROOT / "tests/data/kept_float32.json"
+ORDERS = ROOT / "samples/families/parameter_order.json"
 MARKS = "<!-- generate.py: begin -->", "<!-- generate.py: end -->"
 SECONDS = 90  # for one model
 
@@ -368,6 +372,75 @@ def tables(arguments):
     return 1 if failures else 0
 
 
+# ---- how torch numbers parameters
+
+def pattern_of(name):
+    return re.sub(r"(?<![^.])\d+(?![^.])", "{}", name)
+
+
+def merged(sequences):
+    """The items of all sequences once each, in an order that agrees with every sequence; None if there is none."""
+    after = collections.defaultdict(set)
+    for sequence in sequences:
+        for a, b in zip(sequence, sequence[1:]):
+            after[a].add(b)
+    items, out = list(dict.fromkeys(x for sequence in sequences for x in sequence)), []
+    while items:
+        held = {b for a in items for b in after[a]}
+        first = next((x for x in items if x not in held), None)
+        if first is None:
+            return None
+        out.append(first)
+        items.remove(first)
+    return out
+
+
+def sorted_by(patterns, names):
+    """As in_parameter_order (lib/model/parameter_order.h) sorts names."""
+    places, opened = {}, []
+    for number, pattern in enumerate(patterns):
+        begins = [pattern[:m.start()] for m in re.finditer(r"\{\}", pattern)]
+        runs = [opened[i][1] if i < len(opened) and opened[i][0] == begin else number for i, begin in enumerate(begins)]
+        opened = list(zip(begins, runs))
+        places[pattern] = number, runs
+
+    def key(name):
+        number, runs = places[pattern_of(name)]
+        return [x for pair in zip(runs, map(int, re.findall(r"(?<![^.])\d+(?![^.])", name))) for x in pair] + [number]
+    return sorted(names, key=key)
+
+
+def blocks(names):
+    """The patterns of each layer, between those of what is before and after."""
+    before_and_after = list(dict.fromkeys(map(pattern_of, names)))
+    layers = collections.defaultdict(list)
+    for name in names:
+        if layer := re.match(r"(.*?\.\d+)\.", name):
+            layers[layer[1]].append(pattern_of(name))
+    return [before_and_after, *(list(dict.fromkeys(layer)) for layer in layers.values())]
+
+
+def orders(arguments):
+    found = collections.defaultdict(list)
+    for model_type, members in tiny_models().values():
+        model = make_tiny(model_type, members)
+        names = [name for name, _ in model.named_parameters()]
+        found[model_type].append((names, set(names) <= set(saved(model, torch.bfloat16))))
+    rows = {}
+    for model_type, models in sorted(found.items()):
+        patterns = merged([list(dict.fromkeys(map(pattern_of, names))) for names, _ in models])
+        patterns = merged([block for names, _ in models for block in blocks(names)]) if patterns is None else patterns
+        if patterns and all(is_stored and sorted_by(patterns, names[::-1]) == names for names, is_stored in models):
+            rows[model_type] = " ".join(patterns)
+        else:
+            print(f"{model_type}: other names in files, or no order by patterns", file=sys.stderr)
+    text = json.dumps({"transformers": transformers.__version__, "orders": rows}, indent=1) + "\n"
+    if arguments.check:
+        return int(json.loads(text)["orders"] != json.loads(ORDERS.read_text())["orders"])
+    ORDERS.write_text(text)
+    return 0
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(required=True)
@@ -380,6 +453,9 @@ def main():
     command.add_argument("--write", action="store_true")
     command.add_argument("names", nargs="*")
     command.set_defaults(run=tables)
+    command = commands.add_parser("orders")
+    command.add_argument("--check", action="store_true")
+    command.set_defaults(run=orders)
     arguments = parser.parse_args()
     sys.exit(arguments.run(arguments))
 

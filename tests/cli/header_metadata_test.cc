@@ -134,8 +134,9 @@ TEST_F(HeaderMetadata, IsNeverLostByAFormat) {
     fs::remove_all(dir_ / "way");
     fs::remove_all(dir_ / "back");
   }
-  EXPECT_THAT(convert("dcp", "out").err, AllOf(HasSubstr("2 weights cannot be loaded without"),
-                                               HasSubstr("(__metadata__)"), HasSubstr("--to hf")));
+  EXPECT_THAT(convert("dcp", "out").err,
+              AllOf(HasSubstr("2 weights cannot be loaded without"), HasSubstr("(__metadata__)"),
+                    HasSubstr("choose a format of safetensors files")));
   EXPECT_EQ(convert("ranks", "out", {"--shard-format", "bin"}).exit_code, 4);
 }
 

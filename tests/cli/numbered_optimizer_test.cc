@@ -5,6 +5,7 @@
 
 #include <filesystem>
 #include <string>
+#include <vector>
 
 #include "tests/support/checkpoints.h"
 #include "tests/support/run_command.h"
@@ -61,6 +62,78 @@ TEST(NumberedOptimizer, OfAnotherModelItSaysSo) {
   const CommandResult r = verify(dir / "model");
   EXPECT_EQ(r.exit_code, 1) << r.out << r.err;
   EXPECT_THAT(r.out, HasSubstr("the moments of 7 parameters have shapes that "));
+}
+
+// Makes "run", a directory of a model of this type and an optimizer; no config without a type.
+void make(const TempDir& dir, const std::string& type, const std::string& optimizer, const std::string& file) {
+  fs::create_directory(dir / "run");
+  fs::copy(kData + "model.safetensors", dir / "run/model.safetensors");
+  fs::copy(kData + optimizer, dir / ("run/" + file));
+  if (!type.empty()) dir.write("run/config.json", R"({"model_type": ")" + type + R"("})");
+}
+
+// In the model's order: matrices first, then vectors, as the two groups were made.
+const std::vector<std::string> kNumbers = {"model.embed_tokens.weight",
+                                           "model.layers.0.self_attn.q_proj.weight",
+                                           "model.layers.0.self_attn.o_proj.weight",
+                                           "model.layers.0.mlp.up_proj.weight",
+                                           "lm_head.weight",
+                                           "model.layers.0.input_layernorm.weight",
+                                           "model.norm.weight"};
+
+TEST(NumberedOptimizer, HasTheNamesOfAModelWhoseOrderIsKnown) {
+  const TensorValues numbered = load_checkpoint(kData + "whole.pt");
+  const TensorValues model = load_checkpoint(kData + "model.safetensors");
+  for (const char* file : {"optimizer.pt", "optimizer.bin"})
+    for (const std::vector<std::string>& part : {std::vector<std::string>{}, {"--part", "optimizer"}}) {
+      const TempDir dir;
+      make(dir, "llama", "whole.pt", file);
+      const CommandResult r =
+          reshard_cli({"convert", dir / "run", dir / "out", "--to", "dcp", "--family", "none", "-q"}, part);
+      ASSERT_EQ(r.exit_code, 0) << r.err;
+      TensorValues expected = part.empty() ? model : TensorValues();
+      for (const auto& [name, value] : numbered) {
+        std::string named = name;
+        const std::size_t at = std::string("optimizer.state.").size();
+        named.replace(at, 1, kNumbers.at(static_cast<std::size_t>(name.at(at) - '0')));
+        expected[named] = value;
+      }
+      EXPECT_TRUE(load_checkpoint(dir / "out") == expected) << file;
+      const CommandResult groups = reshard_cli({"inspect", dir / "out", "--json"});
+      EXPECT_THAT(groups.out, HasSubstr("model.embed_tokens.weight"));
+      EXPECT_EQ(verify(dir / "run").exit_code, 0);
+      EXPECT_THAT(reshard_cli({"inspect", dir / "run"}).out, Not(HasSubstr("Not read with the model")));
+      // What loads a model gets the model alone.
+      ASSERT_EQ(reshard_cli({"convert", dir / "run", dir / "hf", "--to", "hf", "--family", "none", "-q"}).exit_code, 0);
+      EXPECT_TRUE(load_checkpoint(dir / "hf") == model);
+    }
+}
+
+TEST(NumberedOptimizer, WithoutAnOrderThatFitsItHasNoNamesAndANoteSaysWhy) {
+  struct Case {
+    std::string type, optimizer, why;
+  };
+  for (const auto& [type, optimizer, why] :
+       std::vector<Case>{{"", "whole.pt", "the order of the model's parameters is not known"},
+                         {"mixtral", "whole.pt", "the order of the model's parameters is not known"},
+                         {"gpt2", "whole.pt", "the order of the model's parameters is not known"},
+                         {"llama", "one_of_two.pt", "their shapes are not those of the model's parameters"}}) {
+    const TempDir dir;
+    make(dir, type, optimizer, "optimizer.pt");
+    const CommandResult r = reshard_cli({"inspect", dir / "run", "--json"});
+    EXPECT_EQ(r.exit_code, 0) << r.err;
+    EXPECT_THAT(r.out, HasSubstr("Not read with the model: optimizer.pt")) << type;
+    EXPECT_THAT(r.out, HasSubstr(why)) << type;
+    EXPECT_NE(reshard_cli({"convert", dir / "run", dir / "out", "--to", "dcp", "--part", "optimizer"}).exit_code, 0);
+  }
+}
+
+// Two optimizers: none is chosen.
+TEST(NumberedOptimizer, OfTwoNoneIsTaken) {
+  const TempDir dir;
+  make(dir, "llama", "whole.pt", "optimizer.pt");
+  fs::copy(kData + "whole.pt", dir / "run/optimizer.bin");
+  EXPECT_THAT(reshard_cli({"inspect", dir / "run"}).out, HasSubstr("optimizer.bin, optimizer.pt"));
 }
 
 }  // namespace

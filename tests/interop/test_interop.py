@@ -1947,6 +1947,73 @@ class Accelerate(Case):
         self.assert_same_tensors(load_file(self.out("merged") / "model.safetensors"), load_file(run / "hf.safetensors"))
 
 
+class NumberedOptimizers(Case):
+    """torch's own optimizer state next to its model, as Trainer and accelerate save it: each moment under its parameter's name."""
+
+    MODELS = {
+        "llama": dict(tie_word_embeddings=False, num_key_value_heads=4, num_hidden_layers=2),
+        "qwen3": dict(tie_word_embeddings=True, num_key_value_heads=2, num_hidden_layers=11, head_dim=8),
+        "qwen2": dict(tie_word_embeddings=False, num_key_value_heads=2, num_hidden_layers=2),  # with biases
+    }
+    SIZES = dict(vocab_size=96, hidden_size=32, intermediate_size=48, num_attention_heads=4)
+
+    def setUp(self):
+        if importlib.util.find_spec("accelerate") is None:
+            self.skipTest("accelerate is not installed")
+        super().setUp()
+
+    def build(self, model_type):
+        from transformers import AutoConfig, AutoModelForCausalLM
+        torch.manual_seed(7)
+        return AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **self.SIZES, **self.MODELS[model_type]))
+
+    def check_state(self, directory, model, optimizer):
+        names = {id(p): name for name, p in model.named_parameters()}
+        wanted = {f"{names[id(p)]}.{kind}": value for p, state in optimizer.state.items() for kind, value in state.items()}
+        self.assertEqual(len(wanted), 3 * len(names))
+        reshard("convert", directory, self.out("state"), "--to", "dcp", "--part", "optimizer", "--names", "keep", "--force",
+                "--quiet")
+        found = load_all(self.out("state"))["optimizer"]
+        self.assert_same_tensors({f"{name}.{kind}": value for name, state in found["state"].items()
+                                  for kind, value in state.items()}, wanted)
+        self.assertEqual([group["params"] for group in found["param_groups"]],
+                         [[names[id(p)] for p in group["params"]] for group in optimizer.param_groups])
+
+    def test_of_trainer(self):
+        from transformers import Trainer, TrainingArguments
+        data = [{"input_ids": torch.arange(i, i + 12), "labels": torch.arange(i, i + 12)} for i in range(8)]
+        for model_type in self.MODELS:
+            with self.subTest(model_type):
+                model = self.build(model_type)
+                run = self.out(model_type)
+                trainer = Trainer(model=model, train_dataset=data, args=TrainingArguments(
+                    output_dir=run, per_device_train_batch_size=4, max_steps=2, save_steps=2, report_to=[], use_cpu=True,
+                    learning_rate=1e-2, disable_tqdm=True))
+                trainer.train()
+                self.check_state(run / "checkpoint-2", model, getattr(trainer.optimizer, "optimizer", trainer.optimizer))
+
+    def test_of_accelerate(self):
+        from accelerate import Accelerator
+        for is_safe in (True, False):  # with the model's order in a file of torch.save, and without
+            with self.subTest(is_safe=is_safe):
+                accelerator = Accelerator(cpu=True)
+                model = self.build("llama")
+                optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+                model, optimizer = accelerator.prepare(model, optimizer)
+                model(input_ids=torch.arange(12)[None], labels=torch.arange(12)[None]).loss.backward()
+                optimizer.step()
+                saved = self.out(f"saved_{is_safe}")
+                accelerator.save_state(str(saved), safe_serialization=is_safe)
+                if is_safe:
+                    model.config.save_pretrained(saved)
+                self.check_state(saved, model, optimizer.optimizer)
+
+    def test_the_table_is_what_the_installed_transformers_makes(self):
+        done = subprocess.run([sys.executable, "-W", "ignore", ROOT / "samples/families/generate.py", "orders", "--check"],
+                              capture_output=True, text=True, timeout=300)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+
+
 class NativeTargets(Case):
     """--to bin, colossalai, ranks and vllm, as their loaders take them."""
 

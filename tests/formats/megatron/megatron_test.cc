@@ -5,11 +5,15 @@
 
 #include <cstring>
 #include <filesystem>
+#include <map>
 #include <random>
 
 #include "formats/dcp/dcp.h"
+#include "formats/encoding/pickle_writer.h"
 #include "formats/encoding/tensor_file.h"
+#include "formats/encoding/torch_archive.h"
 #include "formats/encoding/zip.h"
+#include "formats/megatron/arguments.h"
 #include "formats/megatron/names.h"
 #include "formats/open.h"
 #include "lib/model/config.h"
@@ -163,6 +167,50 @@ TEST_F(Megatron, HalvesOfAPlainDcpAreThoseOfTheModel) {
     const CommandResult verified = reshard_cli({"verify", source, "--fail-on", "warning"});
     EXPECT_EQ(verified.exit_code, 0) << verified.out << verified.err;
   }
+}
+
+// The args among a plain DCP's objects describe the model, as those of the other formats do.
+TEST_F(Megatron, ArgsOfAPlainDcpAreItsConfig) {
+  const std::string truth = test_data("megatron/fsdp_dtensor");
+  const TensorValues values = load_checkpoint(truth + "/iter_0000003");
+  const auto write = [&](const std::string& path, const megatron::Arguments& args, const std::string& object) {
+    pickle::PickleWriter w;
+    args.write(w);
+    LayoutRequest request;
+    for (const auto& [name, value] : values) request.tensors.push_back({name, value.dtype, value.shape, {}, {}});
+    request.blobs.push_back({object, {object}, torch_archive::object_item(std::move(w).finish())});
+    write_target(values, **kDcpFormat.lay_out(std::move(request)), path);
+  };
+  megatron::Arguments args;
+  for (const auto& [name, n] : std::map<std::string, Index>{{"hidden_size", 8},
+                                                            {"num_layers", 2},
+                                                            {"num_attention_heads", 2},
+                                                            {"ffn_hidden_size", 6},
+                                                            {"num_query_groups", 1},
+                                                            {"vocab_size", 20}})
+    args.set(name, n);
+  for (const char* flag : {"swiglu", "group_query_attention", "untie_embeddings_and_output_weights"})
+    args.set(flag, true);
+  args.set("normalization", std::string("RMSNorm"));
+  args.set("position_embedding_type", std::string("rope"));
+  write(dir_ / "source", args, "args");
+  for (const std::string to : {"hf", "dcp"}) {  // at once, and by a second hop
+    const CommandResult r = reshard_cli({"convert", dir_ / "source", dir_ / to, "--to", to, "-q"});
+    ASSERT_EQ(r.exit_code, 0) << r.err;
+    ASSERT_EQ(reshard_cli({"convert", dir_ / to, dir_ / (to + ".hf"), "--to", "hf", "-q"}).exit_code, 0);
+    EXPECT_EQ(digests_of(load_checkpoint(dir_ / (to + ".hf"))), read_digests(truth + ".hf.json"));
+  }
+  const auto json = parse_json(read_file(dir_ / "hf/config.json"), "");
+  EXPECT_EQ(*json->get_string("model_type"), "llama");
+  EXPECT_EQ(*json->get_index("num_key_value_heads"), 1);
+  const CommandResult verified = reshard_cli({"verify", dir_ / "source", "--fail-on", "note"});
+  EXPECT_EQ(verified.exit_code, 0) << verified.out << verified.err;
+  // What args cannot describe is said; objects of that name of other programs are not looked into.
+  args.set("normalization", std::string("LayerNorm"));
+  write(dir_ / "other", args, "args");
+  EXPECT_THAT(reshard_cli({"inspect", dir_ / "other", "--json"}).out, HasSubstr("normalization is LayerNorm"));
+  write(dir_ / "apart", args, "arguments");
+  EXPECT_THAT(reshard_cli({"inspect", dir_ / "apart", "--json"}).out, testing::Not(HasSubstr("config.json can be")));
 }
 
 // A plain optimizer counts its steps once, in the common dict: each parameter has them.

@@ -1,0 +1,16 @@
+// Megatron-FSDP's checkpoints (--ckpt-format fsdp_dtensor): plain directories of PyTorch DCP, which have Megatron's
+// args as an object among the others (megatron/training/checkpointing.py, generate_state_dict and
+// preprocess_fsdp_dtensor_state_dict).
+#pragma once
+
+#include <memory>
+
+#include "lib/checkpoint/format.h"
+
+namespace reshard::megatron {
+
+// Returns a reader of the same checkpoint that makes a config.json of the object "args" if there is none next to it.
+// The reader itself if there is no such object, or one that is not args of a model that we know; then a note says why.
+std::unique_ptr<Reader> with_config_of_args(std::unique_ptr<Reader> reader);
+
+}  // namespace reshard::megatron

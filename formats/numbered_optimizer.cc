@@ -1,0 +1,241 @@
+#include "formats/numbered_optimizer.h"
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <set>
+#include <tuple>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "formats/encoding/pickle.h"
+#include "formats/encoding/pickle_writer.h"
+#include "formats/encoding/torch_archive.h"
+#include "lib/base/json.h"
+#include "lib/base/names.h"
+#include "lib/base/text.h"
+#include "lib/checkpoint/side_files.h"
+#include "lib/checkpoint/state_key.h"
+#include "lib/model/parameter_order.h"
+
+namespace reshard {
+namespace {
+
+constexpr std::string_view kState = "optimizer.state.";
+constexpr std::string_view kGroups = "optimizer.param_groups.";
+constexpr std::string_view kParameters = ".params";
+constexpr Index kMaxConfigBytes = Index{16} << 20;
+
+using Names = std::vector<std::string>;
+using Groups = std::vector<std::vector<Index>>;  // the numbers of each
+
+// The number in "optimizer.state.NUMBER.SUFFIX", and ".SUFFIX".
+std::optional<std::pair<Index, std::string>> number_of(std::string_view name) {
+  if (!take(name, kState)) return std::nullopt;
+  const std::size_t dot = name.find('.');
+  if (dot == std::string_view::npos || !is_digits(name.substr(0, dot))) return std::nullopt;
+  const auto number = parse_number(name.substr(0, dot));
+  if (!number) return std::nullopt;
+  return std::pair(*number, std::string(name.substr(dot)));
+}
+
+// Which group an object lists the parameters of.
+std::optional<Index> group_of(std::string_view name) {
+  if (!take(name, kGroups) || !name.ends_with(kParameters)) return std::nullopt;
+  name.remove_suffix(kParameters.size());
+  return is_digits(name) ? parse_number(name) : std::nullopt;
+}
+
+// The numbers in each group, in order; nothing if an object is not as torch writes it.
+std::optional<Groups> groups_of(Reader& optimizer) {
+  std::map<Index, std::vector<Index>> by_number;
+  for (const Blob& blob : optimizer.catalog().blobs) {
+    const auto group = group_of(blob.name);
+    if (!group) continue;
+    const auto item = optimizer.blob_bytes(blob);
+    const auto document = item ? torch_archive::read_object_item(*item) : Result<pickle::Document>(Error(item.error()));
+    if (!document || !document->root().is_sequence()) return std::nullopt;
+    const pickle::Value list = document->root();
+    std::vector<Index>& numbers = by_number[*group];
+    for (std::size_t i = 0; i < list.size(); ++i) {
+      const auto number = list[i].as_int();
+      if (!number) return std::nullopt;
+      numbers.push_back(*number);
+    }
+  }
+  Groups out;
+  for (auto& [group, numbers] : by_number) out.push_back(std::move(numbers));
+  return out;
+}
+
+// The tensors that are parameters, by name. Those that share their bytes are one parameter, under its first name.
+std::map<std::string, Dims> shapes_of(const Catalog& model) {
+  std::map<std::string, Dims> out;
+  for (const Tensor& t : model.tensors())
+    if (split_state_key(t.name).kind == StateKind::kModel && is_floating(t.dtype)) out.emplace(t.name, t.shape);
+  return out;
+}
+
+// The model's order of parameters as its files of torch.save have it; nothing if tensors share their bytes, since only
+// one of their names is the parameter's.
+std::optional<Names> stored_order(const Catalog& model, const std::map<std::string, Dims>& shapes) {
+  std::map<std::tuple<std::uint32_t, Index>, std::string> by_place;
+  for (const Tensor& t : model.tensors()) {
+    if (!shapes.contains(t.name)) continue;
+    if (t.fragments.size() != 1) return std::nullopt;
+    const Extent extent = t.fragments.extent(0);
+    if (!by_place.emplace(std::tuple(extent.file, extent.offset), t.name).second) return std::nullopt;
+  }
+  Names out;
+  for (auto& [place, name] : by_place) out.push_back(std::move(name));
+  return out;
+}
+
+// The order that the table has for the model type of the config.json next to the model.
+std::optional<Names> known_order(Reader& model, const std::map<std::string, Dims>& shapes) {
+  const auto text = model.side_file(std::string(kConfigFile), kMaxConfigBytes);
+  if (!text || !*text) return std::nullopt;
+  const auto config = parse_json(**text, "");
+  const Json* const type = config ? config->find("model_type") : nullptr;
+  if (!type || !type->is_string()) return std::nullopt;
+  Names names;
+  for (const auto& [name, shape] : shapes) names.push_back(name);
+  return in_parameter_order(*type->as_string(), names);
+}
+
+// Which parameters the recipes give weight decay: those of two dimensions, or those that are neither biases nor norms.
+using Decays = bool (*)(const std::string& name, const Dims& shape);
+constexpr Decays kDecays[] = {
+    [](const std::string&, const Dims& shape) { return shape.rank() >= 2; },
+    [](const std::string& name, const Dims&) {
+      std::string low = name;
+      std::transform(low.begin(), low.end(), low.begin(),
+                     [](char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c; });
+      return low.find("bias") == std::string::npos && low.find("norm") == std::string::npos &&
+             low.find("ln_") == std::string::npos;
+    },
+};
+
+// Gives the names of one order to groups of these sizes: all to one, or to two those that decay and the others.
+std::set<Names> divided(const Names& order, const std::map<std::string, Dims>& shapes, const Groups& groups) {
+  if (groups.size() == 1) return {order};
+  std::set<Names> out;
+  for (const Decays decays : kDecays) {
+    Names first, second;
+    for (const std::string& name : order) (decays(name, shapes.at(name)) ? first : second).push_back(name);
+    for (int turn = 0; turn < 2; ++turn, first.swap(second)) {
+      if (first.size() != groups[0].size()) continue;
+      Names all = first;
+      all.insert(all.end(), second.begin(), second.end());
+      out.insert(std::move(all));
+    }
+  }
+  return out;
+}
+
+// Whether the moments of each number have the shape of the parameter that it would be.
+bool fits(const std::map<Index, Dims>& moments, const std::map<Index, std::string>& names,
+          const std::map<std::string, Dims>& shapes) {
+  return std::all_of(moments.begin(), moments.end(), [&](const auto& moment) {
+    const auto name = names.find(moment.first);
+    return name != names.end() && shapes.at(name->second) == moment.second;
+  });
+}
+
+// The optimizer's reader under other names.
+class RenamedOptimizer : public Reader {
+ public:
+  RenamedOptimizer(std::unique_ptr<Reader> inner, const std::map<Index, std::string>& names, const Groups& groups)
+      : inner_(std::move(inner)) {
+    const Catalog& from = inner_->catalog();
+    catalog_ = from;
+    catalog_.share_tensors(Catalog());
+    catalog_.blobs.clear();
+    for (Tensor t : from.tensors()) {
+      rename(t, names);
+      (void)catalog_.add(std::move(t));  // names are each once, as the numbers are
+    }
+    std::size_t number = 0;
+    for (const Blob& blob : from.blobs) {
+      Blob renamed = blob;
+      rename(renamed, names);
+      origins_.emplace(renamed.name, number++);
+      if (const auto group = group_of(blob.name)) {
+        Names& list = lists_[blob.name];
+        for (const Index parameter : groups.at(static_cast<std::size_t>(*group))) list.push_back(names.at(parameter));
+      }
+      catalog_.blobs.push_back(std::move(renamed));
+    }
+    catalog_.sort_by_name();
+  }
+
+  Status locate(const std::vector<std::size_t>&, int, const std::string&) override { return {}; }
+
+  Result<std::string> blob_bytes(const Blob& blob) override {
+    const auto list = lists_.find(blob.name);
+    if (list == lists_.end()) return inner_->blob_bytes(origin_of(blob));
+    pickle::PickleWriter w;
+    w.empty_list();
+    w.mark();
+    for (const std::string& name : list->second) w.text(name);
+    w.append_items();
+    return torch_archive::object_item(std::move(w).finish());
+  }
+
+  std::string describe(const Blob& blob) override {
+    const auto list = lists_.find(blob.name);
+    if (list == lists_.end()) return inner_->describe(origin_of(blob));
+    return "[" + some_of(list->second) + "]";
+  }
+
+ private:
+  template <class Named>
+  static void rename(Named& named, const std::map<Index, std::string>& names) {
+    const auto number = number_of(named.name);
+    if (!number) return;
+    const std::string& parameter = names.at(number->first);
+    named.name = std::string(kState) + parameter + number->second;
+    named.path = {"optimizer", "state", parameter, number->second.substr(1)};
+  }
+
+  const Blob& origin_of(const Blob& blob) const { return inner_->catalog().blobs[origins_.at(blob.name)]; }
+
+  std::unique_ptr<Reader> inner_;
+  std::unordered_map<std::string, std::size_t> origins_;  // of each object, its place in the inner catalog
+  std::map<std::string, Names> lists_;                    // of parameters, by the object's name
+};
+
+}  // namespace
+
+NamedOptimizer name_parameters(std::unique_ptr<Reader> optimizer, Reader& model, bool is_ordered) {
+  const auto no = [](std::string why) { return NamedOptimizer{nullptr, std::move(why)}; };
+  const auto groups = groups_of(*optimizer);
+  if (!groups || groups->empty() || groups->size() > 2)
+    return no("its groups are not one, nor those that decay and those that do not");
+  std::map<Index, Dims> moments;
+  for (const Tensor& t : optimizer->catalog().tensors())
+    if (const auto number = number_of(t.name); number && number->second != kStepSuffix)
+      if (!moments.emplace(number->first, t.shape).second && moments.at(number->first) != t.shape)
+        return no("a parameter has states of several shapes");
+  const std::map<std::string, Dims> shapes = shapes_of(model.catalog());
+  auto order = known_order(model, shapes);
+  if (!order && is_ordered) order = stored_order(model.catalog(), shapes);
+  if (!order) return no("the order of the model's parameters is not known");
+  std::vector<std::map<Index, std::string>> found;
+  for (const Names& all : divided(*order, shapes, *groups)) {
+    std::map<Index, std::string> names;
+    std::size_t next = 0;
+    for (const auto& group : *groups)
+      for (const Index number : group)
+        if (next < all.size()) names.emplace(number, all[next++]);
+    if (next == all.size() && names.size() == all.size() && fits(moments, names, shapes))
+      found.push_back(std::move(names));
+  }
+  if (found.empty()) return no("their shapes are not those of the model's parameters in their order");
+  if (found.size() > 1) return no("two ways to put the parameters into groups fit");
+  if (moments.size() < found.front().size()) return no("parameters have no state to compare them with");
+  return {std::make_unique<RenamedOptimizer>(std::move(optimizer), found.front(), *groups), ""};
+}
+
+}  // namespace reshard
