@@ -239,8 +239,8 @@ struct Format {
 
   Holds holds = Holds::kEverything;
   bool (*takes_object)(std::string_view key) = nullptr;  // with Holds::kAdam; takes a plain key
-  // Returns whether a file that the reader uses has a name that the format's writers give, or that an index names. Asked
-  // before --force removes files. Null: the reader uses no others.
+  // Returns whether a file that the reader uses has a name that the format's writers give, or that an index names.
+  // Asked before --force removes files. Null: the reader uses no others.
   bool (*is_own_file)(const Catalog& catalog, std::string_view path) = nullptr;
   Sharding sharding = Sharding::kNone;
   bool is_file = false;                               // a checkpoint is one file that also contains the side files

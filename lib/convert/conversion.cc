@@ -5,6 +5,7 @@
 #include "lib/base/memory_limit.h"
 #include "lib/base/text.h"
 #include "lib/checkpoint/provenance.h"
+#include "lib/convert/header_metadata.h"
 #include "lib/model/parts.h"
 #include "lib/output/encoded_chunks.h"
 #include "lib/output/journal.h"
