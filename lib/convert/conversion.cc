@@ -58,7 +58,8 @@ Result<HeaderMetadata> output_metadata(const Catalog& source, const Draft& d, co
     const auto from = source.find(d.view.native(t.name));
     tensors.push_back({&t, from ? &source.tensors()[*from] : nullptr});
   }
-  const bool is_exact = !o.typing.dtype && o.typing.quantize == Quantization::kNone && !o.merge && !o.selection.merge_adapter && !d.unpacking;
+  const bool is_exact = !o.typing.dtype && o.typing.quantize == Quantization::kNone && !o.merge &&
+                        !o.selection.merge_adapter && !d.unpacking;
   return copied_metadata(source, tensors, is_exact);
 }
 
