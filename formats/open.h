@@ -26,8 +26,8 @@ Result<std::string> newest_complete(const std::vector<std::string>& checkpoints)
 
 // Returns the files, relative to `directory`, that may be removed together with the checkpoint there: those that
 // reshard's own manifest records (files_of_manifest). If reshard did not write the checkpoint: the files that its
-// reader uses and that an index names or that have a name of the format (Format::is_own_file), and the config, tokenizer
-// and manifest next to them, which need not exist. Fails if it is not a checkpoint.
+// reader uses and that an index names or that have a name of the format (Format::is_own_file), and the config,
+// tokenizer and manifest next to them, which need not exist. Fails if it is not a checkpoint.
 Result<std::vector<std::string>> files_of_checkpoint(const std::string& directory);
 
 }  // namespace reshard

@@ -387,12 +387,10 @@ TEST(Parts, OptimizerStateOfAdaptersBelongsToThem) {
       add("optimizer.state." + module + matrix + ".exp_avg", shape);
     }
     write_dcp(values, dir / "sound", Mesh({{"dp_shard", 2}}));
-    EXPECT_THAT(reshard_cli({"verify", dir / "sound"}).out, Not(HasSubstr("belong to")))
-        << wrapper;
+    EXPECT_THAT(reshard_cli({"verify", dir / "sound"}).out, Not(HasSubstr("belong to"))) << wrapper;
     add("optimizer.state.base_model.model.model.layers.9.self_attn.q_proj.lora_A.default.weight.exp_avg", {2, 8});
     write_dcp(values, dir / "orphan", Mesh({{"dp_shard", 2}}));
-    EXPECT_THAT(reshard_cli({"verify", dir / "orphan"}).out, HasSubstr("belong to"))
-        << wrapper;
+    EXPECT_THAT(reshard_cli({"verify", dir / "orphan"}).out, HasSubstr("belong to")) << wrapper;
   }
 }
 
