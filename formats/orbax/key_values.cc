@@ -21,6 +21,8 @@ Status KeyValues::add(std::string_view key, const Extent& extent) {
     return corrupt("key '" + printable(key) + "': expected keys in ascending order");
   if (std::ssize(entries_) == kMaxKeys)
     return unsupported("more than " + with_commas(kMaxKeys) + " keys in a database");
+  if (keys_.size() + key.size() > kMaxKeyBytes)
+    return unsupported("keys of more than " + human_bytes(kMaxKeyBytes) + " in a database");
   TRY(ask_for(key.size()));
   entries_.push_back({keys_.size(), static_cast<std::uint32_t>(key.size()), extent});
   keys_ += key;

@@ -16,6 +16,7 @@ class KeyValues {
  public:
   static constexpr std::uint32_t kInline = ~std::uint32_t{0};  // Extent::file of a value in memory
   static constexpr Index kMaxKeys = Index{1} << 26;
+  static constexpr std::size_t kMaxKeyBytes = std::size_t{4} << 30;  // of all keys
 
   // Files that values are in, relative to the checkpoint's directory. Extents refer to them by their position.
   std::vector<std::string> files;

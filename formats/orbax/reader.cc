@@ -458,11 +458,14 @@ Status OrbaxReader::describe_checkpoint(const Parts& parts) {
       catalog_.attributes.emplace_back("saved", "from a mesh of " + mesh);
       break;
     }
-  const PathSnapshot& step =
-      parts.directory->has_file(kCheckpointMetadata) ? *parts.directory : *TRY(parts.directory->parent());
+  // An item by itself is described by the step that it is in, if that can be listed.
+  const bool is_inside = parts.directory->has_file(kCheckpointMetadata);
+  const auto parent = parts.directory->parent();
+  if (!is_inside && !parent) return {};
+  const PathSnapshot& step = is_inside ? *parts.directory : **parent;
   const auto text = TRY(step.text_of(kCheckpointMetadata, kMaxJson));
   if (!text) return {};
-  if (&step == parts.directory) catalog_.metadata_files.emplace_back(kCheckpointMetadata);
+  if (is_inside) catalog_.metadata_files.emplace_back(kCheckpointMetadata);
   const auto json = parse_json(*text, path_join(step.path(), kCheckpointMetadata));
   const Json* const custom = json ? json->find("custom_metadata") : nullptr;
   if (custom && custom->is_object() && custom->size() > 0)
