@@ -125,8 +125,7 @@ Result<OpenCheckpoint> open_checkpoint(const std::string& path, const OpenOption
   std::vector<std::string> titles;
   for (const Format* f : formats())
     if (f->open && !f->write_view) titles.emplace_back(f->title);  // a view is read as what it is a view in
-  return unsupported(path + ": not a checkpoint that reshard knows" + others_text(place) + "; it reads " +
-                     join(titles, ", "));
+  return unsupported(path + ": unrecognised format" + others_text(place) + "; supported: " + join(titles, ", "));
 }
 
 Result<std::vector<std::string>> files_of_checkpoint(const std::string& directory) {

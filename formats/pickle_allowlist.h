@@ -7,8 +7,8 @@
 
 namespace reshard {
 
-// Reads these objects of `source`, torch.save archives; unsupported where the pickle of one names more than makes data,
-// with the object and that name.
+// Fails if a pickle of these objects of `source`, torch.save archives, references a global that is not on the
+// allowlist. The unsupported error names the object and the global.
 Status check_inert(Reader& source, const std::vector<Blob>& objects);
 
 }  // namespace reshard

@@ -32,7 +32,7 @@ Result<const Format*> find_format(std::string_view name) {
     if (f->name == name) return f;
     if (f->lay_out || f->write_view) names.emplace_back(f->name);
   }
-  return usage_error("'" + printable(name) + "' is not a format that reshard writes; there are " + join(names, ", "));
+  return usage_error("unknown format '" + printable(name) + "'; choose one of: " + join(names, ", "));
 }
 
 Result<const Format*> recognised_format(const PathSnapshot& place) {

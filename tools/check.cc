@@ -1,4 +1,4 @@
-// reshard check.
+// reshard check: whether a model can be trained on a mesh.
 #include <algorithm>
 #include <array>
 #include <chrono>
@@ -16,8 +16,8 @@ namespace reshard::tools {
 namespace {
 
 constexpr std::size_t kShownStages = 8;  // kinds of stages
-constexpr std::size_t kIndent = 10;      // of what print_row prints
-constexpr std::size_t kWhose = 42;       // columns of what a line of the table is of
+constexpr std::size_t kIndent = 10;      // column of print_row's text
+constexpr std::size_t kWhose = 42;       // columns of the first column of the table
 constexpr std::size_t kElements = 18;    // of a number of parameters
 constexpr std::size_t kBytes = 12;       // of a size
 
@@ -29,7 +29,7 @@ struct CheckOptions {
   FindingsOptions findings;
 };
 
-// A feasibility and what it was asked of.
+// The result of a check and its request.
 struct Checked {
   const CheckOptions& options;
   const Family& family;
@@ -56,7 +56,7 @@ Result<FeasibilityRequest> request_of(const CheckOptions& options) {
 
 // ---- words
 
-// "bfloat16", or several; what the config does not say is said to be a choice.
+// Returns "bfloat16", or several dtypes, and says if the config names none.
 std::string dtype_text(const Checked& c) {
   std::vector<std::string> names;
   for (const Parameter& p : c.result.parameters) {
@@ -68,7 +68,7 @@ std::string dtype_text(const Checked& c) {
   return join(names, ", ") + (is_assumed ? " (the config names none)" : "");
 }
 
-// Whether the user wrote `dp` and got dp_shard.
+// Returns whether --mesh has `dp`, which is taken as dp_shard.
 bool took_dp_as_shard(const CheckOptions& options) {
   const std::vector<std::string> parts = split(options.mesh, ',');
   return std::any_of(parts.begin(), parts.end(), [](const std::string& p) { return p.starts_with("dp="); });
@@ -81,9 +81,9 @@ bool has_experts(const Checked& c) {
 
 std::string experts_text(const Degrees& degrees) {
   const auto sharding = expert_sharding(degrees);
-  if (!sharding) return "ep is no factor of the ranks: it has to divide dp_shard x cp";
-  return "ep is no factor of the ranks: it lives inside dp_shard x cp" +
-         std::string(sharding->is_cut_by_tp ? "" : " x tp, and experts are not cut by tp") + ", with " +
+  if (!sharding) return "ep does not multiply the number of ranks; it must divide dp_shard x cp";
+  return "ep does not multiply the number of ranks; it is part of dp_shard x cp" +
+         std::string(sharding->is_cut_by_tp ? "" : " x tp, and tp does not shard experts") + ", with " +
          count_of(sharding->shards, "FSDP shard") + " of each expert";
 }
 
@@ -98,7 +98,7 @@ std::string stage_text(const StageMemory& stage) {
   return join(parts, ", ");
 }
 
-// The first number counts parameters, the others are sizes.
+// Prints a row of the table: a number of parameters, then sizes.
 void print_numbers(std::string_view label, const std::string& whose, const std::vector<std::string>& numbers) {
   std::string line = padded(whose, kWhose);
   for (std::size_t i = 0; i < numbers.size(); ++i) {
@@ -152,7 +152,7 @@ const StageMemory& with_smallest(const Stages& stages) {
   });
 }
 
-// What the table counts, and how.
+// Describes what the table counts.
 std::string assumptions_text(const Checked& c) {
   const Index shards = c.request.degrees.shards();
   return "Weights " + dtype_text(c) + ", gradients " + std::string(info(c.request.memory.gradients).torch_name) +
@@ -160,16 +160,16 @@ std::string assumptions_text(const Checked& c) {
          (shards > 1 ? "all sharded by FSDP over dp_shard x cp = " + with_commas(shards) : "nothing sharded by FSDP") +
          ". " +
          (c.result.stages.size() > 1
-              ? "Stages hold the layers that torchtitan deals them, the embedding and the head counting as one each. "
+              ? "Layers are assigned to stages as in torchtitan; embedding and head count as a layer each. "
               : "") +
-         "Left out: activations, buffers of communication" +
-         (c.config.num_prediction_layers() > 0 ? ", layers that predict further tokens" : "") + ".";
+         "Not counted: activations, communication buffers" +
+         (c.config.num_prediction_layers() > 0 ? ", prediction layers" : "") + ".";
 }
 
 void print_memory(const Checked& c) {
   const Stages& stages = c.result.stages;
   if (stages.empty()) return;
-  print_numbers("memory", "of a rank", {"parameters", "weights", "gradients", "optimizer", "total"});
+  print_numbers("memory", "per rank", {"parameters", "weights", "gradients", "optimizer", "total"});
   if (stages.size() > 1) print_stages(stages);
   const StageMemory &most = with_largest(stages), &least = with_smallest(stages);
   const auto whose = [&](const char* which, const StageMemory& stage, Index rank) {
@@ -193,7 +193,7 @@ void print_tensors(const Checked& c) {
     std::vector<std::string> names;
     Index elements = 0;
     std::size_t j = i;
-    // A matrix and its scales take turns.
+    // Matrices alternate with their scales.
     for (; j < c.result.parameters.size() && c.result.parameters[j].rule == first.rule; ++j) {
       if (c.result.parameters[j].is_scale) continue;
       names.push_back(c.result.parameters[j].name);
@@ -230,7 +230,7 @@ AuditReport report_of(const Checked& c, double seconds) {
   report.title = "reshard check " + c.config.path;
   report.findings = c.result.findings;
   report.checks = c.result.checks;
-  report.looked_at = count_of(static_cast<Index>(c.result.parameters.size()), "tensor") + " of the config looked at";
+  report.looked_at = count_of(static_cast<Index>(c.result.parameters.size()), "tensor") + " of the config checked";
   report.seconds = seconds;
   return report;
 }

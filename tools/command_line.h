@@ -1,5 +1,5 @@
-// A subcommand's part of the command line. CLI11 parses it (command_line.cc): its headers take seconds to compile, so
-// no other file sees them.
+// The command line of a subcommand. CLI11 parses it; only command_line.cc includes its headers, which take seconds to
+// compile.
 #pragma once
 
 #include <functional>
@@ -21,7 +21,7 @@ class Option;
 
 namespace reshard::tools {
 
-// What a subcommand does once its options are parsed; the value is the exit code.
+// Runs a subcommand after its options are parsed. Returns the exit code.
 using Action = std::function<Result<int>()>;
 
 // What help texts, completions and manual pages need to know about an option besides its description.
@@ -97,7 +97,7 @@ class CommandLine {
   Option option(const std::string& name);  // one that was added
   void description(const std::string& text);
   void examples(std::vector<Example> examples);
-  // What is to be done when this subcommand is the one that was asked for.
+  // Sets what this subcommand does.
   void action(Action action);
 
  private:
@@ -116,24 +116,24 @@ struct Command {
   const char* group;  // the heading it is listed under
   const char* summary;
   void (*add)(CommandLine& line);
-  bool on_all_ranks;  // of a job that mpirun started; otherwise rank 0 does it alone
-  bool is_confined;   // to the paths of its command line (confine.h)
+  bool on_all_ranks;  // runs on all ranks of an MPI job; otherwise on rank 0 alone
+  bool is_confined;   // may access only the paths of its command line (confine.h)
 };
 
-// What a command line names to be read and to be written.
+// The paths on a command line that are read and written.
 struct PathsOfLine {
   std::vector<std::string> read, written;
 };
 
-// What a command line asked for.
+// A parsed command line.
 struct ParsedLine {
-  const Command* command = nullptr;  // null: it is done with already (--help), or wrong
+  const Command* command = nullptr;  // null: nothing is left to do (--help), or the line is wrong
   Action action;
-  std::map<std::string, std::vector<std::string>> values;  // of the options and places that were given, by their names
+  std::map<std::string, std::vector<std::string>> values;  // of the given options and positional arguments, by name
   std::vector<std::string> written;                        // values of outputs
   PathsOfLine paths;
-  std::string of_all_ranks;    // the command and what has to be the same on all ranks
-  int exit_code = 0;           // where there is no command
+  std::string of_all_ranks;    // the command and the values that must be the same on all ranks
+  int exit_code = 0;           // if there is no command
   std::optional<Error> error;  // what is wrong with the line
 };
 
@@ -175,9 +175,9 @@ std::string near_name(std::string_view word, const std::vector<std::string>& kno
 // Returns the usage error "unknown dtype 'bf16'; choose one of: bfloat16, float16, float32".
 Error unknown_word(std::string_view what, std::string_view word, const std::vector<std::string>& choices);
 
-// A subcommand's words alone, within another program: what is wrong with them is a usage error, and nothing is printed.
+// Parses the words of a subcommand within another program. Prints nothing; wrong words are a usage error.
 struct ParsedOptions {
-  Action action;  // null where `add` names none
+  Action action;  // null if `add` sets none
   PathsOfLine paths;
 };
 Result<ParsedOptions> parse_options(const std::vector<std::string>& words,

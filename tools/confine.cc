@@ -26,12 +26,12 @@ namespace {
 constexpr int kDeepest = 16;
 constexpr int kMostNames = 50'000;
 
-// After a call that failed: what there was no memory to look at would be refused as if it were another's.
+// To be called after a failed system call. A path that was skipped for lack of memory would be refused later.
 void check_memory() {
   if (errno == ENOMEM) throw std::bad_alloc();
 }
 
-// An absolute path without links; empty where there is nothing.
+// Returns the absolute path without links; empty if the path does not exist.
 std::string real(const std::string& path) {
   const std::unique_ptr<char, decltype(&std::free)> found(::realpath(path.c_str(), nullptr), &std::free);
   if (!found) check_memory();
@@ -40,11 +40,11 @@ std::string real(const std::string& path) {
 
 class Paths {
  public:
-  // What a value of the command line may name.
+  // Adds what a value on the command line may name.
   void name(const std::string& word) {
     if (real(word).empty()) return;
     for (const std::string& path : {word, real(word)}) {
-      // Formats look for what belongs to a checkpoint beside it and above it.
+      // Formats look for files of a checkpoint next to it and above it.
       const std::string home = is_directory(path) ? path : parent_path(path);
       if (home != path) around(home);
       around(parent_path(home));
@@ -75,7 +75,7 @@ class Paths {
     sandbox_.written.push_back(temporary_directory());
   }
 
-  // Where there is too much to look through, everything may be read.
+  // If there are too many names to look through, everything may be read.
   Sandbox sandbox() && {
     if (names_ > kMostNames) everything();
     return std::move(sandbox_);
@@ -88,8 +88,8 @@ class Paths {
     follow_links(real(path), kDeepest);
   }
 
-  // A directory that was not named: without what is hidden in it, and of the root its files alone. Where its links lead
-  // is looked at if their names are files': others may lead to a file server that is away.
+  // Adds a directory that was not named: without hidden files, and of the root only files. Links are followed only if
+  // their names look like files, because others may lead to an unreachable network mount.
   void around(const std::string& directory) {
     const std::string at = real(directory);
     if (at.empty() || !looked_around_.insert(at).second) return;
@@ -111,7 +111,7 @@ class Paths {
     sandbox_.read.insert(sandbox_.read.end(), links.begin(), links.end());
   }
 
-  // What the links of a directory lead to: the files of a Hugging Face snapshot, for one.
+  // Adds the targets of a directory's links, such as the files of a Hugging Face snapshot.
   void follow_links(const std::string& directory, int depth) {
     if (directory.empty() || depth == 0 || !is_directory(directory) || !followed_.insert(directory).second) return;
     for_each_name(directory, [&](const std::string& name, unsigned char kind) {
@@ -127,7 +127,7 @@ class Paths {
   void for_each_name(const std::string& directory, Each each) {
     DIR* const open = ::opendir(directory.c_str());
     if (!open) return check_memory();
-    std::vector<std::pair<std::string, unsigned char>> names;  // so that it is closed before others are opened
+    std::vector<std::pair<std::string, unsigned char>> names;  // closes this directory before others are opened
     while (const dirent* entry = ::readdir(open)) {
       const std::string name = entry->d_name;
       if (name == "." || name == "..") continue;
@@ -146,7 +146,7 @@ class Paths {
   int names_ = 0;
 };
 
-// An HDF5 file names files of its data, a manifest its sources.
+// An HDF5 file may name external data files, and a manifest names its sources.
 bool names_further_files(const std::string& option, const std::vector<std::string>& values) {
   return option == "--lineage" ||
          (option == "--allow" && std::find(values.begin(), values.end(), "external") != values.end());

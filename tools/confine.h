@@ -1,12 +1,12 @@
-// What a command may still do once its command line is read (lib/base/sandbox.h).
+// Confines a command to the paths of its command line (lib/base/sandbox.h).
 #pragma once
 
 #include "tools/command_line.h"
 
 namespace reshard::tools {
 
-// Leaves this process what the paths of its command line need: those it names and what lies beside and above them, for
-// reading; where its outputs are to be, for writing. An I/O error where the system does not let it say which these are.
+// Lets this process read only the paths on its command line and their neighbours and parents, and write only where its
+// outputs are. Fails with an I/O error if too few files may be open to say which these are.
 Status confine_to(const ParsedLine& line);
 
 }  // namespace reshard::tools

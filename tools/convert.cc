@@ -32,14 +32,14 @@ Status check_destination(const ConvertOptions& options) {
 }
 
 Status check_space(const Conversion& conversion, const std::string& destination) {
-  // What a killed run has left is used again, or makes room.
+  // Files of an interrupted run are reused, or removed first.
   const Index free = TRY(free_space_for(destination)) + Output::held_by_leftover(destination);
   if (free >= conversion.disk_needed()) return {};
   return io_error(parent_path(destination) + ": the output needs " + human_bytes(conversion.disk_needed()) +
                   ", the disk has " + human_bytes(free) + " free. Nothing was written");
 }
 
-// Nothing where the word is none of --resume's.
+// Returns nothing if the word is not a value of --resume.
 std::optional<Resume> resume_of(std::string_view word) {
   for (const auto& [name, resume] :
        {std::pair("auto", Resume::kAuto), std::pair("never", Resume::kNever), std::pair("require", Resume::kRequire)})
@@ -62,7 +62,8 @@ Json view_json(const ConvertOptions& options, const PreparedConversion& prepared
       .set("seconds", seconds);
 }
 
-// Whether the output holds what the source does, under whatever names and cut, so that verify finds the two equal.
+// Returns whether the output has the values of the source, under any names and sharding, so that verify reports them
+// equal.
 bool equals_source(const Conversion& conversion, const ConvertOptions& options) {
   const SourceOptions& source = options.source_layout;
   const bool is_all = options.include.empty() && options.exclude.empty() && options.allow.empty() &&
@@ -75,8 +76,8 @@ bool equals_source(const Conversion& conversion, const ConvertOptions& options) 
          conversion.notes().repairs.as_array()->empty();
 }
 
-// The command that shows that the output is what was written: against the source where the two are equal, otherwise by
-// its own manifest. An output that is not all that its config describes is not compared with that.
+// Returns the command that verifies the output: against the source if both are equal, otherwise against its own
+// manifest. An output that is only part of what its config describes is not compared with the config.
 std::string check_command(const PreparedConversion& prepared, const ConvertOptions& options) {
   const Conversion& conversion = *prepared.conversion;
   const std::string verify = "reshard verify ", out = shell_path(options.destination);
@@ -87,7 +88,7 @@ std::string check_command(const PreparedConversion& prepared, const ConvertOptio
   return verify + out + (is_whole ? "" : " --family none");
 }
 
-// Makes a view: nothing is copied.
+// Writes a view, which copies nothing.
 Result<int> make_view(const ConvertOptions& options, const PreparedConversion& prepared,
                       std::chrono::steady_clock::time_point start) {
   constexpr std::size_t kShown = 10;
@@ -110,14 +111,14 @@ Result<int> make_view(const ConvertOptions& options, const PreparedConversion& p
   if (options.as_json) show_json(view_json(options, prepared, report, seconds), 2);
   if (quiet) return 0;
   for (std::size_t i = 0; i < std::min(kShown, report.refused.size()); ++i)
-    print_row(i == 0 ? "not shown" : "", printable(report.refused[i].first) + ": " + report.refused[i].second);
+    print_row(i == 0 ? "left out" : "", printable(report.refused[i].first) + ": " + report.refused[i].second);
   if (report.refused.size() > kShown)
     print_row("", "and " + with_commas(static_cast<Index>(report.refused.size() - kShown)) + " more");
   const File file = TRY(File::open(options.destination));
   print_row("done", printable(options.destination) + "   " + human_bytes(TRY(file.size())) + "   " +
-                        human_seconds(seconds) + "   " + count_of(report.tensors, "tensor") + " shown where they lie" +
+                        human_seconds(seconds) + "   " + count_of(report.tensors, "tensor") + " mapped in place" +
                         (report.joined > 0 ? ", " + count_of(report.joined, "piece") + " joined" : ""));
-  print_row("", "it refers to the files of " + printable(options.source) + ": made anew when they move");
+  print_row("", "it refers to the files of " + printable(options.source) + "; write it again if they move");
   return 0;
 }
 
@@ -178,7 +179,7 @@ Result<int> convert(const ConvertOptions& options) {
   if (outcome.checksums > 0)
     recorded += ", " + count_of(outcome.checksums, "source CRC") + (outcome.checksums == 1 ? " holds" : " hold");
   if (outcome.digests > 0)
-    recorded += ", " + count_of(outcome.digests, "digest") + " as the source's manifest has them";
+    recorded += ", " + count_of(outcome.digests, "digest") + " of the source's manifest verified";
   print_row("proof", with_commas(n) + " of " + count_of(n, "tensor") + ": every element has one source" +
                          (recorded.empty() ? ", the source records no checksums" : recorded) +
                          ", digests in reshard_manifest.json" + (conversion.target().is_file() ? " in the file" : ""));
@@ -188,7 +189,7 @@ Result<int> convert(const ConvertOptions& options) {
                       with_commas(identity->present) + " of " + count_of(identity->expected, "tensor") + " of " +
                       config.path);
   }
-  // Of some formats the names mean nothing without a config, which an output of no family does not have.
+  // Some formats cannot be read without a config, which an output of no family lacks.
   const bool can_be_read =
       prepared.target->open && (options.model.family != "none" || open_checkpoint(options.destination));
   if (can_be_read) print_row("", "check it any time: " + check_command(prepared, options));

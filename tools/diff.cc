@@ -1,4 +1,4 @@
-// reshard diff: how far apart the tensors of two checkpoints are.
+// reshard diff: compares two checkpoints tensor by tensor.
 #include <cstdio>
 
 #include "lib/base/text.h"
@@ -26,7 +26,7 @@ std::string scientific(double v) {
   return text;
 }
 
-// Two tensors of one name, and how far apart they are.
+// Two tensors with the same name, and their distance.
 struct ComparedPair {
   const Tensor &a, &b;
   const Comparison::Distance& distance;
@@ -125,7 +125,7 @@ Result<int> diff(const DiffOptions& options) {
                           (options.tolerance > 0 ? " within " + scientific(options.tolerance) : "") +
                           (structural.empty() ? ""
                                               : ", " + count_of(static_cast<Index>(structural.size()), "tensor") +
-                                                    " missing or of another shape"));
+                                                    " missing or with another shape"));
   return good ? 0 : 1;
 }
 

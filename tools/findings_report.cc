@@ -47,12 +47,12 @@ const char* color_of(Severity severity) {
   return "36";
 }
 
-// The sentence a finding begins with.
+// Returns the first line of a finding.
 std::string headline(const Finding& finding) {
   return (finding.tensors.empty() ? "" : folded(finding.tensors) + ": ") + printable(finding.what);
 }
 
-// Everything it has to say after that, in the order in which people ask.
+// Returns the other lines: evidence, loss, advice.
 std::vector<std::string> details(const Finding& finding) {
   std::vector<std::string> out;
   for (const std::string& line : finding.why) out.push_back(printable(line));
@@ -74,7 +74,7 @@ int exit_code(const std::vector<Finding>& findings, Severity threshold) {
 
 // ---- checks and the findings that belong to them
 
-// A check and what it found.
+// A check and its findings.
 struct Case {
   CheckRun check;
   std::vector<const Finding*> findings;
@@ -95,7 +95,7 @@ std::vector<Case> cases_of(const AuditReport& report) {
 
 // ---- XML
 
-// Without what XML 1.0 forbids: control bytes, bytes that are not UTF-8, U+FFFE and U+FFFF.
+// Escapes text for XML 1.0, which forbids control bytes, bytes that are not UTF-8, U+FFFE and U+FFFF.
 std::string xml_escaped(std::string_view text) {
   std::string out;
   const std::string clean = valid_utf8(printable(text));
@@ -126,7 +126,7 @@ std::string xml_escaped(std::string_view text) {
   return out;
 }
 
-// The element of a case that tells of some of its findings; nothing where there are none.
+// Returns an element that lists findings; nothing if there are none.
 std::string xml_element(const char* name, const char* attributes, const std::vector<const Finding*>& findings) {
   if (findings.empty()) return {};
   std::string out = std::string("    <") + name;

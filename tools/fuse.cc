@@ -1,7 +1,7 @@
-// libfuse's low-level interface (fuse_lowlevel.h), as far as a tree that never changes needs it.
+// Uses the part of libfuse's low-level interface (fuse_lowlevel.h) that a constant tree needs.
 //
-// Threads take turns at the kernel's queue: one waits for a request, and lets the next one wait before it answers. The
-// main thread watches the source, and ends the others when somebody interrupts the program.
+// Worker threads take turns at the kernel's queue: one waits for a request and passes the turn on before it answers.
+// The main thread watches the source and stops the others when the program is interrupted.
 #define FUSE_USE_VERSION 31
 #include "tools/fuse.h"
 
@@ -41,11 +41,11 @@ namespace reshard::tools {
 namespace {
 
 constexpr double kForever = 1e9;     // seconds that the kernel may keep names and attributes
-constexpr int kReadAheadKib = 1024;  // that the kernel reads ahead, where we may tell it
-constexpr int kTickMs = 100;         // between looks at who wants it to end
-constexpr int kTicksToWatch = 5;     // between looks at the source
+constexpr int kReadAheadKib = 1024;  // kernel's read-ahead, if it may be set
+constexpr int kTickMs = 100;         // between checks for an interruption
+constexpr int kTicksToWatch = 5;     // between checks of the source
 
-// The functions of the library that are used, by their names without "fuse_".
+// The library functions that are used, without their prefix "fuse_".
 #define RESHARD_FUSE_FUNCTIONS(each)                                                                              \
   each(session_mount) each(session_unmount) each(session_destroy) each(session_exit) each(session_exited)         \
       each(session_fd) each(session_receive_buf) each(session_process_buf) each(reply_err) each(reply_entry)      \
@@ -53,7 +53,7 @@ constexpr int kTicksToWatch = 5;     // between looks at the source
               each(opt_free_args) each(lowlevel_notify_inval_inode) each(pkgversion)
 
 struct FuseLibrary {
-  // A macro in newer headers; the library has the function all the same.
+  // A macro in newer headers; the library still exports the function.
   fuse_session* (*session_new)(fuse_args*, const fuse_lowlevel_ops*, std::size_t, void*) = nullptr;
 #define RESHARD_DECLARE_FUSE(name) decltype(&::fuse_##name) name = nullptr;  // NOLINT(bugprone-macro-parentheses)
   RESHARD_FUSE_FUNCTIONS(RESHARD_DECLARE_FUSE)
@@ -79,16 +79,16 @@ Result<FuseLibrary> load_fuse() {
   return out;
 }
 
-// Loaded once, and never unloaded.
+// Loads the library once and never unloads it.
 const Result<FuseLibrary>& fuse_library() {
   static const Result<FuseLibrary> loaded = load_fuse();
   return loaded;
 }
 
-// Where serve_image() has found it.
+// Precondition: serve_image() has loaded it.
 const FuseLibrary& fuse() { return *fuse_library(); }
 
-// That the kernel's side is there.
+// Fails if /dev/fuse cannot be used.
 Status check_device() {
   const int device = ::open("/dev/fuse", O_RDWR | O_CLOEXEC);
   const int why = errno;
@@ -106,7 +106,7 @@ Status check_device() {
                      "SYS_ADMIN");
 }
 
-// A file or directory by its number: the root is 1.
+// A file or directory. Its number is its index; the root is 1.
 struct Inode {
   std::string name;
   fuse_ino_t parent = FUSE_ROOT_ID;
@@ -125,33 +125,33 @@ class Tree {
   const std::vector<Inode>& inodes() const { return inodes_; }
   Index bytes_read() const { return bytes_read_; }
 
-  // From now on its files, which are those listed, can be read.
+  // Makes the files readable. They are those that were listed.
   void show(ConvertedImage& files) {
     const std::lock_guard lock(shown_mutex_);
     files_ = &files;
     is_settled_ = true;
     shown_.notify_all();
   }
-  // If they cannot be read yet, they never will be.
+  // Fails all reads that still wait for the files.
   void stop_waiting() {
     const std::lock_guard lock(shown_mutex_);
     is_settled_ = true;
     shown_.notify_all();
   }
-  // Waits for one of the two.
+  // Waits for one of these two calls.
   bool can_be_read() {
     std::unique_lock lock(shown_mutex_);
     shown_.wait(lock, [&] { return is_settled_; });
     return files_ != nullptr;
   }
 
-  // Once the source has changed nothing of it is given out any more.
+  // Returns whether the source is unchanged. After a change all reads fail.
   bool check_source() {
     if (changed_) return true;
     const Status unchanged = files_->unchanged();
     if (unchanged) return false;
     changed_ = true;
-    say(unchanged.error().message() + "; mount it again to see what it is now");
+    say(unchanged.error().message() + "; unmount and mount it again");
     return true;
   }
 
@@ -207,7 +207,7 @@ class Tree {
     }
   }
 
-  // The kernel asks again for pages that it did not get: the same is said once.
+  // The kernel repeats failed requests, so each message is printed once.
   void say(const std::string& line) {
     {
       const std::lock_guard lock(said_mutex_);
@@ -223,7 +223,7 @@ class Tree {
   std::mutex shown_mutex_;
   std::condition_variable shown_;
   bool is_settled_ = false;
-  ConvertedImage* files_ = nullptr;  // never changes once it is shown
+  ConvertedImage* files_ = nullptr;  // constant once set
   std::atomic<bool> changed_{false};
   std::atomic<Index> bytes_read_{0};
   std::mutex said_mutex_;
@@ -243,7 +243,7 @@ void on_lookup(fuse_req_t request, fuse_ino_t parent, const char* name) {
   fuse_entry_param entry{};
   entry.attr_timeout = entry.entry_timeout = kForever;
   if (!directory || found == directory->children.end()) {
-    fuse().reply_entry(request, &entry);  // number 0: there is none, and never will be
+    fuse().reply_entry(request, &entry);  // number 0: does not exist, which may be cached
     return;
   }
   entry.ino = found->second;
@@ -299,8 +299,7 @@ void on_readdir(fuse_req_t request, fuse_ino_t number, std::size_t size, off_t o
   fuse().reply_buf(request, buffer.data(), used);
 }
 
-// An exception would end the process in the library, which knows none. Whoever answers throws before that, or not at
-// all.
+// Catches exceptions, which must not reach the library's C code. A handler throws before it replies, or not at all.
 template <auto answer, class... Args>
 void guarded(fuse_req_t request, Args... args) {
   try {
@@ -336,14 +335,14 @@ class Session {
 
   Status mount(const std::string& directory) {
     wake_ = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    if (wake_ < 0) return io_error("no event to end the mount by: " + std::string(std::strerror(errno)));
+    if (wake_ < 0) return io_error("eventfd: " + std::string(std::strerror(errno)));
     std::array<std::string, 3> words = {"reshard", "-o", "ro,fsname=reshard,subtype=reshard,default_permissions"};
     std::array<char*, 3> argv = {words[0].data(), words[1].data(), words[2].data()};
     fuse_args args = FUSE_ARGS_INIT(static_cast<int>(argv.size()), argv.data());
     const fuse_lowlevel_ops ops = operations();
     session_ = fuse().session_new(&args, &ops, sizeof ops, &tree_);
     fuse().opt_free_args(&args);
-    if (!session_) return io_error("libfuse makes no session: " + std::string(std::strerror(errno)));
+    if (!session_) return io_error("libfuse cannot create a session: " + std::string(std::strerror(errno)));
     if (fuse().session_mount(session_, directory.c_str()) != 0)
       return unsupported(printable(directory) +
                          ": cannot be mounted on (libfuse has said why): who is not root needs fusermount3 (Debian: "
@@ -367,10 +366,10 @@ class Session {
   }
 
   bool is_over() const { return over_; }
-  // An errno where it is over and nobody unmounted it; 0: that is not so.
+  // Returns the errno that ended the session; 0 if it was unmounted or runs.
   int why() const { return why_; }
 
-  // Lets go of all pages that the kernel has of these files.
+  // Drops the kernel's cached pages of these files.
   void forget_pages() {
     for (fuse_ino_t number = FUSE_ROOT_ID; number < tree_.inodes().size(); ++number)
       if (!tree_.inodes()[number].is_directory) (void)fuse().lowlevel_notify_inval_inode(session_, number, 0, 0);
@@ -388,14 +387,14 @@ class Session {
     std::free(buffer.mem);  // libfuse allocated it
   }
 
-  // The next request; false when there will be none.
+  // Receives the next request; false at the end of the session.
   bool receive(fuse_buf& buffer) {
     const std::lock_guard lock(queue_mutex_);
     while (!stopping_ && !over_) {
       const int n = fuse().session_receive_buf(session_, &buffer);
       if (n > 0) return true;
       if (n == -EINTR) continue;
-      if (n == -EAGAIN) {  // there is none yet
+      if (n == -EAGAIN) {  // no request yet
         std::array<pollfd, 2> ends = {{{fuse().session_fd(session_), POLLIN, 0}, {wake_, POLLIN, 0}}};
         if (::poll(ends.data(), ends.size(), -1) < 0 && errno != EINTR) break;
         continue;
@@ -417,7 +416,7 @@ class Session {
   std::vector<std::thread> threads_;
 };
 
-// Lets the kernel ask for more at once. For root; nothing is lost where it cannot be.
+// Raises the kernel's read-ahead. Needs root; without it reads are only slower.
 void widen_read_ahead(const std::string& directory) {
   struct stat s {};
   if (::stat(directory.c_str(), &s) != 0) return;
@@ -426,7 +425,7 @@ void widen_read_ahead(const std::string& directory) {
       << kReadAheadKib;
 }
 
-// A tree that is mounted.
+// A mounted tree.
 class Mounted {
  public:
   Mounted(const ConvertedImage::Listing& listing, const FuseOptions& options)
@@ -439,7 +438,7 @@ class Mounted {
     return {};
   }
 
-  // Until it ends.
+  // Serves until the session ends.
   Status serve(ConvertedImage& files) {
     tree_.show(files);
     options_.ready(files.image().files());
@@ -454,7 +453,7 @@ class Mounted {
       options_.progress(tree_.bytes_read());
     }
     if (session_.why() != 0)
-      return io_error("the kernel's requests cannot be received: " + std::string(std::strerror(session_.why())));
+      return io_error("cannot receive requests from the kernel: " + std::string(std::strerror(session_.why())));
     return {};
   }
 

@@ -1,5 +1,4 @@
-// What a command found as a page to look at: one file that needs no network and no other file. tools/report/ has the
-// viewer.
+// HTML reports: the result of a command as one self-contained file. tools/report/ has the viewer.
 #pragma once
 
 #include <string>
@@ -11,18 +10,18 @@
 
 namespace reshard::tools {
 
-// --html, alike in every command that has it.
+// Adds --html.
 void add_html_option(CommandLine& line, std::string& path);
 
-// The viewer's text with the data in the place of "{{data}}" (kDataMark).
+// Returns the text of the viewer, with kDataMark where the data belong.
 std::string_view report_viewer();
 inline constexpr std::string_view kDataMark = "{{data}}";
 
-// The page of `command` ("inspect"). `data` is its --json, and may have more members for the page alone. Nothing in it
-// can end the element that it stands in: names of tensors are shown, whatever they hold.
+// Returns the page of `command` ("inspect"). `data` is its --json and may have further members for the page alone. It
+// is escaped so that no tensor name can end the element that contains the data.
 std::string html_page(std::string_view command, Json data);
 
-// Writes it, or replaces the file; by rank 0 alone.
+// Writes the page, replacing the file. Only rank 0 writes.
 Status write_html(const std::string& path, std::string_view command, Json data);
 
 }  // namespace reshard::tools

@@ -1,4 +1,4 @@
-// reshard inspect: what a checkpoint holds and how it lies, from its metadata.
+// reshard inspect: shows what a checkpoint contains, from its metadata.
 #include <cstdio>
 
 #include "tools/commands.h"

@@ -19,7 +19,7 @@ constexpr std::size_t kShownLines = 100;  // of folded tensors
 constexpr std::size_t kShownValue = 48;   // characters
 constexpr std::size_t kShownNotes = 8;
 constexpr std::array<const char*, 3> kKindNames = {"model", "optimizer", "other"};
-constexpr std::string_view kPlainOptimizer = "optimizer.";  // what most frameworks put before an optimizer's names
+constexpr std::string_view kPlainOptimizer = "optimizer.";  // the usual prefix of an optimizer's names
 
 std::string attribute(const Catalog& catalog, std::string_view name) {
   for (const auto& [key, value] : catalog.attributes)
@@ -27,7 +27,7 @@ std::string attribute(const Catalog& catalog, std::string_view name) {
   return "";
 }
 
-// ---- folding: the tensors of homogeneous layers as one line
+// ---- folding: one line for the tensors of homogeneous layers
 
 struct Line {
   std::string name, dtype, shape, placement;
@@ -38,7 +38,8 @@ Line line_of(const Inspection& in, std::size_t i, const std::string& name) {
   return {printable(name), std::string(info(t.dtype).short_name), to_string(t.shape), in.mesh.placements[i]};
 }
 
-// Tensors of one dtype, shape and placement whose names fold, in a line each, in the order of the first of them.
+// Folds tensors of one dtype, shape and placement whose names differ only in numbers into one line, in the order of
+// their first tensor.
 std::vector<Line> fold_tensors(const Inspection& in, const std::vector<std::size_t>& tensors) {
   std::map<std::string, std::vector<std::size_t>> alike;
   for (const std::size_t i : tensors) {
@@ -59,7 +60,7 @@ std::vector<Line> fold_tensors(const Inspection& in, const std::vector<std::size
   return lines;
 }
 
-// What the names of an optimizer's tensors begin with; of several optimizers the first's.
+// Returns the prefix of an optimizer's tensor names; of several optimizers, the first one's.
 std::string optimizer_prefix(const Catalog& catalog) {
   for (const Part& part : catalog.parts)
     if (part.kind == StateKind::kOptimizer) return part.prefix;
@@ -92,7 +93,7 @@ void print_head(const Inspection& in) {
     if (const std::string told = attribute(catalog, how); !told.empty()) print_labelled(how, "1", told);
 }
 
-// As the boxes have it, where the writer does not tell.
+// Prints the mesh that was inferred from the boxes, unless the writer recorded it.
 void print_mesh(const Inspection& in) {
   if (!attribute(in.catalog(), "saved").empty()) return;
   std::string label = "mesh";
@@ -105,12 +106,13 @@ void print_mesh(const Inspection& in) {
                 in_column(word + evidence, kLabel + kAxis).c_str());
     label.clear();
   };
-  // What cuts or copies first, then what does not.
+  // Axes that shard or replicate come first.
   std::vector<InferredAxis> axes = in.mesh.axes;
   std::stable_partition(axes.begin(), axes.end(), [](const InferredAxis& a) { return a.size > 1; });
   for (const InferredAxis& axis : axes)
     row(axis.name + (axis.size > 0 ? "=" + with_commas(axis.size) : " unknown"), axis.confidence, axis.evidence);
-  if (axes.empty() && in.mesh.ranks == 1) row("one rank", Confidence::kCertain, "one rank's files, nothing is cut");
+  if (axes.empty() && in.mesh.ranks == 1)
+    row("one rank", Confidence::kCertain, "files of one rank, nothing is sharded");
   for (std::size_t i = 1; i < in.mesh.hypotheses.size(); ++i)
     row("or", Confidence::kLikely, in.mesh.hypotheses[i].to_string() + " fits as well");
   for (const std::string& note : in.mesh.notes) {
@@ -119,7 +121,7 @@ void print_mesh(const Inspection& in) {
   }
 }
 
-// At most `shown` of them; the last one is then "...".
+// Joins at most `shown` names; "..." stands for the others.
 std::string first_of(const std::vector<std::string>& names, std::size_t shown) {
   std::vector<std::string> out;
   for (std::size_t i = 0; i < std::min(names.size(), shown); ++i) out.push_back(printable(names[i]));
@@ -145,7 +147,7 @@ void print_state(const Inspection& in) {
   for (const Part& part : in.catalog().parts) {
     if (part.prefix.empty() || part.prefix == kPlainOptimizer) continue;
     print_labelled(label, "1",
-                   (part.kind == StateKind::kOptimizer ? "optimizer" : printable(part.name)) + " under '" +
+                   (part.kind == StateKind::kOptimizer ? "optimizer" : printable(part.name)) + " with prefix '" +
                        printable(part.prefix) + "'" + (part.evidence.empty() ? "" : ": " + part.evidence));
     label.clear();
   }
@@ -173,8 +175,7 @@ void print_remarks(const Inspection& in) {
   std::vector<std::string> warnings;
   for (const std::string& w : in.catalog().warnings) warnings.push_back(printable(w));
   if (!in.catalog().stale_files.empty())
-    warnings.push_back("stale files, left by another save and not read: " +
-                       first_of(in.catalog().stale_files, kShownObjects));
+    warnings.push_back("stale files of another save, not read: " + first_of(in.catalog().stale_files, kShownObjects));
   some("warning", "33", warnings);
   std::vector<std::string> notes;
   for (const std::string& note : in.catalog().notes) notes.push_back(printable(note));
@@ -199,7 +200,7 @@ void print_shards(const Catalog& catalog, const Tensor& tensor) {
       const Extent& e = list->extent(i);
       std::printf("    %s  %s @ %s  %s bytes%s\n", padded(to_string(list->box(i)), 24).c_str(),
                   printable(catalog.files[e.file].path).c_str(), with_commas(e.offset).c_str(),
-                  with_commas(e.length).c_str(), list == &tensor.replicas ? "  a further copy" : "");
+                  with_commas(e.length).c_str(), list == &tensor.replicas ? "  copy" : "");
     }
 }
 
@@ -345,7 +346,7 @@ Json tensor_json(const Inspection& in, std::size_t i, const ReportOptions& optio
   return out;
 }
 
-// Everything but the tensors.
+// Everything except the tensors.
 Json head_json(const Inspection& in) {
   Json format = Json::object();
   format.set("name", in.format->name).set("title", in.format->title);
@@ -364,7 +365,7 @@ Json head_json(const Inspection& in) {
 
 // ---- for pages
 
-// A list of numbers as runs: first, step, count of each.
+// Encodes a list of numbers as runs: first, step, count.
 class Runs {
  public:
   void add(Index value) {
@@ -392,7 +393,7 @@ class Runs {
   Index first_ = 0, step_ = 0, count_ = 0, last_ = 0;
 };
 
-// Values that occur often, each of them once.
+// Stores each distinct value once.
 class Shared {
  public:
   std::size_t add(Json value) {

@@ -1,4 +1,4 @@
-// An inspection as people and programs read it.
+// Prints an inspection as text, JSON and the data of a page.
 #pragma once
 
 #include <string>
@@ -9,20 +9,20 @@
 
 namespace reshard::tools {
 
-// Which tensors are shown, and how closely.
+// Which tensors are shown, and in which detail.
 struct ReportOptions {
   bool shards = false;               // each box of each tensor
-  std::vector<std::string> filters;  // globs, one of which a tensor's name must match; none: all tensors
+  std::vector<std::string> filters;  // shows tensors whose names match one of these globs; empty: all tensors
 };
 
-// To standard output; the tensors of homogeneous layers as one line, unless filters or shards are asked for.
+// Prints text. The tensors of homogeneous layers are one line, unless there are filters or shards are shown.
 void print_text(const Inspection& in, const ReportOptions& options);
 
-// Likewise; docs/cli.md describes it.
+// Prints JSON; docs/cli.md has the schema.
 void print_json(const Inspection& in, const ReportOptions& options);
 
-// The same for a page, with every box of every tensor in few bytes: tensors of a model's layers are cut alike, and
-// numbers of files ascend.
+// Returns the data of a page. All boxes of all tensors take few bytes, because layers are sharded alike and file
+// numbers ascend.
 //   files.list  [path, bytes or -1, the rank that wrote it or -1] of each
 //   layouts     dtype, shape, placement, bytes; `boxes` and `copies`: columns of the origins, then of the shapes
 //   lists       numbers of files

@@ -41,7 +41,7 @@ void count_tensor(const Tensor& tensor, KindFacts& facts, const StateKey& key) {
     facts.names.push_back(std::move(name));
 }
 
-// How telling an object is; the smaller, the more.
+// Ranks objects by how informative they are, the most informative first.
 int rank_of_object(const std::string& key) {
   static constexpr std::array<std::string_view, 3> kFirst = {"train_state.", "lr_scheduler.", "dataloader.world_size"};
   for (std::size_t i = 0; i < kFirst.size(); ++i)
@@ -60,7 +60,7 @@ void describe_objects(Inspection& in) {
     in.objects.emplace_back(blobs[i]->name, in.reader->describe(*blobs[i]));
 }
 
-// The number of data-parallel ranks that torchtitan's data loader recorded.
+// Returns the number of data-parallel ranks that torchtitan's data loader recorded.
 std::optional<Index> dataloader_ranks(Reader& reader) {
   for (const Blob& blob : reader.catalog().blobs) {
     if (blob.name != "dataloader.world_size" && blob.name != "dataloader.dp_world_size") continue;
@@ -106,7 +106,7 @@ std::vector<std::string> problems(const Inspection& in) {
   }
   for (const std::uint32_t f : in.files.cut_short)
     out.push_back(printable(files[f].path) + ": has " + count_of(files[f].size, "byte") + ", the metadata needs " +
-                  with_commas(in.files.needed[f]) + ": the file is cut short or belongs to another save");
+                  with_commas(in.files.needed[f]) + ": the file is truncated or belongs to another save");
   return out;
 }
 

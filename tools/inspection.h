@@ -1,4 +1,4 @@
-// What there is to say about a checkpoint, gathered from its metadata. inspect_report.h turns it into text or JSON.
+// Facts about a checkpoint, from its metadata. inspect_report.h turns them into text or JSON.
 #pragma once
 
 #include <array>
@@ -22,10 +22,10 @@ inline constexpr std::size_t kShownObjects = 4;  // and names of tensors of one 
 
 struct FileFacts {
   Index count = 0;
-  Index bytes = 0;  // of those that are there; of what they should have if none is
+  Index bytes = 0;  // sizes of the existing files; expected sizes if all are missing
   Index missing = 0;
   std::vector<std::uint32_t> cut_short;
-  std::vector<Index> needed;  // bytes that each file must have at least
+  std::vector<Index> needed;  // least size of each file, bytes
 
   bool metadata_only() const { return missing == count && count > 0; }
   bool is_complete() const { return missing == 0 && cut_short.empty(); }
@@ -36,12 +36,12 @@ struct KindFacts {
   Index elements = 0;
   Index bytes = 0;
   std::set<std::string_view> dtypes;
-  std::vector<std::string> names;  // of optimizer state: exp_avg, ...; of other tensors: the first few
+  std::vector<std::string> names;  // optimizer state: exp_avg, ...; other tensors: the first few
 };
 
 struct Inspection {
   std::string path;  // as the user gave it
-  std::string part;  // that is shown; empty: all
+  std::string part;  // the part that is shown; empty: all
   const Format* format = nullptr;
   std::unique_ptr<Reader> reader;
   FileFacts files;
@@ -49,7 +49,7 @@ struct Inspection {
   std::array<KindFacts, 3> kinds;  // by StateKind
   std::string packed;              // "14 weights packed as GPTQ"; empty: none
   Index object_count = 0;
-  std::vector<std::pair<std::string, std::string>> objects;  // the most telling ones and their values
+  std::vector<std::pair<std::string, std::string>> objects;  // the most informative ones and their values
 
   const Catalog& catalog() const { return reader->catalog(); }
   template <class Named>
@@ -58,14 +58,13 @@ struct Inspection {
   }
 };
 
-// Opens the checkpoint as the options say and looks at its metadata; not at its data files' directories.
+// Opens the checkpoint and inspects its metadata. Does not look into directories of data files.
 Result<Inspection> look_at(const std::string& path, const SourceOptions& options);
 
-// What is missing or cut short, as whole sentences, a file or a kind of problem each; empty for a complete checkpoint
-// and for metadata alone.
+// Returns a sentence for each kind of missing or truncated file; none for a complete checkpoint or metadata alone.
 std::vector<std::string> problems(const Inspection& in);
 
-// "complete", or what is missing or cut short, in one phrase.
+// Returns "complete", or a phrase that says what is missing or truncated.
 std::string completeness(const Inspection& in);
 
 }  // namespace reshard::tools

@@ -17,20 +17,20 @@
 namespace reshard::tools {
 namespace {
 
-// None is destroyed when the process ends: what it needs may have ended before.
+// Not destroyed when the process ends, because what they depend on may already be destroyed.
 Job* current = nullptr;
 Device* device = nullptr;
 NcclRanks* nccl = nullptr;
 bool together = false;
 
-// After the work of this rank: where it failed the others are not waited for.
+// Closes the devices after this rank's work. If it failed, the other ranks are not waited for.
 Status close_devices(bool has_failed) {
   const std::unique_ptr<Device> opened(std::exchange(device, nullptr));
   const std::unique_ptr<NcclRanks> ranks(std::exchange(nccl, nullptr));
   return ranks && !has_failed ? ranks->part() : Status();
 }
 
-// Ranks that are to do different things would wait for each other for ever.
+// Fails if the ranks have different command lines, because they would wait for each other forever.
 Status check_same(Transport* ranks, const std::string& line) {
   constexpr std::size_t kShown = 300;
   const auto shown = [](const std::string& text) { return printable(text.substr(0, kShown)); };
@@ -38,9 +38,8 @@ Status check_same(Transport* ranks, const std::string& line) {
   std::string different;
   for (std::size_t r = 1; r < lines.size() && different.empty(); ++r)
     if (lines[r] != lines[0])
-      different = "rank " + std::to_string(r) +
-                  " was started with another command line than rank 0: " + shown(lines[r]) + ", and not " +
-                  shown(lines[0]);
+      different = "rank " + std::to_string(r) + " has another command line than rank 0: " + shown(lines[r]) +
+                  ", and not " + shown(lines[0]);
   different = TRY(broadcast(ranks, different));
   return different.empty() ? Status() : usage_error(different);
 }
@@ -71,7 +70,7 @@ Result<Index> machine_count() {
 
 Result<Device*> job_device(const std::string& name, Index memory_cap) {
   if (device) return device;
-  // As many queues as streams at work; CUDA's own 8 make them wait for each other. Read when it begins.
+  // As many queues as streams; with CUDA's default of 8 streams wait for each other. CUDA reads it when it starts.
   ::setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
   device = TRY(open_device(name, memory_cap, job_ranks() ? local_rank(process_environment) : 0)).release();
   return device;
@@ -99,7 +98,7 @@ int run_in_job(const Action& action, const std::string& line, bool everywhere, d
     return done;
   });
   int code = result ? *result : say(result.error());
-  // As a shell has it of a program that a signal ended. Where ranks are dead, the signal is what followed from that.
+  // The exit code that a shell shows for a signal. If ranks are dead, the signal is only a consequence.
   if (!result && !current->is_broken() && ending_signal() > 0) code = 128 + ending_signal();
   return current->end(code);
 }

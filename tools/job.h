@@ -1,4 +1,4 @@
-// How the program runs as one rank of several: what is shared by all subcommands.
+// Runs the program as one rank of several.
 #pragma once
 
 #include "lib/device/device.h"
@@ -7,29 +7,28 @@
 
 namespace reshard::tools {
 
-// The job this process is a rank of; while an action runs.
+// Returns the job that this process is a rank of. Valid while an action runs.
 Job& job();
 
-// The way to the other ranks; null where this process is alone, or does alone what needs no others.
+// Returns the transport to the other ranks; null if this process works alone.
 Transport* job_ranks();
 
-// Whether this rank looks after what is done once: rank 0.
+// Returns whether this rank does what is done once: rank 0.
 bool leads();
 
-// The device that --device names, opened once; with several ranks on a machine "cuda" is another GPU for each.
+// Opens the device of --device once. With several ranks on a machine "cuda" is another GPU for each.
 Result<Device*> job_device(const std::string& name, Index memory_cap);
 
-// The way from this rank's GPU to those of the others, opened once; null where NCCL cannot be (nccl.h). All ranks call
-// it.
+// Opens the NCCL transport between the GPUs of all ranks once; null if NCCL cannot be used (nccl.h). All ranks call it.
 Result<Transport*> job_nccl(const Device& gpu);
 
-// How many machines the ranks are on, 1 for a process alone; all ranks call it.
+// Returns the number of machines that the ranks are on. All ranks call it.
 Result<Index> machine_count();
 
-// Runs the action as a rank of the job this process was started in, says its error, and returns the exit code. Standard
-// output is rank 0's. `everywhere`: all ranks run it together; otherwise rank 0 does, and the others wait.
-// `line`: the command line as far as all ranks have to have the same; where they have not, that is the error.
-// `patience`: seconds without a sign of life of a rank.
+// Runs the action as a rank of the job that this process was started in, reports its error, and returns the exit code.
+// Only rank 0 writes to standard output. `everywhere`: all ranks run the action; otherwise rank 0 does and the others
+// wait. `line`: the part of the command line that must be the same on all ranks; it is an error if it differs.
+// `patience`: seconds to wait for an unresponsive rank.
 int run_in_job(const Action& action, const std::string& line, bool everywhere, double patience);
 
 }  // namespace reshard::tools

@@ -133,7 +133,7 @@ Result<Weights> SourceOptions::which_weights() const {
 
 namespace {
 
-// Whether `name` is one or more components, none of them empty: "model.layers", and not "", ".model" or "model.".
+// Returns whether `name` consists of non-empty components: "model.layers", not "", ".model" or "model.".
 bool is_components(const std::string& name) {
   const std::vector<std::string> components = split(name, '.');
   return std::none_of(components.begin(), components.end(), [](const std::string& c) { return c.empty(); });
@@ -184,7 +184,7 @@ std::vector<std::string> names_of(const std::vector<const Format*>& formats) {
   return names;
 }
 
-// The formats of which that is so: "dcp, ranks".
+// Returns the names of the formats that satisfy `is`: "dcp, ranks".
 std::string formats_where(bool (*is)(const Format&)) {
   std::vector<const Format*> out = target_formats();
   std::erase_if(out, [&](const Format* f) { return !is(*f); });
@@ -200,7 +200,7 @@ bool contains(const std::vector<std::string>& words, std::string_view word) {
   return std::find(words.begin(), words.end(), word) != words.end();
 }
 
-// That an option means something for the target.
+// Fails if an option is given that does not apply to the target format.
 Status check_is_for(std::string_view option, bool given, bool (*is)(const Format&), const Format& format) {
   if (!given || is(format)) return {};
   return usage_error(std::string(option) + " does not apply to --to " + std::string(format.name) + "; it applies to " +

@@ -1,4 +1,4 @@
-// Options that several subcommands share, and what they mean.
+// Options that several subcommands share, and their conversion into the library's.
 #pragma once
 
 #include <optional>
@@ -35,8 +35,8 @@ struct ModelOptions {
   Result<ModelChoice> choice() const;
 };
 
-// --source-layout, --source-mesh: how the files of ranks join (formats/ranks/ranks.h). Other checkpoints say it
-// themselves and take no notice. --strip-prefix, --rename: its names. --weights: which of its parameters.
+// --source-layout and --source-mesh: how per-rank files join (formats/ranks/ranks.h); other formats ignore them.
+// --strip-prefix, --rename, --part, --weights: which tensors are used, and under which names.
 struct SourceOptions {
   std::string layout, mesh, strip_prefix, part, weights = "model";
   std::vector<std::string> renames;
@@ -44,28 +44,28 @@ struct SourceOptions {
   void add(CommandLine& line);
   Result<KeyChanges> keys() const;
   Result<Weights> which_weights() const;
-  // Nothing where it was not given. A mesh alone says nothing of the cuts and is a usage error.
+  // Loads --source-layout; nothing if it is not given. --source-mesh alone is a usage error.
   Result<std::optional<LayoutDescriptor>> load() const;
 };
 
-// What convert and plan take.
+// The options of convert and plan.
 struct ConvertOptions {
   std::string source, destination, to, names, mesh, layout, dtype = "keep", max_shard_size, shard_format;
   std::string quantize, vocab_padding, donor, adapter, lora_alpha, codec = "none", strategy = "auto", resume = "auto";
-  Index ranks = 1, ranks_per_machine = 8;  // that `plan` plans for
+  Index ranks = 1, ranks_per_machine = 8;  // of `plan`
   Index vocab_divisible_by = 0;
   std::vector<std::string> keep_dtype, include, exclude, allow, repair;
   bool keep_unknown = false, merge_adapter = false, force = false, dry_run = false, as_json = false, shuffle = true;
   SourceOptions source_layout;
   ModelOptions model;
   ResourceOptions resources;
-  std::optional<MergeOptions> merge;  // of `source`, the first, with others; none is open
+  std::optional<MergeOptions> merge;  // of merge: `source` is the first one
 
   void add(CommandLine& line, bool destination_required);
-  // `views`: formats that refer to the source's files, too.
+  // `views`: offers formats that refer to the source's files, too.
   void add_format(CommandLine& line, const std::string& option = "--to", const std::string& title = "Format to write",
                   bool views = true);
-  void add_changes(CommandLine& line);  // all of them but what is converted, to where, and to which format
+  void add_changes(CommandLine& line);  // all options except source, destination and format
   Result<ConversionOptions> conversion_options() const;
 
  private:
@@ -76,16 +76,16 @@ struct ConvertOptions {
   Status read_adapter(AdapterOptions& out) const;
 };
 
-// How --codec says tensors are to be compressed: "none", "zstd:3".
+// Parses --codec: "none", "zstd:3".
 Result<Compression> parse_codec(const std::string& codec, bool shuffle);
 
-// The whole of a conversion, from the checks to what is said in the end; the value is the exit code (convert.cc).
+// Runs a conversion, from the checks to the final report, and returns the exit code (convert.cc).
 Result<int> convert(const ConvertOptions& options);
 
 // The names of the built-in layouts.
 std::vector<std::string> layout_names();
 
-// $TMPDIR, or /tmp.
+// Returns $TMPDIR, or /tmp.
 std::string temporary_directory();
 
 }  // namespace reshard::tools

@@ -1,4 +1,4 @@
-// reshard layout: the layout that a checkpoint implies, for people or as the file that convert and verify take.
+// reshard layout: shows how a checkpoint is sharded, as text or as a file for --layout.
 #include <cstdio>
 
 #include "lib/base/printable.h"
@@ -32,7 +32,7 @@ const LayoutEvidence* evidence_for(const LayoutDescriptor& layout, std::string_v
   return nullptr;
 }
 
-// A line with a subject on the left and text on the right; a label where a section begins.
+// Prints a subject on the left and text on the right. The first line of a section has a label.
 void print_line(const std::string& label, const std::string& subject, const char* color, std::string_view text) {
   const std::size_t indent = kLabelWidth + kSubject, start = std::max(indent, kLabelWidth + width_of(subject) + 1);
   std::printf("%s%s%s\n", colored(padded(label, kLabelWidth), "1").c_str(),
@@ -45,7 +45,7 @@ void print_line(const std::string& label, const std::string& subject, const Layo
   std::printf("%s%s\n", colored(padded(label, kLabelWidth), "1").c_str(), in_column(subject, kLabelWidth).c_str());
 }
 
-// The patterns of parameters, and how many there are of their optimizer state.
+// Lists the patterns of parameters, and counts those of optimizer state.
 std::string names_text(const std::vector<std::string>& patterns) {
   std::vector<std::string> shown;
   std::size_t optimizer = 0, more = 0;
@@ -74,7 +74,8 @@ void print_mesh(const LayoutDescriptor& layout) {
     print_line(label, e.about, &e);
     label.clear();
   }
-  if (!label.empty()) print_line(label, layout.mesh ? layout.mesh->to_string() : "to be given with --mesh", nullptr);
+  if (!label.empty())
+    print_line(label, layout.mesh ? layout.mesh->to_string() : "unknown; set it with --mesh", nullptr);
 }
 
 void print_tensors(const LayoutDescriptor& layout) {
@@ -88,11 +89,11 @@ void print_tensors(const LayoutDescriptor& layout) {
 
 std::string vocabulary_text(const Vocabulary& v) {
   std::vector<std::string> parts;
-  if (v.size) parts.push_back(with_commas(*v.size) + " true rows");
+  if (v.size) parts.push_back(with_commas(*v.size) + " rows of tokens");
   if (v.padded_size) parts.push_back(count_of(*v.padded_size, "row"));
   if (v.divisible_by) parts.push_back("a multiple of " + with_commas(*v.divisible_by) + " x tp");
   if (v.padding != PaddingContent::kUnknown) parts.push_back("padding " + std::string(padding_content_name(v.padding)));
-  return parts.empty() ? "rows as they are" : join(parts, ", ");
+  return parts.empty() ? "not padded" : join(parts, ", ");
 }
 
 void print_pipeline(const Pipeline& pipeline) {
@@ -125,7 +126,7 @@ void print_layout(const LayoutDescriptor& layout) {
 }
 
 std::string files_text(const LayoutDescriptor& layout) {
-  return layout.stored_as == StoredAs::kWhole ? "files hold whole tensors" : "files hold the ranks' shards";
+  return layout.stored_as == StoredAs::kWhole ? "files contain whole tensors" : "files contain the shards of ranks";
 }
 
 void print_json(const LayoutDescriptor& layout) {
@@ -158,7 +159,7 @@ Result<int> show_checkpoint(const LayoutOptions& options) {
   const auto layouts = TRY(infer_layouts(in.catalog(), in.mesh, name_for(options.path)));
   if (options.hypothesis > layouts.size())
     return usage_error("--hypothesis " + std::to_string(options.hypothesis) + ": expected at most " +
-                       std::to_string(layouts.size()) + ", the layouts that fit " + printable(options.path));
+                       std::to_string(layouts.size()) + ", the number of layouts that fit " + printable(options.path));
   const LayoutDescriptor& layout = layouts[options.hypothesis - 1];
   if (options.json) {
     print_json(layout);

@@ -14,8 +14,8 @@ namespace reshard::tools {
 namespace {
 
 struct MergeLine : ConvertOptions {
-  std::vector<std::string> places;  // the sources, and the destination
-  std::string weights;              // numbers; given as --weights, unless that is of the sources' state
+  std::vector<std::string> places;  // the sources, then the destination
+  std::string weights;              // the numbers of --weights, unless it is model or master
   std::string ema, expression, accumulate = "float32", others_from;
   bool average = false;
 };
@@ -26,7 +26,7 @@ bool is_name(std::string_view text) {
                      [](char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_'; });
 }
 
-// "base=DIR", or a path, which then is called s1, s2, ... by its place.
+// Parses "base=DIR", or a path, which is then named s1, s2, ... by its position.
 MergeSource source_of(const std::string& place, std::size_t number) {
   const std::size_t equals = place.find('=');
   if (equals != std::string::npos && is_name(place.substr(0, equals)) && !path_exists(place))

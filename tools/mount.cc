@@ -36,27 +36,26 @@ struct MountOptions : ConvertOptions {
 Status check_mount_point(const std::string& directory) {
   constexpr auto kFuseMagic = 0x65735546;  // linux/magic.h, FUSE_SUPER_MAGIC
   const std::string name = printable(directory);
-  // Asks whoever answers for the mount: the kernel may still know what stat() wants.
+  // statfs() asks the process behind the mount; the kernel may still have what stat() needs in its cache.
   struct statfs system {};
   struct stat s {};
   if (::statfs(directory.c_str(), &system) != 0 || ::stat(directory.c_str(), &s) != 0) {
     if (errno == ENOTCONN)
-      return io_error(name + ": is the mount of a process that is gone; fusermount3 -u " + shell_path(directory) +
-                      " removes it");
-    return io_error(name + ": " + std::strerror(errno) + "; it takes an empty directory to mount on");
+      return io_error(name + ": stale mount of a process that has ended; remove it: fusermount3 -u " +
+                      shell_path(directory));
+    return io_error(name + ": " + std::strerror(errno) + "; expected an empty directory to mount on");
   }
   if (!S_ISDIR(s.st_mode)) return usage_error(name + ": is not a directory");
-  if (system.f_type == kFuseMagic && s.st_ino == 1) return usage_error(name + ": something is mounted there already");
+  if (system.f_type == kFuseMagic && s.st_ino == 1) return usage_error(name + ": already a mount point");
   if (!TRY(list_directory(directory)).empty())
-    return usage_error(name + ": is not empty; what is in it would be hidden");
+    return usage_error(name + ": not empty; its files would be hidden. Choose an empty directory");
   return {};
 }
 
-// The process that goes on without a terminal, and how it tells the one that started it that it is ready.
+// Continues in a process without a terminal, which tells its parent when it is ready.
 class Background {
  public:
-  // Of two processes that return from this, the old one gets the new one's exit code as soon as it is ready or has
-  // failed, the new one nothing.
+  // Forks. The parent returns the child's exit code once the child is ready or has failed; the child returns nothing.
   Result<std::optional<int>> split() {
     null_ = said_ = ::open("/dev/null", O_RDWR | O_CLOEXEC);
     if (null_ < 0) return io_error(std::string("/dev/null: ") + std::strerror(errno));
@@ -82,13 +81,13 @@ class Background {
     return std::optional(WIFEXITED(status) ? WEXITSTATUS(status) : static_cast<int>(ErrorCode::kInternal));
   }
 
-  // For the new process: where it writes what it says once it is ready. Without, nowhere.
+  // In the child: sends messages after leave_terminal() to this file. Otherwise they are dropped.
   Status say_to(const std::string& log) {
     said_ = ::open(log.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
     return said_ < 0 ? io_error(printable(log) + ": " + std::strerror(errno)) : Status();
   }
 
-  // For the new process: it is ready.
+  // In the child: tells the parent that it is ready, and detaches.
   void leave_terminal() const {
     if (ready_ < 0) return;
     std::fflush(nullptr);
@@ -104,7 +103,7 @@ class Background {
   int ready_ = -1, null_ = -1, said_ = -1;
 };
 
-// For slabs: what is given back is soon asked for again, and stays. Fresh pages cost as much as copying into them.
+// Keeps freed slabs in the allocator: they are needed again soon, and fresh pages cost as much as copying into them.
 void keep_freed_memory() {
   constexpr int kLargestSlab = 4 << 20, kKept = 16 << 20;  // bytes
   ::mallopt(M_MMAP_THRESHOLD, kLargestSlab);
@@ -116,14 +115,13 @@ Result<int> mount_image(const MountOptions& options) {
   Background background;
   if (options.background)
     if (const auto exit_code = TRY(background.split())) return *exit_code;
-  // One thread makes a slab and another gives it back: with an arena for each, a seventh more memory was held.
+  // One thread allocates a slab and another frees it. An arena per thread would hold a seventh more memory.
   ::mallopt(M_ARENA_MAX, 1);
   PreparedConversion prepared = TRY(open_sources(options, true));
   const std::vector<Tensor>& stored = prepared.source.reader->catalog().tensors();
   const bool is_located = std::all_of(stored.begin(), stored.end(), [](const Tensor& t) { return t.located; });
-  // Names and sizes, from the metadata: who looks at them need not wait for where each byte of the source lies. In the
-  // background nobody looks before the exit code says that all is well, and where there is nothing to find out it is
-  // planned but once.
+  // Lists names and sizes from the metadata first, so that `ls` need not wait until the bytes of the source are
+  // located. Skipped in the background, where nobody looks before the exit code, and if everything is located already.
   Listing listing;
   if (!options.background && !is_located) {
     TRY(prepare_again(prepared, PlanOf::kSizes));
@@ -154,7 +152,7 @@ Result<int> mount_image(const MountOptions& options) {
       Index bytes = 0;
       for (const auto& file : entries) bytes += file.size;
       print_row("mounted", printable(options.destination) + "   " + count_of(std::ssize(entries), "file") + ", " +
-                               human_bytes(bytes) + (options.check ? "   checksums first" : ""));
+                               human_bytes(bytes) + (options.check ? "   verified before use" : ""));
       print_row("", (options.background ? "process " + std::to_string(::getpid()) + "; " : "Ctrl-C or ") +
                         "fusermount3 -u " + shell_path(options.destination) + " ends it");
       std::fflush(stdout);

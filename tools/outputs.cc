@@ -14,8 +14,8 @@
 namespace reshard::tools {
 namespace {
 
-// Adds the files that commands may read in a directory besides the tensors. Asks for each by its name: listing what is
-// next to a checkpoint would wait for file servers that are away.
+// Adds the files that commands may read in a directory besides the tensors. Looks each up by name, because listing a
+// directory may block on unreachable network mounts.
 void add_side_files(const std::string& directory, std::vector<std::string>& out) {
   std::set<std::string_view> names = {kConfigFile, kManifestFile};
   for (const Format* format : formats())

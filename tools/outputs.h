@@ -1,4 +1,4 @@
-// What a command writes, and that it spares what the command reads (lib/base/output_guard.h).
+// Keeps the outputs of a command from changing its inputs (lib/base/output_guard.h).
 #pragma once
 
 #include <string>
@@ -9,19 +9,19 @@
 
 namespace reshard::tools {
 
-// Returns the action, preceded by the check of every output that the line names against every input that it names, and
-// against the config, tokenizer and manifest that may be read next to an input or above it.
+// Returns an action that first checks every output on the command line against every input, and against the config,
+// tokenizer and manifest that may be read next to an input or above it.
 Action sparing_inputs(const Action& action, const PathsOfLine& paths);
 
-// The files that an open checkpoint consists of.
+// Returns the files of an open checkpoint.
 std::vector<std::string> files_of(const Catalog& catalog);
 
-// Opens checkpoints as open_checkpoint() does and notes their files, which may be elsewhere than what the line names.
+// Opens checkpoints and remembers their files, which may be elsewhere than the paths on the command line.
 class NotedInputs {
  public:
   Opener opener();
   void add(const Catalog& catalog);
-  // A usage error if writing this file, of a report, would change a noted one. Empty: no report.
+  // Fails with a usage error if writing the report `output` would change a remembered file. Empty: no report.
   Status check(const std::string& output) const;
 
  private:

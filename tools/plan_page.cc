@@ -14,7 +14,7 @@ namespace {
 
 constexpr Index kMaxGroups = 128;
 
-// The files of a catalog in groups of `size`.
+// The files of a catalog in groups of `size`, so that a page has at most kMaxGroups rows.
 struct Groups {
   explicit Groups(const std::vector<CatalogFile>& all)
       : files(all), size(std::max<Index>(1, ceil_div(static_cast<Index>(all.size()), kMaxGroups))), bytes(count()) {}

@@ -17,7 +17,7 @@ Result<Index> free_space_for(const std::string& destination) {
 namespace {
 
 std::string family_text(const Translation& names) {
-  if (!names.model.family) return "names and rows as they are";
+  if (!names.model.family) return "names and rows unchanged";
   const std::string text =
       std::string(names.model.family->title) + ", " + std::string(info(names.model.convention).title);
   return names.to ? text + " -> " + std::string(info(*names.to).title) : text;
@@ -32,7 +32,7 @@ std::vector<std::string> warnings_of(const PreparedConversion& prepared) {
   return out;
 }
 
-// What the source's reader notes is of training state: nobody need know where that is left out.
+// The notes of the source's reader are about training state, so a target that leaves it out has none.
 std::vector<std::string> notes_of(const PreparedConversion& prepared) {
   return prepared.target->holds == Holds::kModel ? std::vector<std::string>() : prepared.source.reader->catalog().notes;
 }
@@ -48,7 +48,7 @@ std::string left_out_text(const LeftOut& l) {
   return l.what + " (" + (files.empty() ? "" : some_of(files) + "; ") + join(parts, ", ") + ")";
 }
 
-// Of each file of an output, whether tensor data are in it; the others are metadata, an index.
+// Returns, for each file of an output, whether it contains tensor data; the others are metadata.
 std::vector<bool> files_with_tensors(const Catalog& catalog) {
   std::vector<bool> out(catalog.files.size());
   for (const Tensor& t : catalog.tensors())
@@ -63,7 +63,7 @@ std::string files_text(const Catalog& catalog) {
   return count_of(data, "file") + (other > 0 ? " and " + with_commas(other) + " of metadata" : "");
 }
 
-void print_what_is_odd(const PreparedConversion& prepared) {
+void print_remarks(const PreparedConversion& prepared) {
   std::vector<std::string> left_out;
   for (const LeftOut& l : prepared.conversion->notes().left_out) left_out.push_back(left_out_text(l));
   if (!left_out.empty()) print_row("", "left out: " + join(left_out, ", "));
@@ -74,12 +74,11 @@ void print_what_is_odd(const PreparedConversion& prepared) {
 
 void print_plan(const PreparedConversion& prepared, const ConvertOptions& options) {
   const Conversion& c = *prepared.conversion;
-  print_row("plan", std::string(prepared.source.format->title) + " -> " + std::string(prepared.target->title) +
-                        (prepared.target->takes_mesh() ? " on " + c.options().placement.mesh.to_string() : "") +
-                        (c.options().placement.layout
-                             ? " as layout " + printable(c.options().placement.layout->name) + " has it"
-                             : "") +
-                        "   " + family_text(c.names()));
+  print_row("plan",
+            std::string(prepared.source.format->title) + " -> " + std::string(prepared.target->title) +
+                (prepared.target->takes_mesh() ? " on " + c.options().placement.mesh.to_string() : "") +
+                (c.options().placement.layout ? " in layout " + printable(c.options().placement.layout->name) : "") +
+                "   " + family_text(c.names()));
   if (const auto& config = c.names().model.config)
     print_row("", (config->architecture.empty() ? config->model_type : printable(config->architecture)) + ", " +
                       printable(config->path));
@@ -88,7 +87,7 @@ void print_plan(const PreparedConversion& prepared, const ConvertOptions& option
             count_of(std::ssize(c.plan().tensors), "tensor") + ", " + human_bytes(c.plan().bytes_read) + " in, " +
                 human_bytes(c.disk_needed()) + " out in " + files_text(c.target().catalog()) + "   " +
                 count_of(c.plan().moves, "move") +
-                (free ? "   disk free " + human_bytes(*free) + (*free < c.disk_needed() ? ", too little" : "") : ""));
+                (free ? "   disk free " + human_bytes(*free) + (*free < c.disk_needed() ? ", not enough" : "") : ""));
   if (const Merge* merge = c.merge()) {
     print_row("merge", merge->expression.text());
     for (const MergeSource& source : merge->options.sources)
@@ -97,16 +96,16 @@ void print_plan(const PreparedConversion& prepared, const ConvertOptions& option
   for (const auto& [key, value] : prepared.source.reader->catalog().attributes)
     if (key == "weights") print_row(key, printable(value));
   if (c.converted_tensors() > 0)
-    print_row("", count_of(c.converted_tensors(), "tensor") + (c.converted_tensors() == 1 ? " becomes " : " become ") +
-                      (c.options().typing.dtype ? options.dtype : "what the model computes in"));
-  print_what_is_odd(prepared);
+    print_row("", count_of(c.converted_tensors(), "tensor") + " converted to " +
+                      (c.options().typing.dtype ? options.dtype : "the dtype of the model"));
+  print_remarks(prepared);
   for (const std::string& note : notes_of(prepared)) print_row("note", note);
 }
 
 void print_view_plan(const PreparedConversion& prepared) {
   print_row("plan", std::string(prepared.source.format->title) + " -> " + std::string(prepared.target->title) + "   " +
                         family_text(prepared.conversion->names()));
-  print_what_is_odd(prepared);
+  print_remarks(prepared);
 }
 
 ChosenStrategy choose_strategy(const Conversion& conversion, const ConvertOptions& options, Index ranks,
@@ -119,7 +118,7 @@ ChosenStrategy choose_strategy(const Conversion& conversion, const ConvertOption
   return chosen;
 }
 
-// How much more than the mean the fullest rank has: 0.05 for 5 %. Those that have nothing do not count.
+// Returns by how much the fullest rank exceeds the mean: 0.05 for 5 %. Ranks without data do not count.
 double imbalance(const std::vector<Index>& bytes) {
   Index sum = 0, most = 0, holders = 0;
   for (const Index n : bytes) {
@@ -133,18 +132,18 @@ double imbalance(const std::vector<Index>& bytes) {
 std::string mesh_text(const std::vector<Index>& bytes_of_ranks) {
   char over[32];
   std::snprintf(over, sizeof over, "%.1f", 100 * imbalance(bytes_of_ranks));
-  return count_of(std::ssize(bytes_of_ranks), "rank") +
-         " that load it: " + human_bytes(*std::max_element(bytes_of_ranks.begin(), bytes_of_ranks.end())) +
-         " for the fullest, " + over + " % over the mean   " +
-         human_bytes(std::accumulate(bytes_of_ranks.begin(), bytes_of_ranks.end(), Index{0})) + " in all";
+  return count_of(std::ssize(bytes_of_ranks), "rank") + " to load it: at most " +
+         human_bytes(*std::max_element(bytes_of_ranks.begin(), bytes_of_ranks.end())) + " per rank, " + over +
+         " % above the mean   " + human_bytes(std::accumulate(bytes_of_ranks.begin(), bytes_of_ranks.end(), Index{0})) +
+         " in total";
 }
 
 void print_strategy(const ChosenStrategy& chosen, Index ranks, Index machines) {
   const bool as_estimated = chosen.strategy == chosen.estimate.strategy;
   print_row("ranks", count_of(ranks, "rank") + " on " + count_of(machines, "machine") + "   " +
-                         std::string(strategy_name(chosen.strategy)) + (as_estimated ? "" : ", as --strategy says"));
+                         std::string(strategy_name(chosen.strategy)) + (as_estimated ? "" : ", by --strategy"));
   if (as_estimated) print_row("", chosen.estimate.reason);
-  print_row("", "estimated, beside reading and writing: direct " + to_string(chosen.estimate.direct));
+  print_row("", "estimated time besides reading and writing: direct " + to_string(chosen.estimate.direct));
   print_row("", "exchange " + to_string(chosen.estimate.exchange));
 }
 

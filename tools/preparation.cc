@@ -13,7 +13,7 @@
 namespace reshard::tools {
 namespace {
 
-// The error, and what --allow cover would make of the rest, if that leaves anything to write.
+// Adds to an error what --allow cover would leave out and still write, if that is anything.
 Error with_way_out(const Error& error, ConvertOptions options, OpenOptions how) {
   const bool files_too = std::exchange(how.files_too, false);
   how.validated = false;
@@ -31,7 +31,7 @@ Error with_way_out(const Error& error, ConvertOptions options, OpenOptions how) 
   return error;
 }
 
-// With `allow_faults`, a checkpoint whose tensors are not all stored as they should be is opened all the same.
+// `allow_faults`: also opens a checkpoint whose tensors are incomplete or stored twice.
 Result<OpenCheckpoint> open_source(const ConvertOptions& options, OpenOptions how, bool allow_faults) {
   how.validated = !allow_faults;
   auto open = open_checkpoint(options.source, how);
@@ -73,7 +73,7 @@ Result<PreparedConversion> open_sources(const ConvertOptions& options, bool file
   }
   if (options.merge) {
     if (p.target->write_view)
-      return usage_error("--to " + options.to + " shows tensors where they lie; it merges none");
+      return usage_error("--to " + options.to + " refers to stored tensors and cannot merge; choose another format");
     if (o.selection.part.empty()) o.selection.part = "model";
     o.merge = options.merge;
     p.merged = TRY(open_others(*o.merge, *p.source.reader, open_checkpoint, how));
@@ -90,7 +90,7 @@ Status prepare_again(PreparedConversion& p, PlanOf of) {
   p.options.sizes_only = of == PlanOf::kSizes;
   p.options.metadata_only = of != PlanOf::kData;
   p.conversion = TRY(Conversion::prepare(*p.source.reader, *p.target, p.options));
-  // Other formats have objects of values that are written anew.
+  // Other formats encode objects again, so no pickle is copied.
   if (p.target->lay_out && p.target->holds == Holds::kEverything && of == PlanOf::kData && !p.allows_objects)
     TRY(check_inert(*p.source.reader, p.conversion->source_view().blobs));
   return {};

@@ -1,4 +1,4 @@
-// From the options of a conversion to what can run: its sources open, its steps done.
+// Opens the sources of a conversion and prepares it from its options.
 #pragma once
 
 #include <memory>
@@ -11,18 +11,19 @@
 
 namespace reshard::tools {
 
-// An open source and what is to be made of it.
+// The open sources of a conversion, and the conversion.
 struct PreparedConversion {
   OpenCheckpoint source;
   std::optional<OpenCheckpoint> donor, adapter;
-  std::vector<OpenCheckpoint> merged;  // with the source
+  std::vector<OpenCheckpoint> merged;  // further sources of a merge
   const Format* target = nullptr;
-  ConversionOptions options;    // they refer to what is open
-  bool allows_objects = false;  // that are not inert
+  ConversionOptions options;    // refer to the open sources
+  bool allows_objects = false;  // whose pickles may run code
   std::unique_ptr<Conversion> conversion;
 };
 Result<PreparedConversion> prepare(const ConvertOptions& options, bool metadata_only);
-// Its two parts: what is open, without a conversion; and one of that, in place of the one that there was.
+// The two parts of prepare(): opens the sources without preparing a conversion, and replaces the conversion by a new
+// one.
 Result<PreparedConversion> open_sources(const ConvertOptions& options, bool files_too);
 enum class PlanOf { kSizes, kMetadata, kData };  // ConversionOptions::sizes_only, metadata_only, neither
 Status prepare_again(PreparedConversion& p, PlanOf of);

@@ -1,4 +1,4 @@
-// reshard: the command table and the exit codes.
+// reshard: the table of commands, and the program's main function.
 #include <fcntl.h>
 #include <poll.h>
 #include <unistd.h>
@@ -94,7 +94,7 @@ Result<int> run(int argc, char** argv, bool owns_process) {
   const ParsedLine parsed = parse_command_line(argc, argv, program());
   if (parsed.error) return *parsed.error;
   if (!parsed.command) return parsed.exit_code;
-  // Ranks need sockets, and a GPU's driver its devices.
+  // Ranks need sockets and a GPU driver needs its devices, so these are not confined.
   const bool is_alone = how_launched(process_environment) == Launch::kAlone;
   if (owns_process && parsed.command->is_confined && is_alone && !no_sandbox && !uses_gpu(parsed))
     TRY(confine_to(parsed));
@@ -102,20 +102,20 @@ Result<int> run(int argc, char** argv, bool owns_process) {
                     patience);
 }
 
-// A descriptor that the caller closed would be that of the next file to be opened.
+// Opens standard descriptors that the caller closed, so that no other file gets their numbers.
 void open_standard_descriptors() {
   for (const int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO})
     if (::fcntl(fd, F_GETFD) < 0) (void)::open("/dev/null", O_RDWR);
 }
 
-// Whether --json is among the options, right or wrong as the rest of them may be.
+// Returns whether --json is among the words, even if others are wrong.
 bool asks_for_json(int argc, char** argv) {
   for (int i = 1; i < argc && std::string_view(argv[i]) != "--"; ++i)
     if (std::string_view(argv[i]) == "--json") return true;
   return false;
 }
 
-// Whether all that was printed arrived, or its reader (`| head`) wanted no more of it.
+// Returns whether all output was written, or its reader (`| head`) has closed the pipe.
 bool was_printed() {
   if (std::fflush(stdout) == 0 && !std::ferror(stdout)) return true;
   pollfd end = {STDOUT_FILENO, POLLOUT, 0};
@@ -168,13 +168,13 @@ Result<int> run_for(Host& caller, const std::string& command, const std::vector<
 }
 
 int run_program(int argc, char** argv, bool owns_process) {
-  std::signal(SIGXFSZ, SIG_IGN);  // a limit on the size of files is then an error like a full disk, not a sudden end
-  std::signal(SIGPIPE, SIG_IGN);  // a conversion goes on when nobody reads what it says
+  std::signal(SIGXFSZ, SIG_IGN);  // a file size limit is then an error like a full disk
+  std::signal(SIGPIPE, SIG_IGN);  // a conversion continues when nobody reads its output
   open_standard_descriptors();
   if (owns_process) raise_descriptor_limit();
   set_json_errors(asks_for_json(argc, argv));
   const auto work = [&]() -> Result<int> { return run(argc, argv, owns_process); };
-  const auto code = without_exceptions(std::cref(work));  // by reference: a copy would need memory
+  const auto code = without_exceptions(std::cref(work));  // by reference: a copy may need memory
   const int exit_code = code ? *code : report_error(code.error());
   if (was_printed()) return exit_code;
   std::fprintf(stderr, "reshard: error: standard output: cannot write all of it\n");

@@ -1,4 +1,4 @@
-// reshard synth.
+// reshard synth: writes a synthetic checkpoint.
 #include <algorithm>
 #include <array>
 #include <chrono>
@@ -29,7 +29,7 @@ struct KnownModel {
   Index vocab, hidden, layers, heads, key_value_heads, intermediate;
 };
 
-// meta-llama's published sizes, with heads of their own where the 1B ties its head to the embedding.
+// meta-llama's published sizes. The 1B model ties its head to the embedding; here it has a separate head.
 constexpr std::array<KnownModel, 5> kModels = {{
     {"llama3-tiny", 512, 128, 2, 16, 8, 384},
     {"llama3-1b", 128256, 2048, 16, 32, 8, 8192},
@@ -60,7 +60,7 @@ Result<KnownModel> find_model(const SynthOptions& options) {
   return unknown_word("model", options.model, model_names());
 }
 
-// The formats that it can write: directories.
+// Returns the formats that synth can write: those of directories.
 std::vector<std::string> targets() {
   std::vector<std::string> out;
   for (const Format* f : formats())
@@ -106,7 +106,7 @@ Json config_json(const KnownModel& m, DType dtype) {
       .set("vocab_size", m.vocab);
 }
 
-// What is to be made: a model, as its config.json describes it.
+// The model to imitate, as its config.json describes it.
 struct Subject {
   Json config_file;
   ModelConfig config;
@@ -126,7 +126,7 @@ Result<Subject> find_subject(const SynthOptions& options) {
   }
   s.config = TRY(ModelConfig::parse(s.config_file, options.config.empty() ? "config.json" : options.config));
   s.family = TRY(family_of(s.config));
-  // A config without --dtype is taken at its word.
+  // Without --dtype the config's dtype is used.
   if (const auto declared = dtype_from_torch(s.config.dtype); declared && options.dtype.empty()) s.dtype = *declared;
   s.config.dtype = info(s.dtype).torch_name;
   return s;
@@ -147,8 +147,7 @@ Result<std::pair<std::string, Dims>> parse_shape(const std::string& text) {
   return std::pair(text.substr(0, equals), shape);
 }
 
-// The model under its canonical names, and Adam's state of each parameter if asked; with the faults that were asked
-// for.
+// Returns the model under its canonical names, with Adam's state and the faults that the options request.
 Result<Catalog> model_catalog(const Subject& subject, const SynthOptions& options) {
   std::vector<std::pair<std::string, Dims>> reshaped;
   for (const std::string& text : options.shapes) reshaped.push_back(TRY(parse_shape(text)));
@@ -181,7 +180,7 @@ Result<Catalog> model_catalog(const Subject& subject, const SynthOptions& option
   return catalog;
 }
 
-// The tensors' elements: a pattern (pattern_source.h), but for the number of Adam's steps, which is one for all.
+// The elements of the tensors: a pattern (pattern_source.h), except Adam's step count, which is the same for all.
 class SynthSource : public ComputedSource {
  public:
   explicit SynthSource(PatternSource& pattern) : ComputedSource(pattern.catalog(), pattern) {
@@ -198,7 +197,7 @@ class SynthSource : public ComputedSource {
   }
 };
 
-// A target's metadata without its data files.
+// The metadata of a target without its data files.
 class MetadataOnly : public Target {
  public:
   explicit MetadataOnly(const Target& whole) : whole_(whole) { catalog_.files = {whole.catalog().files.back()}; }
@@ -215,7 +214,7 @@ class MetadataOnly : public Target {
   const Target& whole_;
 };
 
-// A target whose tensor data are not written.
+// A target without its tensor data.
 class HeadersOnly : public Target {
  public:
   explicit HeadersOnly(const Target& whole) : whole_(whole) { catalog_ = whole.catalog(); }
@@ -228,7 +227,7 @@ class HeadersOnly : public Target {
   const Target& whole_;
 };
 
-// The model's tensors as a convention stores them.
+// Returns the tensors of the model as a naming convention stores them.
 Result<Catalog> stored_catalog(const Catalog& model, const Family& family, const ModelConfig& config,
                                Convention convention) {
   std::vector<std::size_t> all(model.tensors().size());
@@ -292,7 +291,7 @@ Result<int> synth(const SynthOptions& options) {
       TRY(Output::create({options.destination, options.force ? files_of_checkpoint : nullptr, {options.config}},
                          written, options.headers_only ? Output::Space::kSparse : Output::Space::kReserved));
   if (!options.metadata_only && !options.headers_only) {
-    // Made in the canonical order of rows, so that the same model comes out whatever the names and the mesh.
+    // Generated in canonical row order, so that names and mesh do not change the model.
     const Catalog view =
         TRY(canonical_view(target->catalog(), {subject.family, &subject.config, true, false, true}, nullptr));
     const Plan plan = TRY(make_plan(source.catalog(), view));

@@ -21,7 +21,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 std::atomic<bool> interrupt_flag{false};
-// What signal handlers use: two of them may run at once, in different threads.
+// Used by signal handlers, two of which may run at once in different threads.
 std::atomic<int> signal_received{0};
 std::atomic<bool> ends_soon{false};
 std::atomic<Clock::rep> signal_time{0};  // since the clock's epoch; 0: not yet known
@@ -29,8 +29,8 @@ static_assert(std::atomic<int>::is_always_lock_free && std::atomic<Clock::rep>::
 constexpr unsigned kGrace = 4;  // seconds after a signal
 constexpr std::chrono::seconds kSameSignal{2};
 
-// A second Ctrl-C ends the program at once. So does another second signal, but for one that comes with the first: of a
-// task under mpirun in Slurm's step both tell it, when a terminal is gone its shell and the kernel.
+// A second Ctrl-C ends the program at once. So does any other second signal, unless it arrives with the first: both
+// mpirun and Slurm signal a task, and both the shell and the kernel send SIGHUP when a terminal is closed.
 void on_signal(int signal) {
   const Clock::rep now = Clock::now().time_since_epoch().count();
   if (int none = 0; !signal_received.compare_exchange_strong(none, signal)) {
@@ -45,16 +45,15 @@ void on_signal(int signal) {
   if (ends_soon) ::alarm(kGrace);
 }
 
-// What is finished is recorded whenever this comes.
+// Finished work is journaled at any time, so nothing needs to be saved here.
 void on_alarm(int) {
   constexpr std::string_view kText =
-      "\nreshard: error: ended by a signal while the disk was waited for. The same command goes on from what is "
-      "finished\n";
+      "\nreshard: error: ended by a signal while waiting for the disk; rerun the same command to resume\n";
   if (::write(STDERR_FILENO, kText.data(), kText.size()) < 0) ::_exit(128 + signal_received);
   ::_exit(128 + signal_received);
 }
 
-// Of the program alone, which runs one command.
+// Used by the program alone, which runs one command.
 bool wants_json = false, has_answered = false;
 
 std::string_view kind_of(ErrorCode code) {
@@ -156,7 +155,7 @@ int report_error(const Error& error, const std::string& rank) {
     json.set("kind", kind_of(error.code())).set("message", valid_utf8(error.message())).set("exit_code", code);
     show_json(answer_json("error").set("error", std::move(json)), 2);
   } catch (const std::bad_alloc&) {
-    // The message on the error stream has to do.
+    // The message on standard error must suffice.
   }
   return code;
 }
@@ -188,7 +187,7 @@ void print_row(std::string_view label, std::string_view text) {
   std::printf("%-9.*s %s\n", static_cast<int>(label.size()), label.data(), printable_lines(text).c_str());
 }
 
-// Not getrusage's: that figure outlives exec, and would be the program's that started this one.
+// Not from getrusage(), whose maximum survives exec and may be that of the parent program.
 Index peak_memory() {
   std::ifstream status("/proc/self/status");
   for (std::string line; std::getline(status, line);)

@@ -1,4 +1,4 @@
-// reshard verify: is what lies on disk the model and the layout that was asked for, and are its bytes what they were?
+// reshard verify: checks a checkpoint against its config, a mesh or layout, its checksums, or another checkpoint.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -44,14 +44,14 @@ Result<VerifyOptions> verify_options(const Options& options) {
   if (!options.layout.empty()) {
     o.layout = TRY(load_layout(options.layout, options.mesh));
     if (!o.layout->mesh && o.layout->stored_as != StoredAs::kWhole)
-      return usage_error("layout " + options.layout + " has no mesh of its own; give one with --mesh");
+      return usage_error("layout " + options.layout + " has no mesh; add --mesh");
   } else if (!options.mesh.empty()) {
     o.mesh = TRY(Mesh::parse(options.mesh));
   }
   o.against = options.against;
   o.bytes = options.bytes;
   o.values = options.values;
-  o.exponents = options.findings.json || !options.findings.html.empty();  // the screen has no room for them
+  o.exponents = options.findings.json || !options.findings.html.empty();  // too long for the text output
   o.replicas = options.replicas;
   o.run = TRY(options.resources.run_options());
   o.spool = temporary_directory();
@@ -70,8 +70,8 @@ void print_values_header(const char* title) {
   std::printf("\n%s  %s  %s  %s  %s\n", padded(title, 56).c_str(), "    absmax", "zeros", "       nan", "       inf");
 }
 
-// The weights with the largest values, then of each kind of other state the tensor with the largest: steps and moments
-// are of other orders of magnitude, and would hide the weights.
+// Prints the weights with the largest values, then one tensor for each kind of other state. Steps and moments differ by
+// orders of magnitude and would hide the weights.
 void print_values(const std::vector<ValueRow>& values, std::size_t limit) {
   if (values.empty()) return;
   std::vector<const ValueRow*> weights;
@@ -91,7 +91,7 @@ void print_values(const std::vector<ValueRow>& values, std::size_t limit) {
   for (std::size_t i = 0; i < shown; ++i) print_value(*weights[i]);
   if (weights.size() > shown)
     std::printf("and %s more (--json has all)\n", with_commas(std::ssize(weights) - static_cast<Index>(shown)).c_str());
-  if (!others.empty()) print_values_header("largest of each kind of other state");
+  if (!others.empty()) print_values_header("largest values of other state, by kind");
   for (const auto& [kind, row] : others) print_value(*row);
   std::printf("\n");
 }
@@ -155,7 +155,7 @@ Result<Lineage> check_lineage(const Options& options, const VerifyOptions& wante
   for (const std::string& text : options.moved) {
     const std::size_t equals = text.find('=');
     if (equals == std::string::npos)
-      return usage_error("--source '" + printable(text) + "': expected NAME=DIR, where a source of the merge is now");
+      return usage_error("--source '" + printable(text) + "': expected NAME=DIR, the new location of a source");
     TRY(merge.move(text.substr(0, equals), text.substr(equals + 1)));
   }
   return reshard::check_lineage(merge, open, *TRY(find_format(merge.to)), wanted.model, wanted.config, wanted.run);
@@ -175,13 +175,13 @@ Result<int> run(const Options& options) {
     Lineage lineage = TRY(check_lineage(options, wanted, inputs.opener()));
     if (lineage.findings.empty())
       verified.facts.emplace_back(
-          "lineage", "the recorded sources, merged once more, give these " + count_of(lineage.tensors, "tensor"));
-    audit.checks.push_back({"lineage", "the sources, merged once more, give what was written", lineage.tensors, ""});
+          "lineage", "merging the recorded sources again gives the same " + count_of(lineage.tensors, "tensor"));
+    audit.checks.push_back({"lineage", "merging the sources again gives the same output", lineage.tensors, ""});
     std::move(lineage.findings.begin(), lineage.findings.end(), std::back_inserter(audit.findings));
   }
   if (leads())
     for (const std::string& report : {options.findings.html, options.findings.junit}) TRY(inputs.check(report));
-  audit.looked_at = count_of(verified.tensor_count, "tensor") + " looked at";
+  audit.looked_at = count_of(verified.tensor_count, "tensor") + " checked";
   audit.how = verified.read_data ? "all data read" : "headers only";
   audit.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   if (options.findings.json)

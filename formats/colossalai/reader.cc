@@ -95,7 +95,7 @@ Error ColossalaiReader::no_index_error(const std::string& directory, const std::
     return corrupt(what + "they hold an embedding of " + count_of(rows, "row") +
                    " and no head. ColossalAI 0.4.8 and later fail so without tensor parallelism where the "
                    "vocabulary is no multiple of 64 (AttributeError: _unpad_detach, ColossalAI#6253): what the last "
-                   "shard would have held is in no file. Save again with make_vocab_size_divisible_by=1, or open a "
+                   "shard would have held is missing. Save again with make_vocab_size_divisible_by=1, or open a "
                    "single file to see what it holds.");
   return corrupt(what +
                  "the save was interrupted before it was written, and nothing tells whether all shards are there. "

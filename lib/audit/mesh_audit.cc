@@ -38,7 +38,7 @@ enum class Cause {
   kOrder,          // FSDP cut before tensor parallelism
   kJoinedPlainly,  // a fused tensor was cut as if it were one
   kGathered,       // stored whole
-  kIncomplete,     // as declared, but for pieces that are in no file
+  kIncomplete,     // as declared, but some pieces are missing
   kOther,
 };
 
@@ -309,7 +309,7 @@ class MeshAuditor {
     Index tensors = 0;
     for (const auto& entry : unlike_) tensors += std::ssize(entry.second);
     Finding& f = findings_.add(Severity::kError, "layout-mesh");
-    f.what = "cut by another mesh than " + declared_.title;
+    f.what = "sharded by another mesh than " + declared_text();
     f.why = {with_commas(tensors) + " of " + count_of(out_.tensors, "tensor"), found_text()};
     f.advice = "Nothing is wrong with the checkpoint if the run was meant to have that mesh: declare it.";
     f.causes = {"world-size"};
@@ -451,18 +451,24 @@ class MeshAuditor {
     f.advice = "A module that fully_shard was not applied to, or a job that ran with replication only.";
   }
 
+  // The declared layout, or the mesh as the command line has it: "--mesh dp_replicate=2,dp_shard=8".
+  std::string declared_text() const {
+    if (declared_.title != mesh_.to_string()) return declared_.title;
+    return "--mesh " + join(split(declared_.title, ' '), "");
+  }
+
   const Dims& shape_of(const Unlike& u) const { return catalog_.tensors()[u.tensor].shape; }
 
   void explain_other(const std::vector<Unlike>& list, Finding& f) {
     const Tensor& t = catalog_.tensors()[list[0].tensor];
     f.id = "layout-other";
-    f.what = "cut otherwise than " + declared_.title + " would";
+    f.what = "sharding does not match " + declared_text();
     f.why.push_back("'" + printable(t.name) + "' " + to_string(t.shape) + ": found " + grid_text(boxes_of(t), t.shape) +
                     ", declared " + grid_text(boxes_on_mesh(Placement{list[0].declared.splits, -1}, t.shape), t.shape));
     f.why.push_back(found_text());
   }
 
-  // The ranks that hold each piece which is in no file, the first of them before its replicas.
+  // Returns, for each missing piece, the ranks that hold it: the one that writes it, then its replicas.
   std::vector<std::vector<Index>> holders_of_missing(const Unlike& u) const {
     const std::vector<Box> stored = boxes_of(catalog_.tensors()[u.tensor]);
     std::map<Box, std::vector<Index>> out;
@@ -474,7 +480,7 @@ class MeshAuditor {
     return holders;
   }
 
-  // Ranks that wrote nothing, and whose pieces are in no file. A rank whose elements are stored in other boxes than
+  // Ranks that wrote nothing, and whose pieces are missing. A rank whose elements are stored in other boxes than
   // declared is none of them: then it is the declaration that is wrong.
   void report_silent_ranks() {
     if (!out_.writers_compared) return;
@@ -497,8 +503,9 @@ class MeshAuditor {
     f.what = count_of(static_cast<Index>(silent.size()), "rank") + " wrote nothing although " +
              (silent.size() == 1 ? "it holds pieces of its" : "they hold pieces of their") +
              " own: " + rank_list(silent);
-    f.why.emplace_back("what they own by the declared mesh is in no file: " + with_commas(std::ssize(out_.lacking)) +
-                       " of " + count_of(out_.tensors, "tensor") + " lack pieces");
+    f.why.emplace_back(
+        "the pieces that they own on the declared mesh are missing: " + with_commas(std::ssize(out_.lacking)) + " of " +
+        count_of(out_.tensors, "tensor") + " lack pieces");
     f.advice =
         "They died during the save, or their files were not copied. convert --allow cover leaves such tensors out and "
         "writes the others.";

@@ -61,10 +61,11 @@ Mismatch classify(const Parameter& p, const Tensor& tensor) {
   return m;
 }
 
-// "[4096, 1024]"
-std::string shapes_text(const Mismatch& m) {
-  return to_string(m.tensor->shape) + " where " + to_string(m.parameter->shape) + " is due";
+// "shape [512, 128]; config.json expects [257, 64]"
+std::string shapes_text(const Dims& stored, const Dims& expected) {
+  return "shape " + to_string(stored) + "; config.json expects " + to_string(expected);
 }
+std::string shapes_text(const Mismatch& m) { return shapes_text(m.tensor->shape, m.parameter->shape); }
 
 std::string formula_text(const Parameter& p, int dim, const ModelConfig& config) {
   const std::vector<std::string> formulas = split(p.rule->shape_in(config.layer_type(p.layer)), ',');
@@ -87,7 +88,7 @@ std::vector<std::string> lines_by_rule(const std::vector<Mismatch>& all) {
   return lines;
 }
 
-// Tensors of another shape than is due, by what there is to say of them.
+// Tensors whose shape is not the expected one, by the kind of finding that explains them.
 struct Mismatches {
   std::vector<Mismatch> vocabulary;  // another number of words, and no other fault
   std::vector<Mismatch> parts;
@@ -158,7 +159,7 @@ void look_at_packed(const DescribedModel& subject, const Tensor& tensor, const P
   Finding& f = findings.add(Severity::kError, "shape-other");
   f.tensors = {tensor.name};
   f.causes = {"config-other"};
-  f.what = to_string(tensor.shape) + " where " + to_string(*shape) + " is due";
+  f.what = shapes_text(tensor.shape, *shape);
   f.why.push_back(
       "it is made of " + join(due, ", ") +
       (shapes.size() > due.size() ? " and " + count_of(std::ssize(shapes) - std::ssize(due), "other") : ""));

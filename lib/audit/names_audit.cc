@@ -47,7 +47,7 @@ void report_placeholders(const Catalog& catalog, const Model& model, FindingList
   f.why.emplace_back(
       "a rank that holds parts of its parameters (DeepSpeed's ZeRO stage 3, FSDP) leaves such placeholders in its "
       "state_dict() for those that were not gathered");
-  f.lost = std::string(is_one ? "Its values are" : "Their values are") + " in no file of this checkpoint.";
+  f.lost = std::string(is_one ? "Its values are" : "Their values are") + " missing from this checkpoint.";
   f.tensors = std::move(empty);
   f.advice =
       "The ranks' own files have them: convert those, the training state of the same step. Or save again with the "

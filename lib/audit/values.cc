@@ -97,11 +97,11 @@ enum KindNumber : std::size_t {
 
 constexpr std::array<Kind, kKinds> kTable = {{
     {"non-finite-weights", Severity::kError, "NaN or infinite values", "model tensor",
-     "The values that should be there are in no file.",
+     "The original values cannot be recovered from this checkpoint.",
      "Go back to the last checkpoint in which every weight is finite; training on from this one spreads them. The step "
      "at which they appeared shows in the loss or the gradient norm."},
     {"non-finite-optimizer", Severity::kError, "NaN or infinite values", "tensor of optimizer state",
-     "The moments of these elements are in no file.",
+     "The moments of these elements cannot be recovered from this checkpoint.",
      "The next optimizer step writes them into the weights. Go back to the last checkpoint without them, or drop the "
      "optimizer state and warm up again."},
     {"zero-weights", Severity::kWarning, "nothing but zeros", "weight", "",

@@ -61,7 +61,7 @@ std::string how_to_avoid(Index size, const VocabularyCut& cut) {
 std::string rows_missing(Index rows, Index size, Index row_bytes) {
   const Index missing = size - rows;
   return "Rows " + with_commas(rows) + " to " + with_commas(size - 1) + " (" + count_of(missing, "row") + ", " +
-         human_bytes(missing * row_bytes) + ") are in no file.";
+         human_bytes(missing * row_bytes) + ") are missing from this checkpoint.";
 }
 
 Finding too_few(const VocabularyTensor& tensor, const VocabularyContext& context) {

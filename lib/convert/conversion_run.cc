@@ -97,7 +97,7 @@ Result<Conversion::Outcome> Conversion::run(OutputPath destination) {
   auto output =
       TRY(Output::create(std::move(destination), *target_, Output::Space::kReserved, ranks, std::move(continuation)));
   if (!is_journaled && output->removed_leftover() && options_.tell)
-    options_.tell("removed " + work + ", left by a killed run");
+    options_.tell("removed " + work + " of an interrupted run");
   Result<Outcome> outcome = write(*output, origin, recorded ? &*recorded : nullptr, read);
   if (!outcome) return output->give_up(outcome.error());
   outcome->checksums += of_left_out;

@@ -174,7 +174,7 @@ Status Output::take_leftover() {
       journal_length_ = TRY(join_journals(work_, *continued_));
       if (continuation_->tell)
         continuation_->tell("resuming " + work_ + ": " + human_bytes(continued_->finished.bytes) +
-                            " already written, which are read again first to check them");
+                            " already written; checking it first");
       return {};
     }
     if (resume == Resume::kRequire) return cannot_resume(work_, why);
@@ -183,7 +183,7 @@ Status Output::take_leftover() {
   TRY(remove_work(work_));
   removed_leftover_ = true;
   if (continuation_ && continuation_->tell)
-    continuation_->tell("removed " + work_ + ", left by a killed run" +
+    continuation_->tell("removed " + work_ + " of an interrupted run" +
                         (why.empty() ? "" : ", and started over: " + why));
   return {};
 }

@@ -904,7 +904,7 @@ TEST(Audit, ValuesOfATrainingStateShowWeightsFirstAndOtherKindsApart) {
   const Options verify = {"verify", sample("fsdp2_tp2_optim") + "/checkpoint", "--values", "--limit", "3"};
   const std::string out = reshard_cli(verify).out;
   const std::size_t weights = out.find("\nlargest values "),
-                    others = out.find("\nlargest of each kind of other state ");
+                    others = out.find("\nlargest values of other state, by kind ");
   ASSERT_NE(weights, std::string::npos) << out;
   ASSERT_NE(others, std::string::npos) << out;
   EXPECT_EQ(out.substr(weights, others - weights).find("optimizer."), std::string::npos) << out;
@@ -953,7 +953,7 @@ TEST(Audit, WhatMakesNoSenseIsSaid) {
   expect({"ck", "--config", "absent.json"}, 5, "absent.json");
   expect({"ck", "--config", kConfigs + "gpt2.json"}, 4, "no tensor is named as a parameter of the model");
   expect({"ck", "--mesh", "xp=2"}, 2, "xp");
-  expect({"ck", "--layout", "torchtitan-llama"}, 2, "has no mesh of its own");
+  expect({"ck", "--layout", "torchtitan-llama"}, 2, "has no mesh; add --mesh");
   expect({"ck", "--layout", "nowhere.json"}, 5, "no built-in layout");
   expect({"ck", "--against", "absent"}, 5, "absent: not found");
   w.must({"convert", "ck", "model", "--to", "hf", "--max-shard-size", "200kB", "-q"});

@@ -270,7 +270,7 @@ TEST_F(RowScalesTest, OfAnotherShapeAreNamed) {
               HasSubstr("mlp.up_proj.weight_scale': " + (dir_ / "source/config.json") + " says [24, 1], got"));
   const CommandResult verified = reshard_cli({"verify", dir_ / "source"});
   EXPECT_EQ(verified.exit_code, 1) << verified.out << verified.err;
-  EXPECT_THAT(verified.out, HasSubstr("[24] where [24, 1] is due"));
+  EXPECT_THAT(verified.out, HasSubstr("shape [24]; config.json expects [24, 1]"));
 }
 
 // One scale for a matrix, or for a row of it, of models that no table describes.

@@ -179,7 +179,7 @@ TEST(Check, SkippedChecksLookAtNothingAndTitlesHold) {
   for (const Json& stage : stages) layers.push_back(*stage.get_index("layers"));
   EXPECT_EQ(layers, (std::vector<Index>{8, 9, 8, 7}));
   EXPECT_THAT(reshard_cli({"check", "--config", RESHARD_TEST_DATA "/configs/llama-3.1-8b.json", "--mesh", "pp=4"}).out,
-              testing::ContainsRegex("Stages hold the layers that torchtitan deals +them"));
+              testing::ContainsRegex("Layers are assigned to stages as +in torchtitan"));
 }
 
 }  // namespace

@@ -121,7 +121,7 @@ TEST(CliLayout, AFusedTensorIsCutSectionBySection) {
 TEST(CliLayout, SaysInOneScreenWhatACheckpointImplies) {
   const CommandResult r = reshard_cli({"layout", checkpoint("pp2_tp4")});
   expect_success(r);
-  EXPECT_THAT(r.out, HasSubstr("PyTorch DCP   pp=2, tp=4, files hold the ranks' shards\n"));
+  EXPECT_THAT(r.out, HasSubstr("PyTorch DCP   pp=2, tp=4, files contain the shards of ranks\n"));
   EXPECT_THAT(r.out, HasSubstr("tp=4                                    certain: wo, w2 cut in 4 on dim 1;"));
   EXPECT_THAT(r.out, HasSubstr("            dim 1 by tp                             certain: 8 tensors, 32 boxes, each "
                                "written by an owner\n"));
@@ -154,7 +154,7 @@ TEST(CliLayout, PrintsTheBuiltInOnes) {
   for (const BuiltinLayout& builtin : builtin_layouts()) {
     const CommandResult text = reshard_cli({"layout", "--builtin", std::string(builtin.name)});
     expect_success(text);
-    EXPECT_THAT(text.out, StartsWith(std::string(builtin.name) + "   files hold "));
+    EXPECT_THAT(text.out, StartsWith(std::string(builtin.name) + "   files contain "));
   }
 }
 

@@ -133,7 +133,7 @@ TEST_F(MergeTest, ItsLineageIsProvenAndAChangedSourceNamed) {
             0);
   const CommandResult proven = reshard_cli({"verify", dir_ / "out", "--lineage", "--json"});
   EXPECT_EQ(proven.exit_code, 0) << proven.out << proven.err;
-  EXPECT_THAT(proven.out, HasSubstr("the sources, merged once more, give what was written"));
+  EXPECT_THAT(proven.out, HasSubstr("merging the sources again gives the same output"));
   std::filesystem::rename(a, dir_ / "moved");
   EXPECT_THAT(reshard_cli({"verify", dir_ / "out", "--lineage"}).err,
               AllOf(HasSubstr("source base, " + a + ": not found"), HasSubstr("--source base=DIR")));

@@ -171,13 +171,13 @@ TEST_F(Mount, WhatAKilledProcessLeavesIsNamed) {
   const pid_t first = process_;
   const CommandResult twice = reshard_cli({"mount", source, seen_, "--as", "hf"});
   EXPECT_EQ(twice.exit_code, 2);
-  EXPECT_THAT(twice.err, HasSubstr("something is mounted there already"));
+  EXPECT_THAT(twice.err, HasSubstr("already a mount point"));
   ::kill(first, SIGKILL);
   struct statfs s {};
   EXPECT_TRUE(becomes_true([&] { return ::statfs(seen_.c_str(), &s) != 0 && errno == ENOTCONN; }));
   const CommandResult again = reshard_cli({"mount", source, seen_, "--as", "hf"});
   EXPECT_EQ(again.exit_code, 5);
-  EXPECT_THAT(again.err, HasSubstr("is the mount of a process that is gone; fusermount3 -u " + seen_));
+  EXPECT_THAT(again.err, HasSubstr("stale mount of a process that has ended; remove it: fusermount3 -u " + seen_));
 }
 
 TEST_F(Mount, ASourceThatChangesIsAnErrorAndNotOldBytes) {
@@ -319,13 +319,13 @@ TEST(MountRefuses, PlacesThatWouldHideSomething) {
     EXPECT_EQ(r.exit_code, code) << where;
     EXPECT_THAT(r.err, HasSubstr(why)) << where;
   };
-  refused(dir / "nowhere", 5, "No such file or directory; it takes an empty directory");
+  refused(dir / "nowhere", 5, "No such file or directory; expected an empty directory");
   refused(dir.write("file", "x"), 2, "is not a directory");
   refused(dir / "checkpoint", 2, "which this job reads");
   refused(dir / "checkpoint/inside", 2, "is inside " + (dir / "checkpoint"));
   refused(dir.path(), 2, "holds " + (dir / "checkpoint"));
   dir.write("full/file", "x");
-  refused(dir / "full", 2, "is not empty");
+  refused(dir / "full", 2, "not empty; its files would be hidden");
   const CommandResult view = reshard_cli({"mount", dir / "checkpoint", dir / "empty", "--as", "hdf5-view"});
   EXPECT_EQ(view.exit_code, 4) << view.err;
   EXPECT_THAT(view.err, HasSubstr("copies nothing"));

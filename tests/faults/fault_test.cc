@@ -266,8 +266,7 @@ TEST_F(FaultTest, EveryFailingCallLeavesNothingOrEverything) {
           }
           ++errors;
           // A file or directory that cannot be looked into is not recognised.
-          const bool is_unknown =
-              status.error().message().find("not a checkpoint that reshard knows") != std::string::npos;
+          const bool is_unknown = status.error().message().find("unrecognised format") != std::string::npos;
           const bool is_refused = status.error().message().find("it will not be replaced") != std::string::npos;
           if (is_unknown) {
             ASSERT_EQ(hit.front(), Call::kReaddir);
@@ -471,7 +470,7 @@ void expect_kills_leave_nothing(const std::vector<std::string>& target, int roun
     if (n % 3 != 0) continue;  // the next killed run is to find it, too
     const CommandResult next = run();
     ASSERT_EQ(next.exit_code, 0) << next.out << next.err;
-    EXPECT_THAT(next.out, testing::HasSubstr("removed " + dir / "out.partial, left by a killed run"));
+    EXPECT_THAT(next.out, testing::HasSubstr("removed " + dir / "out.partial of an interrupted run"));
     ASSERT_EQ(files_at(dir / "out"), expected);
     ASSERT_FALSE(fs::exists(dir / "out.partial"));
     fs::remove_all(dir / "out");

@@ -262,7 +262,7 @@ TEST(MpiRanks, WithDifferentCommandLinesAreRefused) {
       EXPECT_FALSE(run.command.timed_out);
       EXPECT_EQ(run.command.exit_code, 6) << run.command.err;
       for (const std::string& err : run.err)
-        EXPECT_THAT(err, HasSubstr("rank 1 was started with another command line than rank 0: "));
+        EXPECT_THAT(err, HasSubstr("rank 1 has another command line than rank 0: "));
       EXPECT_FALSE(path_exists(dir / "out"));
       EXPECT_FALSE(path_exists(dir / "out.partial"));
     }

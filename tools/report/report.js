@@ -1,6 +1,6 @@
 "use strict";
 
-// Characters that are not shown or turn the text (printable() in lib/base/text.cc), as the bytes of their UTF-8.
+// Invisible characters and those that change the direction of text (printable() in lib/base/text.cc); they are shown as the bytes of their UTF-8.
 const unprintable = /[\u0000-\u0009\u000b-\u001f\u007f-\u009f\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u2028-\u202e\u2060-\u206f\u2800\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb\u{1bca0}-\u{1bca3}\u{1d173}-\u{1d17a}\u{e0000}-\u{e0fff}]/gu;
 const hexBytes = (text) => Array.from(new TextEncoder().encode(text), (byte) => "\\x" + byte.toString(16).padStart(2, "0")).join("");
 const page = JSON.parse(document.getElementById("data").textContent, (key, value) =>
@@ -25,10 +25,10 @@ function bytes(n) {
   return `${u === 0 ? n : n.toPrecision(3)} ${units[u]}`;
 }
 
-// Characters that do not show, or that turn the direction of the line, as their numbers.
+// Replaces invisible characters, and those that change the direction of text, by their code points.
 const visible = (text) => text.replace(/\p{C}/gu, (c) => `\\u{${c.codePointAt(0).toString(16)}}`);
 
-// Ascending numbers: "{0..3,7}".
+// Formats ascending numbers: "{0..3,7}".
 function numbersText(numbers) {
   const runs = [];
   for (const n of numbers)
@@ -40,7 +40,7 @@ function numbersText(numbers) {
 
 // ---- elements
 
-// Text children are text, whatever is in them.
+// Makes an element. String children become text nodes, so markup in them has no effect.
 function h(tag, attributes, ...children) {
   const element = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes ?? {}))
@@ -54,7 +54,7 @@ const section = (title, ...children) => h("section", {}, h("h2", {}, title), chi
 const tiles = (facts) =>
   h("dl", { class: "tiles" }, facts.filter(([, v]) => v !== null && v !== undefined).map(([k, v]) => h("div", {}, h("dt", {}, k), h("dd", {}, v))));
 
-// A list that grows by `step` when asked.
+// Appends `count` items to `parent`, `step` at a time. Returns the button that appends more.
 function growing(parent, count, make, step = 100) {
   let shown = 0;
   const more = h("button", { class: "more", onclick: grow });
@@ -73,7 +73,7 @@ function lines(texts, kind) {
   return [list, growing(list, texts.length, (i) => h("li", {}, texts[i]), 30)];
 }
 
-// `heads`: a leading "#" makes a column of numbers. `cells(item)`: of its row.
+// Makes a table. A head with a leading "#" is a column of numbers. `cells(item)` returns the cells of its row.
 function table(heads, items, cells, step) {
   const body = h("tbody");
   const cell = (tag, at, content) => h(tag, { class: heads[at].startsWith("#") ? "number" : "text" }, content);
@@ -82,7 +82,7 @@ function table(heads, items, cells, step) {
   return h("div", { class: "scroll", tabindex: 0 }, h("table", {}, head, body), more);
 }
 
-// Parts of a whole side by side: [what, size, words].
+// Makes a bar of the parts of a whole: [class, size, text].
 function stack(parts, scale = sum(parts.map((p) => p[1]))) {
   const bar = h("div", { class: "stack" });
   for (const [what, size, words] of parts.filter((p) => p[1] > 0)) {
@@ -104,7 +104,7 @@ const heat = (t) => (dark.matches ? `hsl(205 75% ${18 + 55 * t}%)` : `hsl(212 70
 const hue = (i, n) => `oklch(${dark.matches ? 0.5 : 0.8} 0.1 ${(360 * i) / Math.max(n, 1) + 20})`;
 const kSteps = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
 
-// The rectangle [x, y, width, height] that is next in a direction.
+// Returns the index of the nearest rectangle [x, y, width, height] in a direction.
 function neighbour(rects, from, [dx, dy]) {
   const centre = ([x, y, w, height]) => [x + w / 2, y + height / 2];
   const [cx, cy] = centre(rects[from]);
@@ -135,13 +135,13 @@ function hatch(context, [x, y, w, height]) {
   context.restore();
 }
 
-// Rectangles, one of which is chosen by pointer or keys and then told in words.
+// Draws rectangles. The one that is selected by pointer or keys is described below the drawing.
 //   place(width)      {rects, height, labels: [text, x, y, room]}
-//   fill(i), text(i)  colour and words of each; hatched(i); level(i): how much of it is filled, from below
-//   tell(i)           what there is to say of it: text or elements
+//   fill(i), text(i)  colour and label of each; hatched(i); level(i): the share that is filled, from below
+//   tell(i)           its description: text or elements
 function plot({ label, place, fill, text, hatched, level = () => 1, tell }) {
-  const canvas = h("canvas", { tabindex: 0, role: "img", "aria-label": `${label}. Arrow keys go through it.` });
-  const told = h("p", { class: "told", "aria-live": "polite" }, "Point at a field, or use the arrow keys.");
+  const canvas = h("canvas", { tabindex: 0, role: "img", "aria-label": `${label}. Use the arrow keys to select a cell.` });
+  const told = h("p", { class: "told", "aria-live": "polite" }, "Hover over a cell, or use the arrow keys.");
   let placed = { rects: [] };
   let chosen = -1;
   const choose = (i) => {
@@ -203,8 +203,8 @@ function plot({ label, place, fill, text, hatched, level = () => 1, tell }) {
 }
 dark.addEventListener("change", () => document.querySelectorAll("canvas").forEach((c) => c.dispatchEvent(new Event("redraw"))));
 
-// A table of colours. `cells`: {row, column, value, tell()}; a value that is not finite is red. Values are told apart by
-// their order of magnitude where they span several.
+// Draws a heat map. `cells`: {row, column, value, tell()}; a value that is not finite is red. The scale is logarithmic if the
+// values span several orders of magnitude.
 function heatMap(label, rows, columns, cells) {
   const values = cells.map((c) => c.value).filter((v) => Number.isFinite(v) && v > 0);
   const [least, most] = values.reduce(([a, b], v) => [Math.min(a, v), Math.max(b, v)], [Infinity, 0]);
@@ -222,8 +222,8 @@ function heatMap(label, rows, columns, cells) {
   return plot({ label, place, fill: (i) => (Number.isFinite(cells[i].value) ? heat(share(cells[i].value)) : style("--bad")), tell: (i) => cells[i].tell() });
 }
 
-// Tensors of a model as layers x modules. `value(tensor)`: null where it is not finite; `more(tensor)`: what else there
-// is to show of one.
+// Draws the tensors of a model as modules x layers. `value(tensor)`: null if it is not finite; `more(tensor)`: further
+// elements for its description.
 function layerMap(label, tensors, value, tell, more = () => "") {
   const modules = new Map();
   const cells = new Map();
@@ -243,7 +243,7 @@ function layerMap(label, tensors, value, tell, more = () => "") {
     cells.set(key, cell);
   }
   const all = [...cells.values()];
-  for (const c of all) c.tell = () => [`${c.tensor.name}: ${tell(c.tensor)}${c.count > 1 ? `; the most of ${number(c.count)}` : ""} `, more(c.tensor)];
+  for (const c of all) c.tell = () => [`${c.tensor.name}: ${tell(c.tensor)}${c.count > 1 ? `; the largest of ${number(c.count)}` : ""} `, more(c.tensor)];
   return heatMap(label, [...modules.keys()], layers.map((l) => l || "–"), all);
 }
 
@@ -271,7 +271,7 @@ function inspectPage() {
     const columns = (c) => ({ origins: c.slice(0, shape.length).map(expand), shapes: c.slice(shape.length).map(expand) });
     return { ...rest, shape, total, size: total / Math.max(1, product(shape)), boxes: columns(boxes), copies: columns(copies) };
   });
-  // Bytes of box k; of a scalar there are no columns.
+  // Bytes of box k. A scalar has no columns.
   const boxBytes = (layout, { shapes }, k) => layout.size * product(shapes.map((s) => s[k]));
   const sizesOf = cached((i) => {
     const layout = layoutOf(i);
@@ -282,13 +282,13 @@ function inspectPage() {
   for (const t of tensors)
     [t.files, t.copies].forEach((list, which) => numbersOf(list).forEach((f, k) => (held[f] += sizesOf(t.layout)[which][k])));
 
-  const detail = h("div", { id: "detail", "aria-live": "polite" }, h("p", { class: "hint" }, "Choose a tensor, a rank or a file."));
+  const detail = h("div", { id: "detail", "aria-live": "polite" }, h("p", { class: "hint" }, "Select a tensor, a rank or a file."));
   const show = (...content) => {
     detail.replaceChildren(h("div", {}, content));
     if (detail.getBoundingClientRect().top > innerHeight * 0.8) detail.scrollIntoView({ behavior: "smooth" });
   };
 
-  // What lies in some files: of which tensors, how many boxes.
+  // Lists the tensors that are stored in some files, with their number of shards.
   function showFiles(title, wanted) {
     const rows = [];
     for (const t of tensors) {
@@ -298,13 +298,13 @@ function inspectPage() {
         numbersOf(list).forEach((f, k) => wanted.has(f) && (++count, (size += sizesOf(t.layout)[which][k]))));
       if (count) rows.push({ t, count, size });
     }
-    const paths = [...wanted].map((f) => `${files[f].path}: ${files[f].size < 0 ? "not there" : `${bytes(files[f].size)} on disk`}, ${bytes(held[f])} of tensors`);
-    show(h("h3", {}, title), lines(paths), table(["tensor", "#boxes", "#bytes"], rows, ({ t, count, size }) => [tensorButton(t, t.name), number(count), bytes(size)]));
+    const paths = [...wanted].map((f) => `${files[f].path}: ${files[f].size < 0 ? "missing" : `${bytes(files[f].size)} on disk`}, ${bytes(held[f])} of tensors`);
+    show(h("h3", {}, title), lines(paths), table(["tensor", "#shards", "#bytes"], rows, ({ t, count, size }) => [tensorButton(t, t.name), number(count), bytes(size)]));
   }
   const tensorButton = (t, text) => h("button", { class: "link", onclick: () => showTensor([t], 0) }, text);
   const fileButton = (f) => h("button", { class: "link", onclick: () => showFiles(files[f].path, new Set([f])) }, files[f].path);
 
-  // The two dimensions that are drawn: those that are cut, else the first and the last.
+  // The two dimensions that are drawn: the sharded ones, otherwise the first and the last.
   function drawnDimensions({ shape, boxes }) {
     const cut = shape.map((_, d) => d).filter((d) => new Set(boxes.origins[d]).size > 1);
     const two = [...new Set([...cut.slice(0, 2), 0, shape.length - 1])].slice(0, 2).sort((a, b) => a - b);
@@ -315,7 +315,7 @@ function inspectPage() {
     const layout = layoutOf(t.layout);
     const { shape } = layout;
     const { rows, columns, others } = drawnDimensions(layout);
-    const found = new Map();  // a box and its copies are one field
+    const found = new Map();  // a box and its copies are one rectangle
     for (const [boxes, list] of [[layout.boxes, t.files], [layout.copies, t.copies]])
       numbersOf(list).forEach((file, k) => {
         const origin = boxes.origins.map((o) => o[k]);
@@ -343,33 +343,33 @@ function inspectPage() {
       const b = items[i];
       const where = b.origin.map((o, d) => (d === rows ? "rows " : d === columns ? "columns " : "") + range(o, b.size[d])).join(", ");
       const size = bytes(layout.size * product(b.size));
-      const stored = b.files.map((f, n) => [n > 0 ? ", again in " : " in ", fileButton(f), ranked ? ` of rank ${number(ownerOf(f))}` : ""]);
-      return [`box ${number(i + 1)} of ${number(items.length)}: ${where || "a scalar"}; ${size}`, stored];
+      const stored = b.files.map((f, n) => [n > 0 ? ", copy in " : " in ", fileButton(f), ranked ? ` of rank ${number(ownerOf(f))}` : ""]);
+      return [`shard ${number(i + 1)} of ${number(items.length)}: ${where || "a scalar"}; ${size}`, stored];
     };
     const figure = plot({
-      label: `Boxes of ${visible(t.name)}`,
+      label: `Shards of ${visible(t.name)}`,
       place, tell,
       fill: (i) => hue(colors.get(ownerOfItem(i)), colors.size),
       hatched: (i) => items[i].files.length > 1,
       text: (i) => (ranked ? `rank ${number(ownerOfItem(i))}` : files[items[i].files[0]].path),
     });
     const axis = [`dimension ${Math.max(rows, 0)} downwards`, `dimension ${columns} to the right`].slice(rows < 0 ? 1 : 0).join(", ");
-    const note = others.length ? `; boxes at the beginning of dimension ${others.join(", ")}, which is cut too` : "";
-    const copied = items.some((b) => b.files.length > 1) ? "; hatched: stored more than once" : "";
+    const note = others.length ? `; only the first shards along dimension ${others.join(", ")}, which is sharded too, are shown` : "";
+    const copied = items.some((b) => b.files.length > 1) ? "; hatched: several copies" : "";
     return [figure, h("p", { class: "hint" }, `${shape.length ? axis : "one number"}; colour: ${ranked ? "rank" : "file"}${copied}${note}`)];
   }
 
-  // One of the members of a fold.
+  // Shows one of the tensors that share a row of the tree.
   function showTensor(members, at) {
     const t = members[at];
     const layout = layoutOf(t.layout);
     const boxes = numbersOf(t.files).length;
     const copies = numbersOf(t.copies).length;
-    const choice = h("select", { "aria-label": "which of them", onchange: (e) => showTensor(members, +e.target.value) },
+    const choice = h("select", { "aria-label": "Tensor", onchange: (e) => showTensor(members, +e.target.value) },
       members.map((m, i) => h("option", { value: i, selected: i === at ? "" : undefined }, m.name)));
     show(h("h3", { class: "name" }, t.name), members.length > 1 ? choice : "",
       tiles([["dtype", layout.dtype], ["shape", `[${layout.shape.map(number).join(", ")}]`], ["placement", layout.placement], ["bytes", bytes(layout.total)],
-        ["boxes", number(boxes) + (copies ? ` and ${number(copies)} stored again` : "")]]),
+        ["shards", number(boxes) + (copies ? ` and ${number(copies)} ${copies === 1 ? "copy" : "copies"}` : "")]]),
       boxMap(t));
     detail.querySelector("select")?.focus();
   }
@@ -380,11 +380,11 @@ function inspectPage() {
     ranked ? rankGrid(files, held, owners, showFiles) : "",
     section("Files", tiles([["files", number(files.length)], ["bytes", bytes(data.files.bytes)], ["largest", bytes(Math.max(0, ...files.slice(0, 1e5).map((f, i) => Math.max(f.size, held[i]))))], ["stale", number(data.files.stale.length)]]),
       table(["file", ...(ranked ? ["#rank"] : []), "#bytes of tensors", "#on disk"],
-        inOrder(files), (i) => [fileButton(i), ...(ranked ? [files[i].writer < 0 ? "" : number(files[i].writer)] : []), bytes(held[i]), files[i].size < 0 ? "not there" : bytes(files[i].size)], 20)),
+        inOrder(files), (i) => [fileButton(i), ...(ranked ? [files[i].writer < 0 ? "" : number(files[i].writer)] : []), bytes(held[i]), files[i].size < 0 ? "missing" : bytes(files[i].size)], 20)),
   ];
 }
 
-// By rank, then as people count: file 2 before file 10.
+// Sorts by rank, then naturally: file 2 before file 10.
 function inOrder(files) {
   const { compare } = new Intl.Collator("en", { numeric: true });
   return files.map((_, i) => i).sort((a, b) => files[a].writer - files[b].writer || compare(files[a].path, files[b].path));
@@ -399,11 +399,11 @@ function inspectHead(tensors, layoutOf) {
       ...kinds.map(([name, k]) => [name, `${counted(k.tensors, "tensor")}, ${bytes(k.bytes)}, ${k.dtypes.join(", ")}`]),
       ["objects", objects.count ? number(objects.count) : null], ["largest", largest && `${largest.name}, ${bytes(layoutOf(largest.layout).total)}`]]),
     lines(data.problems, "bad"), lines(data.warnings, "warn"), lines(data.notes, "hint"),
-    mesh.axes.length ? section("Mesh", table(["axis", "sure", "because"], mesh.axes, (a) => [`${a.name}${a.size === null ? "" : `=${number(a.size)}`}`, a.confidence, a.evidence])) : "",
+    mesh.axes.length ? section("Mesh", table(["axis", "confidence", "evidence"], mesh.axes, (a) => [`${a.name}${a.size === null ? "" : `=${number(a.size)}`}`, a.confidence, a.evidence])) : "",
   ];
 }
 
-// Ranks as the mesh has them: the last axes within a block, a block for each place on the others.
+// Draws the ranks in mesh order: the last two axes form a block, and each position on the other axes has a block.
 function rankGrid(files, held, ranks, showFiles) {
   const sizes = new Float64Array(ranks);
   files.forEach((f, i) => f.writer >= 0 && (sizes[f.writer] += held[i]));
@@ -437,18 +437,18 @@ function rankGrid(files, held, ranks, showFiles) {
     return { rects, labels, height: Math.ceil(blocks / across) * bh };
   };
   const ofRank = (rank) => new Set(files.map((f, i) => (f.writer === rank ? i : -1)).filter((i) => i >= 0));
-  return section("Ranks", h("p", { class: "hint" }, `Bytes of tensors that each wrote; at most ${bytes(most)}, ${bytes(sum([...sizes]))} in all.`),
+  return section("Ranks", h("p", { class: "hint" }, `Bytes of tensors written by each rank: at most ${bytes(most)}, ${bytes(sum([...sizes]))} in total.`),
     plot({
-      label: "Bytes of each rank", place,
+      label: "Bytes written by each rank", place,
       fill: (i) => heat(sizes[i] === 0 ? 0 : 0.1 + (0.4 * sizes[i]) / most),
       text: (i) => `${number(i)}: ${bytes(sizes[i])}`,
-      tell: (i) => [`rank ${number(i)} (${coordinates(i)}): ${bytes(sizes[i])}. `, h("button", { class: "link", onclick: () => showFiles(`Rank ${number(i)}`, ofRank(i)) }, "what lies there")],
+      tell: (i) => [`rank ${number(i)} (${coordinates(i)}): ${bytes(sizes[i])}. `, h("button", { class: "link", onclick: () => showFiles(`Rank ${number(i)}`, ofRank(i)) }, "list its tensors")],
     }));
 }
 
 // ---- the tree of tensors
 
-// Tensors of one layout whose names differ in numbers only are one row. Numbers belong to the word before them:
+// Groups tensors of one layout whose names differ only in numbers. A number belongs to the word before it:
 // `parts` are "layers.3", "attention", ...; `path` is "layers.#", "attention", ...
 function foldTensors(tensors) {
   const folds = new Map();
@@ -509,7 +509,7 @@ function tensorTree(tensors, layoutOf, choose) {
     const wanted = tensors.filter((t) => (kind.value === "all" || t.kind === kind.value) && (glob ? glob.test(t.name.toLowerCase()) : t.name.toLowerCase().includes(query)));
     const folds = foldTensors(wanted);
     found.textContent = wanted.length === tensors.length ? counted(wanted.length, "tensor") : `${number(wanted.length)} of ${counted(tensors.length, "tensor")}`;
-    tree.replaceChildren(folds.length ? node(folds, 0, 0, folds.length <= 60) : h("p", { class: "hint" }, "No name is like that."));
+    tree.replaceChildren(folds.length ? node(folds, 0, 0, folds.length <= 60) : h("p", { class: "hint" }, "No tensor matches."));
   }
   render();
   document.addEventListener("keydown", (e) => {
@@ -535,7 +535,7 @@ function findingsSection() {
 }
 
 const checksSection = () =>
-  section("Checks", table(["check", "#looked at", "#findings", "skipped"],
+  section("Checks", table(["check", "#checked", "#findings", "skipped"],
     data.checks, (c) => [c.title, number(c.looked_at), number(c.findings), c.skipped ?? ""]));
 
 const severities = () =>
@@ -547,10 +547,10 @@ const kMetrics = {
   "NaN and infinities": [(t) => (t.nan + t.inf ? null : 0), (t) => `${counted(t.nan, "NaN")}, ${number(t.inf)} infinite`],
 };
 
-// The exponent that a type's subnormal numbers count for, where it is not that of float32.
+// The exponent under which a dtype's subnormal numbers are counted, if it is not float32's.
 const kSubnormal = { float16: -15, complex32: -15, float8_e4m3fn: -7, float8_e4m3fnuz: -8, float8_e5m2: -15, float8_e5m2fnuz: -16 };
 
-// The elements of a tensor by their orders of magnitude, a bar for each exponent of two.
+// Draws the distribution of a tensor's magnitudes, a bar for each power of two.
 function exponentBars({ name, dtype, exponents: { first, counts } }) {
   const most = Math.max(...counts);
   const all = sum(counts);
@@ -566,7 +566,7 @@ function exponentBars({ name, dtype, exponents: { first, counts } }) {
   return plot({
     label: `Elements of ${visible(name)} by exponent`, place, fill: () => heat(0.5),
     level: (i) => (counts[i] ? Math.max(0.02, counts[i] / most) : 0),
-    tell: (i) => `magnitudes ${size(first + i)}: ${number(counts[i])} of ${counted(all, "element")} that are finite and not zero, ${percent(counts[i] / all)}`,
+    tell: (i) => `magnitude ${size(first + i)}: ${number(counts[i])} of ${counted(all, "element")} that are finite and not zero, ${percent(counts[i] / all)}`,
   });
 }
 
@@ -580,12 +580,12 @@ function valuesSection() {
   const show = (t) => exponents.replaceChildren(h("h3", {}, "Exponents of ", h("code", {}, t.name)),
     t.exponents.counts.length ? exponentBars(t) : h("p", { class: "hint" }, `None: ${t.dtype}, ${counted(t.zeros, "zero")}.`));
   const link = (t, words) => h("button", { class: "link", onclick: () => (show(t), exponents.scrollIntoView({ block: "nearest" })) }, words);
-  // Weights, moments and steps are of different orders of magnitude: each kind has a map, and so a scale, of its own.
+  // Weights, moments and steps differ by orders of magnitude, so each kind has a map with its own scale.
   const shown = { metric: "largest value", kind: kinds.find((k) => tensors.some((t) => t.kind === k)) };
-  const draw = () => body.replaceChildren(layerMap(`Layers by modules: ${shown.metric}`, tensors.filter((t) => t.kind === shown.kind), ...kMetrics[shown.metric], (t) => link(t, "its exponents")));
+  const draw = () => body.replaceChildren(layerMap(`${shown.metric} by module and layer`, tensors.filter((t) => t.kind === shown.kind), ...kMetrics[shown.metric], (t) => link(t, "its exponents")));
   draw();
   const select = (label, member, words) => h("select", { "aria-label": label, onchange: (e) => ((shown[member] = e.target.value), draw()) }, words.map((w) => h("option", {}, w)));
-  const choice = [select("What is shown", "metric", Object.keys(kMetrics)), select("Of which tensors", "kind", kinds.filter((k) => tensors.some((t) => t.kind === k)))];
+  const choice = [select("Metric", "metric", Object.keys(kMetrics)), select("Kind of tensors", "kind", kinds.filter((k) => tensors.some((t) => t.kind === k)))];
   const rows = [...tensors].sort((a, b) => b.nan + b.inf - a.nan - a.inf || order(a) - order(b) || b.absmax - a.absmax);
   const cells = (t) => [link(t, t.name), brief(t.absmax), percent(t.zeros / Math.max(1, product(t.shape))), number(t.nan), number(t.inf)];
   show(rows.find((t) => t.exponents.counts.length) ?? rows[0]);
@@ -596,7 +596,7 @@ const verifyPage = () => [
   tiles([["result", data.ok ? "ok" : "not ok"], ...severities(), ["format", data.format], ["family", data.family], ["config", data.config], ["against", data.against]]),
   findingsSection(),
   valuesSection(),
-  Object.keys(data.facts).length ? section("Facts", table(["", "what was seen"], Object.entries(data.facts), (fact) => fact)) : "",
+  Object.keys(data.facts).length ? section("Facts", table(["fact", "result"], Object.entries(data.facts), (fact) => fact)) : "",
   checksSection(),
 ];
 
@@ -606,9 +606,9 @@ function memorySection() {
   const most = largest.total;
   const bar = (label, m) => h("div", { class: "bar" }, h("span", {}, label), stack(["weights", "gradients", "optimizer"].map((p) => [p, m[p], bytes(m[p])]), most), h("b", { class: "number" }, bytes(m.total)));
   const layers = (s) => (s.layers === 0 ? "no layers" : `layers ${range(s.first_layer, s.layers)}`);
-  return section("Memory of a rank", legend(["weights", "gradients", "optimizer"]),
+  return section("Memory per rank", legend(["weights", "gradients", "optimizer"]),
     h("div", { class: "bars" }, stages.map((s) => bar(`stage ${s.stage}: ${layers(s)}`, s.largest))),
-    h("p", { class: "hint" }, `The largest rank of each stage. Of all ranks the largest is ${number(largest.rank)} with ${bytes(most)}, the smallest ${number(smallest.rank)} with ${bytes(smallest.total)}.`));
+    h("p", { class: "hint" }, `The bars show the largest rank of each stage. Largest of all: rank ${number(largest.rank)} with ${bytes(most)}; smallest: rank ${number(smallest.rank)} with ${bytes(smallest.total)}.`));
 }
 
 const checkPage = () => [
@@ -617,7 +617,7 @@ const checkPage = () => [
     ["largest rank", data.ranks && bytes(data.ranks.largest.total)]]),
   findingsSection(),
   memorySection(),
-  data.padded_vocabulary.length ? section("Rows of the vocabulary", table(["framework", "#multiple of", "#rows"], data.padded_vocabulary, (p) => [p.framework, number(p.multiple), number(p.rows)])) : "",
+  data.padded_vocabulary.length ? section("Vocabulary padding", table(["framework", "#multiple of", "#rows"], data.padded_vocabulary, (p) => [p.framework, number(p.multiple), number(p.rows)])) : "",
   checksSection(),
 ];
 
@@ -631,13 +631,13 @@ function diffPage() {
   const other = [...data.structure, ...data.objects.map((o) => `object ${o}`)];
   const words = (t) => `relative change ${brief(moved(t))}${t.max_abs === undefined ? "" : `, at most ${brief(t.max_abs)}`}`;
   return [
-    tiles([["result", data.equal ? "equal" : "different"], ["tensors that differ", `${number(data.tensors.filter((t) => t.differs).length)} of ${number(data.tensors.length)}`],
+    tiles([["result", data.equal ? "equal" : "different"], ["different tensors", `${number(data.tensors.filter((t) => t.differs).length)} of ${number(data.tensors.length)}`],
       ["tolerance", brief(data.tolerance)]]),
-    other.length ? section("Not in both", lines(other)) : "",
-    data.tensors.length ? section("Layers by modules", layerMap("Relative change of layers by modules", data.tensors, moved, words)) : "",
-    rows.length ? section("The most moved first", table(["tensor", "", "#relative L2", "#max |a-b|", "#elements that differ"],
+    other.length ? section("Missing on one side", lines(other)) : "",
+    data.tensors.length ? section("Change by module and layer", layerMap("Relative change by module and layer", data.tensors, moved, words)) : "",
+    rows.length ? section("Largest changes", table(["tensor", "change", "#relative L2", "#max |a-b|", "#different elements"],
       rows, (t) => [h("code", {}, t.name), meter(t), brief(t.relative_l2 ?? null), brief(t.max_abs ?? null), percent(t.different_elements / Math.max(1, t.elements))], 40)) : "",
-    data.renamed.length ? section("Under other names", lines(data.renamed)) : "",
+    data.renamed.length ? section("Renamed", lines(data.renamed)) : "",
     data.not_compared.length ? section("Not compared", lines(data.not_compared)) : "",
   ];
 }
@@ -647,7 +647,7 @@ function diffPage() {
 function planPage() {
   const label = (g) => (g.count === 1 ? g.first : `${g.first} and ${g.count - 1} more`);
   const cells = data.flows.map(([row, column, size, moves]) => ({
-    row, column, value: size, tell: () => `${label(data.targets[row])} takes ${bytes(size)} in ${counted(moves, "piece")} from ${label(data.sources[column])}`,
+    row, column, value: size, tell: () => `${label(data.targets[row])} reads ${bytes(size)} in ${counted(moves, "piece")} from ${label(data.sources[column])}`,
   }));
   const reads = (t) => {
     const mine = data.flows.filter((f) => data.targets[f[0]] === t);
@@ -658,13 +658,13 @@ function planPage() {
   return [
     tiles([["from", `${data.source_format}: ${data.source}`], ["to", data.target_format], ["mesh", data.mesh || null], ["tensors", number(data.tensors)], ["pieces moved", number(data.moves)],
       ["read", bytes(data.bytes_read)], ["written", bytes(data.bytes_written)], ["disk free", data.disk_free === undefined ? null : bytes(data.disk_free)],
-      ["memory", data.peak_memory === undefined ? "not enough" : bytes(data.peak_memory)], ["converted", data.converted_tensors ? counted(data.converted_tensors, "tensor") : null], ...strategy]),
+      ["memory", data.peak_memory === undefined ? "more than --memory" : bytes(data.peak_memory)], ["converted", data.converted_tensors ? counted(data.converted_tensors, "tensor") : null], ...strategy]),
     lines(data.warnings, "warn"), lines(data.notes, "hint"),
-    cells.length ? section("Who reads what", h("p", { class: "hint" }, "A row for each file that is written, a column for each that is read; colour: bytes."),
-      heatMap("Bytes that files take from files", data.targets.map(label), data.sources.map((_, i) => String(i)), cells),
-      table(["written", "#bytes", "#read from", "#pieces"], data.targets, reads, 20), h("h3", {}, "Read"),
+    cells.length ? section("Data flow between files", h("p", { class: "hint" }, "Rows: files that are written; columns: files that are read; colour: bytes."),
+      heatMap("Bytes read from each file for each file", data.targets.map(label), data.sources.map((_, i) => String(i)), cells),
+      table(["written", "#bytes", "#read from", "#pieces"], data.targets, reads, 20), h("h3", {}, "Files that are read"),
       table(["column", "file", "#bytes"], data.sources, (s) => [data.sources.indexOf(s), h("code", {}, label(s)), bytes(s.bytes)], 20)) : "",
-    data.rank_bytes.length > 1 ? section("What each rank will load", h("div", { class: "bars" }, data.rank_bytes.slice(0, 64).map((b, i) =>
+    data.rank_bytes.length > 1 ? section("Data per rank", h("div", { class: "bars" }, data.rank_bytes.slice(0, 64).map((b, i) =>
       h("div", { class: "bar" }, h("span", {}, `rank ${i}`), stack([["weights", b, bytes(b)]], most), h("b", { class: "number" }, bytes(b)))))) : "",
     data.left_out.length ? section("Left out", table(["what", "#tensors", "#objects", "#bytes"], data.left_out, (l) => [l.what, number(l.tensors), number(l.objects), bytes(l.bytes)])) : "",
   ];

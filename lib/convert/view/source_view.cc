@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "lib/base/names.h"
+#include "lib/base/shell.h"
 #include "lib/base/text.h"
 #include "lib/checkpoint/key_paths.h"
 #include "lib/model/parts.h"
@@ -40,6 +41,14 @@ void note_names_off_paths(const Catalog& source, ConversionNotes& notes) {
                            some_of(off) +
                            "): loaders that rebuild it would put the value elsewhere; the metadata are " +
                            "damaged, or of a writer that reshard does not know");
+}
+
+// Says that the selection leaves no tensor: "matches --include 'nothing*'".
+std::string nothing_selected(const Selection& s) {
+  std::string options;
+  for (const std::string& glob : s.include) options += " --include " + shell_word(glob);
+  for (const std::string& glob : s.exclude) options += " --exclude " + shell_word(glob);
+  return options.empty() ? "can be written to this format" : "matches" + options;
 }
 
 }  // namespace
@@ -118,7 +127,8 @@ Result<Selected> select(const Catalog& source, const Selection& selection, const
     if (left->tensors + left->objects > 0) notes.left_out.push_back(std::move(*left));
   if (tensors.empty())
     return usage_error((source.files.size() == 1 ? source.file_path(0) : source.root) + ": holds no tensors");
-  if (out.tensors.empty()) return usage_error(source.root + ": no tensor is left to convert" + choice_of_part(source));
+  if (out.tensors.empty())
+    return usage_error(source.root + ": no tensor " + nothing_selected(selection) + choice_of_part(source));
   return out;
 }
 

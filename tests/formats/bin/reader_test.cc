@@ -59,7 +59,7 @@ TEST_F(TorchFormat, ADirectoryIsTheOneFileInItThatHasAUsualName) {
   const std::string saved = RESHARD_TEST_DATA "/nanogpt/biased.pt";
   dir_.write("notes.txt", "hello");
   std::filesystem::copy_file(kData + "mixed.pt", dir_ / "optimizer.pt");
-  EXPECT_THAT(refusal(dir_.path()), HasSubstr("not a checkpoint that reshard knows; it reads "));
+  EXPECT_THAT(refusal(dir_.path()), HasSubstr("unrecognised format; supported: "));
   std::filesystem::copy_file(saved, dir_ / "ckpt.pt");
   EXPECT_EQ(load_checkpoint(dir_.path()), load_checkpoint(saved));
   std::filesystem::copy_file(saved, dir_ / "epoch=3-step=10.ckpt");
@@ -72,7 +72,7 @@ TEST_F(TorchFormat, ADirectoryIsTheOneFileInItThatHasAUsualName) {
   std::filesystem::remove(dir_ / "ckpt.pt");
   EXPECT_EQ(load_checkpoint(dir_.path()), load_checkpoint(saved));
   dir_.write("epoch=3-step=10.ckpt", "of another program");
-  EXPECT_THAT(refusal(dir_.path()), HasSubstr("not a checkpoint that reshard knows; it reads "));
+  EXPECT_THAT(refusal(dir_.path()), HasSubstr("unrecognised format; supported: "));
 }
 
 TEST_F(TorchFormat, AnIndexThatIsGoneIsAnError) {

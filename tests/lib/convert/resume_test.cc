@@ -276,7 +276,7 @@ TEST_F(ResumeTest, WhatChangedIsNamedAndBegunAnew) {
     changed.resume = Resume::kAuto;
     ASSERT_TRUE(convert(changed));
     ASSERT_EQ(notes_.size(), 1u);
-    EXPECT_THAT(notes_[0], testing::AllOf(StartsWith("removed " + work_ + ", left by a killed run, and started over: "),
+    EXPECT_THAT(notes_[0], testing::AllOf(StartsWith("removed " + work_ + " of an interrupted run, and started over: "),
                                           HasSubstr(what)));
     clear();
   };
@@ -288,7 +288,7 @@ TEST_F(ResumeTest, WhatChangedIsNamedAndBegunAnew) {
   EXPECT_TRUE(expect_continued(wish));
   again();
   ASSERT_TRUE(convert({.resume = Resume::kNever}));
-  EXPECT_EQ(notes_, std::vector<std::string>{"removed " + work_ + ", left by a killed run"});
+  EXPECT_EQ(notes_, std::vector<std::string>{"removed " + work_ + " of an interrupted run"});
   EXPECT_EQ(bytes_written, whole_);
   EXPECT_TRUE(files() == expected_);
   clear();

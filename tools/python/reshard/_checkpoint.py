@@ -1,4 +1,4 @@
-"""Checkpoints that are open, and their tensors."""
+"""Open checkpoints and their tensors."""
 
 from collections import namedtuple
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ _SHOWN_HTML = 100
 
 
 def _bytes(n):
-    """Decimal units, three digits, as the program writes them: "3.00 GB", "864 B"."""
+    """Formats bytes in decimal units with three digits: "3.00 GB", "864 B"."""
     if n < 1000:
         return f"{n} B"
     for unit in ("kB", "MB", "GB", "TB", "PB", "EB"):
@@ -29,31 +29,30 @@ def _count(n, noun):
 
 
 def _by_name(pairs, path):
-    """A dict of (name, value) pairs. Fails if two names are one: bytes that are not UTF-8 are escaped in them."""
+    """Returns a dict of (name, value) pairs. Fails if escaping bytes that are not UTF-8 makes two names equal."""
     out = dict(pairs)
     if len(out) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
-        raise UnsupportedError(f"{path}: two tensors are called {twice!r} once what is not UTF-8 is escaped", path, twice)
+        raise UnsupportedError(f"{path}: two tensors are named {twice!r} after escaping bytes that are not UTF-8", path, twice)
     return out
 
 
 class Piece(namedtuple("Piece", "file offset length origin shape copy")):
-    """A stored piece of a tensor: a box of its elements in a run of bytes of a file.
+    """A shard of a tensor: a box of its elements, stored in a range of bytes of a file.
 
     file: relative to the checkpoint; offset, length: bytes; origin, shape: of the box, in elements of the whole tensor;
-    copy: whether it is a further copy of a box that is stored before.
+    copy: whether it is another copy of a box.
     """
 
     __slots__ = ()
 
 
 class Tensor:
-    """A tensor of a checkpoint. Nothing of it is read before its elements are asked for.
+    """A lazy tensor of a checkpoint: data is read when elements are accessed.
 
     t.numpy(), t[128:256, ::2] and numpy.asarray(t) read into a new NumPy array; t.torch() and torch.from_dlpack(t) into
-    a new torch tensor on the CPU. A slice reads no more than the bytes it needs (gaps of less than 4 KB are read over).
-    Several threads may read at once.
+    a new torch tensor on the CPU. A slice reads only the bytes it needs (gaps below 4 KB are read, too). Thread-safe.
     """
 
     __slots__ = ("_checkpoint", "_index", "_dtype", "_nbytes", "_shape", "name")
@@ -66,12 +65,12 @@ class Tensor:
 
     @property
     def dtype(self):
-        """torch's name of the elements' type: "bfloat16"."""
+        """The dtype by torch's name: "bfloat16"."""
         return self._dtype
 
     @property
     def shape(self):
-        """Of the whole tensor, a tuple of elements."""
+        """The shape of the whole tensor, a tuple."""
         return self._shape
 
     @property
@@ -80,7 +79,7 @@ class Tensor:
 
     @property
     def size(self):
-        """How many elements."""
+        """The number of elements."""
         n = 1
         for extent in self._shape:
             n *= extent
@@ -93,12 +92,12 @@ class Tensor:
 
     @property
     def placement(self):
-        """How its boxes lie: "whole", "shard(0) x 8", "irregular (5 boxes)"; "" in a view."""
+        """How the tensor is sharded: "whole", "shard(0) x 8", "irregular (5 boxes)"; "" in a view."""
         return self._checkpoint._placement(self._index)
 
     @property
     def pieces(self):
-        """The stored pieces, a list of Piece. Reads the headers around them, and not the data."""
+        """The shards, a list of Piece. Reads headers, not data."""
         return [Piece(*p) for p in self._checkpoint._open().pieces(self._index)]
 
     def __len__(self):
@@ -107,12 +106,12 @@ class Tensor:
         return self._shape[0]
 
     def numpy(self):
-        """All elements, a new NumPy array. bfloat16 and float8 need ml_dtypes; without it the array is of their bits,
-        as uint16 or uint8, and a warning says so."""
+        """Reads all elements into a new NumPy array. bfloat16 and float8 need ml_dtypes; without it the array contains
+        their bits as uint16 or uint8, with a warning."""
         return self[...]
 
     def __getitem__(self, key):
-        """The part that integers, slices of any step and ... say, a new NumPy array. Integers drop their dimension."""
+        """Reads the part that integers, slices and ... select into a new NumPy array. Integers drop their dimension."""
         dtype, is_own = numpy_type(self._dtype)
         if not is_own:
             tell_raw(self._dtype, dtype)
@@ -120,15 +119,15 @@ class Tensor:
 
     def __array__(self, dtype=None, copy=None):
         if copy is False:
-            raise ValueError("a checkpoint's tensor is read, so that there is always a copy")
+            raise ValueError("copy=False is not possible: a lazy tensor is read from files")
         own, is_own = numpy_type(self._dtype)
         if dtype is not None and not is_own and own != dtype:
-            raise TypeError(f"NumPy has no {self._dtype} to convert to {dtype}: pip install ml_dtypes, or take .torch()")
+            raise TypeError(f"NumPy has no {self._dtype} to convert to {dtype}: pip install ml_dtypes, or use .torch()")
         array = self.numpy()
         return array if dtype is None else array.astype(dtype, copy=False)
 
     def torch(self, key=...):
-        """All elements, or the part that `key` says (as of []), a new torch tensor on the CPU."""
+        """Reads all elements, or the part that `key` selects, into a new torch tensor on the CPU."""
         import torch
 
         dtype = torch_type(self._dtype)
@@ -142,9 +141,9 @@ class Tensor:
 
     def __dlpack__(self, *, stream=None, max_version=None, dl_device=None, copy=None):
         if dl_device is not None and tuple(dl_device) != (1, 0):
-            raise BufferError("a checkpoint's tensor is read to the CPU")
+            raise BufferError("a lazy tensor is read into CPU memory; move it to a device afterwards")
         if copy is False:
-            raise BufferError("a checkpoint's tensor is read, so that there is always a copy")
+            raise BufferError("copy=False is not possible: a lazy tensor is read from files")
         array = self._read(..., numpy_type(self._dtype)[0])
         return _reshard.to_dlpack(array.ctypes.data, self._dtype, self._shape, array)
 
@@ -177,7 +176,7 @@ class Tensor:
 
 
 def _integer(key):
-    """An index that drops its dimension. Booleans and arrays of one element are masks and lists for NumPy."""
+    """Returns an integer index. Refuses booleans and arrays of one element, which NumPy takes as masks and lists."""
     import operator
 
     try:
@@ -192,13 +191,13 @@ def _integer(key):
 
 
 def _ranges(key, shape):
-    """[(start, count, step > 0)], whether each is backwards, and the shape without what integers drop."""
+    """Returns [(start, count, step > 0)], whether each is reversed, and the shape without the dimensions of integers."""
     keys = list(key) if isinstance(key, tuple) else [key]
     if sum(k is Ellipsis for k in keys) > 1:
-        raise IndexError("more than one ...")
+        raise IndexError("an index may contain only one `...`")
     given = len(keys) - (Ellipsis in [k for k in keys if k is Ellipsis])
     if given > len(shape):
-        raise IndexError(f"{given} indices of a tensor of {len(shape)} dimensions")
+        raise IndexError(f"too many indices: got {given}, the tensor has {len(shape)} dimensions")
     at = next((i for i, k in enumerate(keys) if k is Ellipsis), len(keys))
     keys[at : at + 1] = [slice(None)] * (len(shape) - given)
     ranges, flips, kept = [], [], []
@@ -207,7 +206,7 @@ def _ranges(key, shape):
             start, stop, step = k.indices(extent)
             count = len(range(start, stop, step))
             if count < 2:
-                step = 1  # which may be any number then
+                step = 1  # any step selects the same element
             if step < 0:
                 start, step = start + (count - 1) * step, -step
                 flips.append(True)
@@ -225,9 +224,9 @@ def _ranges(key, shape):
 
 
 class Checkpoint(Mapping):
-    """An open checkpoint: a mapping from names to Tensor, in natural order of the names. Made by reshard.open().
+    """An open checkpoint: a mapping from names to Tensor, in natural order of the names. Returned by reshard.open().
 
-    Holds metadata alone. May be used by several threads, and as a context manager; close() lets go of its files.
+    Contains metadata only. Thread-safe, and a context manager: close() releases its files.
     """
 
     def __init__(self, native, path):
@@ -235,34 +234,34 @@ class Checkpoint(Mapping):
         self._indices = _by_name(native.names(), path)
         self._axes = None
         self._is_view = False
-        self.path = path  #: as it was given
+        self.path = path  #: the path as given
 
     @property
     def format(self):
-        """The format's name, as to= of convert() takes it: "dcp"."""
+        """The name of the format, as for convert(to=): "dcp"."""
         return self._open().format
 
     @property
     def title(self):
-        """The format's name for people."""
+        """The title of the format: "PyTorch DCP"."""
         return self._open().title
 
     @property
     def mesh(self):
-        """The mesh that saved it as far as its boxes tell, a dict of axis and size: {"dp_shard": 4, "tp": 2}. A size
-        that cannot be told is None. inspect() has the evidence."""
+        """The mesh that saved it, inferred from the shards: {"dp_shard": 4, "tp": 2}. An unknown size is None. inspect()
+        has the evidence."""
         if self._axes is None:
             self._axes = {name: size or None for name, size in self._open().mesh()}
         return dict(self._axes)
 
     @property
     def objects(self):
-        """What is no tensor, a dict of name and value in words: {"train_state.step": "1000"}. Nothing is executed."""
+        """The values that are not tensors, as text by name: {"train_state.step": "1000"}. Nothing is executed."""
         return dict(self._open().objects())
 
     @property
     def warnings(self):
-        """Sentences on what is odd, but can be read."""
+        """Sentences about oddities that do not prevent reading."""
         return self._open().warnings
 
     @property
@@ -284,10 +283,10 @@ class Checkpoint(Mapping):
 
     def view(self, *, names=None, config=None, family=None, family_file=None, include=None, exclude=None,
              keep_unknown=False):  # fmt: skip
-        """The same tensors under other names and in another order of rows, nothing copied: a Checkpoint.
+        """Returns a Checkpoint of the same tensors under other names and in another order of rows. Copies nothing.
 
         names: "hf" for Hugging Face's, "keep" for the stored ones, or another convention whose rows and matrices are as
-        they are stored; config: the model's config.json (default: beside the checkpoint, or one level up); include,
+        they are stored; config: the model's config.json (default: in the checkpoint's directory or its parent); include,
         exclude: globs over the stored names. Reads the headers around all payloads.
         """
         words = words_of(dict(names=names, config=config, family=family, family_file=family_file, include=include,
@@ -297,7 +296,7 @@ class Checkpoint(Mapping):
         return out
 
     def close(self):
-        """Lets go of the files; its tensors cannot be read any more."""
+        """Releases the files. Its tensors can no longer be read."""
         self._native = None
 
     def __enter__(self):
@@ -350,11 +349,13 @@ class Checkpoint(Mapping):
 
 
 def open(path, *, part=None, strip_prefix=None, rename=None, weights=None, source_layout=None, source_mesh=None):
-    """Opens a checkpoint of any format, a directory or a file, and reads its metadata: a Checkpoint.
+    """Opens a checkpoint, a directory or a file in any format, and reads its metadata. Returns a Checkpoint.
 
-    part: "model", "optimizer", "ema" ... of a training state; strip_prefix, rename ({"from": "to"}): what its names are
-    taken for; weights: "model" or "master" (the optimizer's float32), where it has both; source_layout, source_mesh: how
-    the files of ranks join, where they do not say. As the options of `reshard inspect`. A pickle is never executed.
+    part: "model", "optimizer", "ema", ... of a training state. strip_prefix, rename ({"from": "to"}): change the names of
+    tensors. weights: "model" or "master" (the optimizer's float32 copy), if the state has both. source_layout,
+    source_mesh: how per-rank files join, if they do not record it. Pickles are never executed.
+
+    Example: reshard.open("step-1000")["layers.0.attention.wq.weight"][128:256]
     """
     path = path_of(path)
     words = words_of(dict(part=part, strip_prefix=strip_prefix, rename=rename, weights=weights,

@@ -1,4 +1,4 @@
-"""convert, plan, verify, diff, check and inspect: the commands of the program, with its options by the same names."""
+"""convert, plan, verify, diff, check and inspect: commands of the program, with options of the same names."""
 
 import json as _json
 import os
@@ -27,21 +27,21 @@ def _run(command, options, positional, progress, path, json=True):
 
 
 def _of(cls, data, **more):
-    """A dataclass of those members of a JSON object that it has."""
+    """Makes a dataclass from the members of a JSON object that it has fields for."""
     names = cls.__dataclass_fields__
     return cls(**{k: v for k, v in data.items() if k in names}, **more)
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that is wrong, or worth to be known."""
+    """An error, a warning or a note of an audit."""
 
     severity: str  #: "error", "warning" or "note"
     id: str  #: "vocabulary-padded"; docs/audit.md lists them
     what: str  #: a sentence
-    why: list  #: sentences: the arithmetic that shows it
-    tensors: list  #: all names; none: the checkpoint as a whole
-    lost: str  #: what data are lost
+    why: list  #: sentences: the evidence
+    tensors: list  #: names; empty: the whole checkpoint
+    lost: str  #: which data are lost
     advice: str  #: what to do
 
     def __str__(self):
@@ -52,22 +52,22 @@ class Finding:
 
 @dataclass(frozen=True)
 class Check:
-    """One check of an audit that was asked for."""
+    """A check of an audit."""
 
     id: str
     title: str
-    looked_at: int  #: tensors, pieces, files or ranks
-    findings: int  #: how many
-    skipped: Optional[str]  #: why it was not made
+    looked_at: int  #: number of tensors, shards, files or ranks that were checked
+    findings: int  #: number of findings
+    skipped: Optional[str]  #: why it did not run, or None
 
 
 @dataclass(frozen=True, repr=False)
 class _Audit:
-    ok: bool  #: no findings from fail_on on
+    ok: bool  #: no finding reaches fail_on
     findings: list  #: of Finding, errors first
     checks: list  #: of Check
     seconds: float
-    json: dict = field(compare=False)  #: all that --json of the program says
+    json: dict = field(compare=False)  #: the complete result, as of --json
 
     def __bool__(self):
         return self.ok
@@ -94,14 +94,14 @@ class _Audit:
 
 @dataclass(frozen=True, repr=False)
 class VerifyReport(_Audit):
-    """What verify() found."""
+    """The result of verify()."""
 
     path: str = ""
     format: str = ""
     config: Optional[str] = None  #: the config.json that was used
     family: Optional[str] = None
     facts: dict = field(default_factory=dict)  #: label -> sentence
-    tensors: list = field(default_factory=list)  #: dicts of name, dtype, shape, digest, ... of those that were read
+    tensors: list = field(default_factory=list)  #: dicts of name, dtype, shape, digest, ... for tensors whose data were read
 
     def _of(self):
         return self.path
@@ -109,7 +109,7 @@ class VerifyReport(_Audit):
 
 @dataclass(frozen=True)
 class RankMemory:
-    """What one rank holds while it trains; bytes but for `parameters`."""
+    """The memory of one rank during training, in bytes; `parameters` is a number of elements."""
 
     rank: int
     parameters: int
@@ -121,14 +121,14 @@ class RankMemory:
 
 @dataclass(frozen=True, repr=False)
 class CheckReport(_Audit):
-    """What check() found."""
+    """The result of check()."""
 
     config: str = ""
     family: str = ""
     mesh: dict = field(default_factory=dict)  #: axis -> degree
     mesh_ranks: int = 1
-    parameters: int = 0  #: of the model
-    largest: Optional[RankMemory] = None  #: None where the mesh cannot hold the model
+    parameters: int = 0  #: number of the model's parameters
+    largest: Optional[RankMemory] = None  #: None if the model does not fit the mesh
     smallest: Optional[RankMemory] = None
     tensors: list = field(default_factory=list)  #: with tensors=True: dicts of name, shape, dtype, tied
 
@@ -138,18 +138,18 @@ class CheckReport(_Audit):
 
 @dataclass(frozen=True)
 class ConversionPlan:
-    """What convert() would do."""
+    """The plan of a conversion."""
 
     source: str
     source_format: str
     target_format: str
     mesh: str
     family: Optional[str]
-    tensors: int  #: that are written
+    tensors: int  #: tensors to write
     moves: int  #: pairs of source and target boxes that share elements
     bytes_read: int
     bytes_written: int
-    converted_tensors: int  #: that change dtype
+    converted_tensors: int  #: tensors that change dtype
     left_out: list  #: dicts of what, tensors, objects, bytes
     files: list  #: dicts of path, bytes, tensors (False: metadata, an index)
     warnings: list
@@ -170,55 +170,55 @@ class ConversionPlan:
 
 @dataclass(frozen=True, repr=False)
 class Conversion(ConversionPlan):
-    """What convert() did."""
+    """The result of convert()."""
 
     destination: str = ""
-    checksums: int = 0  #: that the source records and that hold
-    digests: int = 0  #: of tensors, that reshard_manifest.json has
-    source_digests: int = 0  #: that the manifest of a source that reshard wrote has, and that hold
+    checksums: int = 0  #: checksums of the source that were verified
+    digests: int = 0  #: digests in reshard_manifest.json
+    source_digests: int = 0  #: digests of the source's manifest that were verified
     seconds: float = 0.0
 
 
 @dataclass(frozen=True)
 class TensorView:
-    """What came of a conversion to a format that shows tensors where they lie."""
+    """The result of a conversion to a format that refers to the source's files."""
 
     source: str
     source_format: str
     target_format: str
     destination: str
-    tensors: int  #: shown
+    tensors: int  #: tensors of the view
     refused: list  #: dicts of name, why
     seconds: float
 
 
 @dataclass(frozen=True)
 class TensorDifference:
-    """How far apart a tensor of two checkpoints is."""
+    """The difference of a tensor between two checkpoints."""
 
     name: str
     shape: list
     dtype_a: str
     dtype_b: str
     different_elements: int
-    differs: bool  #: by more than the tolerance
+    differs: bool  #: whether it exceeds the tolerance
     max_abs: Optional[float] = None  #: of numbers: the largest |a-b|
     relative_l2: Optional[float] = None  #: |a-b| / |a|
 
 
 @dataclass(frozen=True)
 class DiffReport:
-    """What diff() found."""
+    """The result of diff()."""
 
     a: str
     b: str
     tolerance: float
     equal: bool
-    structure: list  #: sentences on tensors that only one has, or in another shape
+    structure: list  #: sentences about tensors that are missing on one side or differ in shape
     objects: list  #: names of values that differ
-    not_compared: list  #: what was not seen
-    renamed: list  #: sentences on what names begin with in one and in the other
-    tensors: list  #: of TensorDifference, all that both have
+    not_compared: list  #: sentences about tensors and objects that were skipped
+    renamed: list  #: sentences about different prefixes of names
+    tensors: list  #: a TensorDifference for each common tensor
     json: dict = field(repr=False, compare=False)
 
     def __bool__(self):
@@ -238,7 +238,7 @@ class DiffReport:
 
 @dataclass(frozen=True)
 class Inspection:
-    """What inspect() saw: docs/cli.md, "inspect --json", says what is in its dicts."""
+    """The result of inspect(). Its dicts have the members of `reshard inspect --json`."""
 
     path: str
     format: dict  #: name, title
@@ -274,11 +274,14 @@ def convert(src, dst, *, to, names=None, mesh=None, layout=None, dtype=None, kee
             source_mesh=None, strip_prefix=None, part=None, rename=None, weights=None, family=None, family_file=None,
             config=None, memory=None, threads=None, device=None, gpu_memory=None, transport=None, dry_run=False,
             force=False, resume=None, progress=False):  # fmt: skip
-    """Writes a checkpoint in another format, layout, naming or dtype: a Conversion (a TensorView for to="hdf5-view").
+    """Writes a checkpoint in another format, layout, naming or dtype. Returns a Conversion.
 
-    The options are those of `reshard convert` by the same names; docs/cli.md says what they mean. mesh may be a dict of
-    axis and degree, what is repeatable a list, rename a dict. progress: True (tqdm where it is installed), or a callable
-    of bytes done and bytes in all. The destination appears when it is complete; after Ctrl-C the same call goes on.
+    Returns a ConversionPlan with dry_run=True, and a TensorView with to="hdf5-view". The options are those of `reshard
+    convert --help`, by the same names. mesh may be a dict of axis and degree, rename a dict, repeatable options a list.
+    progress: True (tqdm if installed), or a callable of bytes done and bytes in total. The destination appears when it
+    is complete; after Ctrl-C the same call resumes.
+
+    Example: reshard.convert("step-1000", "model", to="hf", dtype="bfloat16")
     """
     options = {k: v for k, v in locals().items() if k not in ("src", "dst", "progress")}
     _, data = _run("convert", options, (src, dst), progress, src)
@@ -293,7 +296,7 @@ def plan(src, dst=None, *, to, names=None, mesh=None, layout=None, dtype=None, k
          adapter=None, lora_alpha=None, keep_unknown=False, source_layout=None, source_mesh=None, strip_prefix=None,
          part=None, rename=None, weights=None, family=None, family_file=None, config=None, memory=None, threads=None,
          device=None, gpu_memory=None, transport=None, ranks=None, ranks_per_machine=None):  # fmt: skip
-    """What convert() would do with these options, from metadata alone: a ConversionPlan."""
+    """Returns a ConversionPlan: what convert() would do with these options. Reads metadata only."""
     options = {k: v for k, v in locals().items() if k not in ("src", "dst")}
     _, data = _run("plan", options, (src,) if dst is None else (src, dst), None, src)
     return _of(ConversionPlan, data, json=data)
@@ -310,10 +313,12 @@ def verify(path, *, config=None, family=None, family_file=None, layout=None, mes
            values=False, replicas=False, lineage=False, source=None, source_layout=None, source_mesh=None,
            strip_prefix=None, part=None, rename=None, weights=None, junit=None, fail_on=None, memory=None,
            threads=None, device=None, gpu_memory=None, transport=None, progress=False):  # fmt: skip
-    """Proves a checkpoint: bytes, checksums, exact cover, digests, and what it is held against: a VerifyReport.
+    """Verifies the bytes, checksums and digests of a checkpoint, and compares it with a config, mesh or checkpoint.
 
-    The options are those of `reshard verify`. What is wrong with the checkpoint is a finding and no exception;
-    report.ok is what exit code 0 is there, and so is bool(report).
+    Returns a VerifyReport. Faults of the checkpoint are findings, not exceptions. report.ok, or bool(report), is true
+    if no finding reaches fail_on. The options are those of `reshard verify --help`.
+
+    Example: reshard.verify("model", config="config.json").findings
     """
     options = {k: v for k, v in locals().items() if k not in ("path", "progress")}
     return _audit(VerifyReport, _run("verify", options, (path,), progress, path)[1])
@@ -321,7 +326,7 @@ def verify(path, *, config=None, family=None, family_file=None, layout=None, mes
 
 def check(*, config, mesh, family=None, family_file=None, world=None, sequence=None, dtype=None, grad_dtype=None,
           tensors=False, junit=None, fail_on=None):  # fmt: skip
-    """Whether a model can be trained on a mesh, and what each rank holds, from its config.json: a CheckReport."""
+    """Checks from a config.json if a model can be trained on a mesh, and the memory of each rank. Returns a CheckReport."""
     data = _run("check", dict(locals()), (), None, config)[1]
     ranks = data["ranks"] or {}
     memory = {k: _of(RankMemory, ranks[k]) for k in ("largest", "smallest") if k in ranks}
@@ -331,7 +336,7 @@ def check(*, config, mesh, family=None, family_file=None, world=None, sequence=N
 def diff(a, b, *, tolerance=None, source_layout=None, source_mesh=None, strip_prefix=None, part=None, rename=None,
          weights=None, family=None, family_file=None, config=None, memory=None, threads=None, device=None,
          gpu_memory=None, transport=None, progress=False):  # fmt: skip
-    """How far apart the tensors of two checkpoints are, of any formats and layouts: a DiffReport."""
+    """Compares the tensors of two checkpoints, in any formats and layouts. Returns a DiffReport."""
     options = {k: v for k, v in locals().items() if k not in ("a", "b", "progress")}
     data = _run("diff", options, (a, b), progress, a)[1]
     return _of(DiffReport, dict(data, tensors=[_of(TensorDifference, t) for t in data["tensors"]]), json=data)
@@ -339,7 +344,7 @@ def diff(a, b, *, tolerance=None, source_layout=None, source_mesh=None, strip_pr
 
 def inspect(path, *, shards=False, filter=None, source_layout=None, source_mesh=None, strip_prefix=None, part=None,
             rename=None, weights=None):  # fmt: skip
-    """What a checkpoint holds and how it lies, from its metadata: an Inspection."""
+    """Reads from its metadata what a checkpoint contains and how it is sharded. Returns an Inspection."""
     options = {k: v for k, v in locals().items() if k != "path"}
     data = _run("inspect", options, (path,), None, path)[1]
     return _of(Inspection, data, json=data)

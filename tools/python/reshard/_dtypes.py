@@ -1,9 +1,9 @@
-"""Element types, by torch's names, as NumPy and torch have them."""
+"""Translates torch's dtype names into those of NumPy and torch."""
 
 import sys
 import warnings
 
-# Those that NumPy has of its own; the others are there with ml_dtypes.
+# Those of NumPy itself; ml_dtypes adds others.
 _NUMPY = {
     "bool": "bool", "uint8": "uint8", "int8": "int8", "uint16": "uint16", "int16": "int16", "uint32": "uint32",
     "int32": "int32", "uint64": "uint64", "int64": "int64", "float16": "float16", "float32": "float32",
@@ -14,7 +14,7 @@ _told = set()
 
 
 def numpy_type(name):
-    """(dtype, whether it is the tensor's own): without ml_dtypes an unsigned integer stands for bfloat16 and float8."""
+    """Returns (dtype, whether it is the tensor's own). Without ml_dtypes an unsigned integer stands for bfloat16, float8."""
     import numpy
 
     if name in _NUMPY:
@@ -30,18 +30,18 @@ def numpy_type(name):
 
 
 def tell_raw(name, dtype):
-    """Warns, once for each dtype, that bits are shown and not values."""
+    """Warns once per dtype that an array contains bits, not values."""
     if name in _told:
         return
     _told.add(name)
-    frame, level = sys._getframe(1), 2  # of who called the package
+    frame, level = sys._getframe(1), 2  # of the caller of this package
     while frame.f_back and frame.f_globals.get("__package__") == __package__:
         frame, level = frame.f_back, level + 1
     advice = (
-        "" if name in ("complex32", "float4_e2m1fn_x2") else "pip install ml_dtypes makes it an array of its own type; "
+        "" if name in ("complex32", "float4_e2m1fn_x2") else "pip install ml_dtypes gives an array of that dtype; "
     )
     warnings.warn(
-        f"NumPy has no {name}: the array is its bits as {dtype}. {advice}Tensor.torch() gives a torch tensor",
+        f"NumPy has no {name}: the array contains its bits as {dtype}. {advice}Tensor.torch() gives a torch tensor",
         stacklevel=level,
     )
 
@@ -51,5 +51,5 @@ def torch_type(name):
 
     dtype = getattr(torch, name, None)
     if dtype is None:
-        raise TypeError(f"this torch ({torch.__version__}) has no {name}")
+        raise TypeError(f"torch {torch.__version__} has no {name}")
     return dtype

@@ -16,11 +16,11 @@ __all__ = [
 
 
 class Error(Exception):
-    """What went wrong, in words that say what was expected, what is there, and what to do next.
+    """The base of all errors. The message says what is wrong, expected and got, and what to do.
 
-    path: the file or checkpoint, None where it is not of one.
-    offset: bytes from the file's beginning, None where no place is known.
-    tensor: its name, None where it is not of one.
+    path: the file or checkpoint, or None.
+    offset: bytes from the beginning of the file, or None.
+    tensor: the name of the tensor, or None.
     """
 
     path = None
@@ -42,7 +42,7 @@ class Error(Exception):
 
 
 class UsageError(Error, ValueError):
-    """What was asked for makes no sense."""
+    """A wrong argument."""
 
 
 class CorruptError(Error):
@@ -54,7 +54,7 @@ class UnsupportedError(Error):
 
 
 class FileError(Error, OSError):
-    """The operating system said no. `filename` is the path, too."""
+    """An error of the operating system. `filename` is the path."""
 
     @property
     def filename(self):
@@ -62,7 +62,7 @@ class FileError(Error, OSError):
 
 
 class MissingError(FileError, FileNotFoundError):
-    """A file or a checkpoint is not there."""
+    """A file or a checkpoint does not exist."""
 
     errno = ENOENT
 
@@ -72,7 +72,7 @@ class RankError(Error):
 
 
 class InternalError(Error, RuntimeError):
-    """A bug of reshard."""
+    """A bug in reshard."""
 
 
 _BY_CODE = {2: UsageError, 3: CorruptError, 4: UnsupportedError, 5: FileError, 6: RankError}
@@ -81,7 +81,7 @@ _TENSOR = r"tensor '((?:[^'\\]|\\.)*)'"
 
 
 def of(code, message):
-    """The exception of an error of the library."""
+    """Returns the exception for an error of the library."""
     import re
 
     path = offset = tensor = None

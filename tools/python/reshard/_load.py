@@ -1,4 +1,4 @@
-"""Loading into memory."""
+"""Loads checkpoints into memory."""
 
 from dataclasses import dataclass, field
 
@@ -16,10 +16,10 @@ _SHOWN = 8
 class LoadReport:
     """What load() read."""
 
-    tensors: int  #: that this rank holds
+    tensors: int  #: tensors of this rank
     bytes_read: int  #: of tensor data
-    checksums: int  #: recorded ones that were computed anew and agree
-    digests: dict = field(repr=False)  #: of what was placed, by name, as reshard_manifest.json has them
+    checksums: int  #: recorded checksums that were verified
+    digests: dict = field(repr=False)  #: digest of each loaded tensor, as in reshard_manifest.json
     warnings: list = field(default_factory=list)
 
 
@@ -27,17 +27,19 @@ def load(path, *, into=None, mesh=None, rank=0, names=None, layout=None, dtype=N
          exclude=None, part=None, strict=True, config=None, family=None, family_file=None, vocab_padding=None,
          vocab_divisible_by=None, keep_unknown=False, source_layout=None, source_mesh=None, strip_prefix=None,
          rename=None, weights=None, memory=None, threads=None, check_whole_items=False, progress=False):  # fmt: skip
-    """Reads what one rank of a mesh holds of a checkpoint, straight into the caller's tensors.
+    """Loads the tensors of one rank of a mesh, directly into the caller's memory.
 
-    into: a mapping from names to tensors, such as model.state_dict(): torch tensors, NumPy arrays or what else speaks
-    DLPack, in the CPU's memory or all on one GPU, of any strides that are not negative and that no two elements share, of the
-    rank's shapes and of the dtype that is loaded. They are filled in place; a LoadReport is returned. Without it: a dict of new NumPy arrays. After an exception the
-    tensors hold anything.
+    into: a mapping from names to tensors, such as model.state_dict(), which are filled in place. They may be torch
+    tensors, NumPy arrays or other DLPack tensors, all in CPU memory or all on one GPU. They need the rank's shapes and
+    the loaded dtype; strides must not be negative, and no two elements may share memory. After an exception their
+    content is undefined. Without `into` the result is a dict of new NumPy arrays, otherwise a LoadReport.
 
-    mesh, rank: "tp=4,dp_shard=2" or a dict, and which of its ranks this is; layout: how tensors are cut, where not by the
-    family's rules; names: "hf", "torchtitan", "megatron" ... where not as stored; dtype, keep_dtype, include, exclude,
-    part and the others: as of `reshard convert`. strict=False leaves out tensors of the checkpoint that `into` has not;
-    part="model" leaves out optimizer state. memory bounds the buffers beside the tensors (default "256MiB").
+    mesh: "tp=4,dp_shard=2" or a dict; rank: the rank in it. layout: how tensors are sharded (default: by the rules of
+    the model family). names: "hf", "torchtitan", "megatron", ... (default: as stored). strict=False ignores tensors of
+    the checkpoint that are not in `into`; part="model" ignores optimizer state. memory: the limit of the buffers that
+    are used besides the tensors (default "256MiB"). The other options are those of `reshard convert`.
+
+    Example: reshard.load("step-1000", into=model.state_dict(), mesh="tp=4", rank=3)
     """
     options = {
         k: v
@@ -82,12 +84,12 @@ def load(path, *, into=None, mesh=None, rank=0, names=None, layout=None, dtype=N
 
 
 def _check_tied(pairs, digests, path):
-    """Fails if tensors that are one in memory have different values in the checkpoint: the last written remained."""
+    """Fails if tensors that share memory have different values in the checkpoint, as the last one written would win."""
     for a, b in pairs:
         if digests[a] != digests[b]:
             raise UsageError(
-                f"{path}: tensors {a!r} and {b!r} are one tensor in `into`, and the checkpoint has different values for them; "
-                "give one of them memory of its own", path, b,
+                f"{path}: tensors {a!r} and {b!r} share memory in `into` but have different values in the checkpoint; "
+                "give one of them its own memory", path, b,
             )  # fmt: skip
 
 
@@ -112,18 +114,18 @@ def _places(holders, tensors, path):
     wanted = {t[0] for t in tensors}
     if missing := [name for name in holders if name not in wanted]:
         raise UsageError(
-            f"{path}: has no {_some(missing)} that `into` has; names= says in which names to load", path, missing[0]
+            f"{path}: has no {_some(missing)} that `into` has; names= selects the naming convention", path, missing[0]
         )
     if beyond := [name for name in (t[0] for t in tensors) if name not in holders]:
         raise UsageError(
-            f"{path}: has {_some(beyond)} that `into` has not; strict=False leaves them out, or part=, include=, exclude=",
+            f"{path}: has {_some(beyond)} that `into` has not; strict=False ignores them, as do part=, include= and exclude=",
             path, beyond[0],
         )  # fmt: skip
     out = []
     for name, dtype, shape, whole in tensors:
         holder = holders[name]
         if holder.shape != shape:
-            of = f", of {list(whole)} in all" if whole != shape else ""
+            of = f" (a shard of {list(whole)})" if whole != shape else ""
             raise UsageError(
                 f"{path}: tensor {name!r}: expected memory of shape {list(shape)}{of}, got {list(holder.shape)}",
                 path,
@@ -132,7 +134,7 @@ def _places(holders, tensors, path):
         expected = _reshard.dlpack_type(dtype) if isinstance(holder.dtype, tuple) else dtype
         if holder.dtype != expected and not _is_raw(dtype, holder.dtype):
             raise UsageError(
-                f"{path}: tensor {name!r}: expected memory of {dtype}, got {holder.dtype}; dtype= says as what to load",
+                f"{path}: tensor {name!r}: expected memory of {dtype}, got {holder.dtype}; dtype= converts while loading",
                 path,
                 name,
             )
@@ -141,7 +143,7 @@ def _places(holders, tensors, path):
 
 
 def _is_raw(dtype, got):
-    """Whether an array of unsigned integers is to hold the bits of what NumPy has not."""
+    """Returns whether an array of unsigned integers receives the bits of a dtype that NumPy does not have."""
     raw = {"bfloat16": "uint16", "complex32": "uint32"}.get(
         dtype, "uint8" if dtype.startswith(("float8", "float4")) else None
     )

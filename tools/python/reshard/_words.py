@@ -1,24 +1,24 @@
-"""Keyword arguments as the words of a command line."""
+"""Translates keyword arguments into the words of a command line."""
 
 import os
 
 from ._errors import UsageError
 
 
-# Whose values are names of tensors, in which any character may be.
+# Options whose values are tensor names, which may contain any character.
 _NAMES = ("include", "exclude", "keep_dtype", "filter", "strip_prefix", "rename", "part")
 
 
 def path_of(path):
-    """A path as text. A NUL would end it where the system reads it."""
+    """Returns a path as text. Fails if it contains a NUL, which would end it."""
     text = os.fsdecode(path)
     if "\0" in text:
-        raise UsageError(f"{text!r}: a path has no NUL character")
+        raise UsageError(f"{text!r}: expected a path without a NUL character")
     return text
 
 
 def words_of(options, *positional):
-    """["--keep-dtype=*norm*", "--force", "--", "step-1000"] of a dict and positional arguments. None: left out."""
+    """Returns ["--keep-dtype=*norm*", "--force", "--", "step-1000"] for a dict and positional arguments. Skips None."""
     out = []
     for name, value in options.items():
         flag = "--" + name.replace("_", "-")
@@ -34,7 +34,7 @@ def words_of(options, *positional):
 
 
 def _texts(name, value):
-    """The values of an option as words."""
+    """Returns the values of an option as words."""
     if name in ("mesh", "source_mesh") and isinstance(value, dict):
         value = ",".join(f"{axis}={size}" for axis, size in value.items())
     elif name in ("rename", "source") and isinstance(value, dict):
@@ -47,7 +47,7 @@ def _texts(name, value):
 
 
 def progress_of(progress, what):
-    """(callback(done, total) or None, what to call at the end) of progress=True, a callable, or nothing."""
+    """Returns (callback(done, total) or None, function to call at the end) for progress=True, a callable, or nothing."""
     if not progress:
         return None, lambda: None
     if callable(progress):
@@ -66,7 +66,7 @@ def progress_of(progress, what):
 
 
 class _Line:
-    """A line every ten seconds, where there is no tqdm."""
+    """Prints a line every ten seconds if tqdm is not installed."""
 
     def __init__(self, what):
         import time
