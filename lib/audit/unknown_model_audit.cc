@@ -270,7 +270,7 @@ class UnknownModel {
     const auto has = [&](Index value) { return sizes.contains(value) || norms.contains(value); };
     const auto c = compare("shape", fields_named(fields_, kWidths), sizes, has,
                            [&](Index size) { return is_said(fields_, size); });
-    if (!c || c->tensors.size() < 2 || is_matrix_of_width(c->field.value)) return;
+    if (!c || !is_width_of_layers(c->size) || is_matrix_of_width(c->field.value)) return;
     Finding& f = add(Severity::kError, "config-other",
                      config_.path + " is not of this model: " + printable(c->field.name) + " = " +
                          with_commas(c->field.value) + ", and " + count_of(std::ssize(c->tensors), "tensor") +
@@ -278,6 +278,17 @@ class UnknownModel {
                      {});
     f.why.push_back("for example " + printable(c->tensors[0]->name) + " " + to_string(c->tensors[0]->shape));
     f.advice = "Give the config.json of the run itself with --config.";
+  }
+
+  // Whether matrices of layers have this size for the most part, as those of transformers have. Convolutions need not.
+  bool is_width_of_layers(Index size) const {
+    Index all = 0, with = 0;
+    for (const StoredTensor& t : stored_.all) {
+      if (t.tensor->shape.rank() != 2) continue;
+      ++all;
+      with += t.tensor->shape[0] == size || t.tensor->shape[1] == size;
+    }
+    return with > 1 && 2 * with >= all;
   }
 
   // Whether some square matrix has the width: a projection of a part of the model.
@@ -484,8 +495,8 @@ class UnknownModel {
   bool is_two_thirds(Index size) const {
     static constexpr std::string_view kMultiple[] = {"block_multiple_of", "multiple_of"};
     const std::vector<Field> multiples = fields_named(fields_, kMultiple);
+    const std::vector<Field> inner = fields_named(fields_, kInner);
     return std::any_of(multiples.begin(), multiples.end(), [&](const Field& multiple) {
-      const std::vector<Field> inner = fields_named(fields_, kInner);
       return std::any_of(inner.begin(), inner.end(), [&](const Field& f) {
         return size >= 2 * f.value / 3 && size <= 2 * f.value / 3 + multiple.value;
       });
@@ -507,7 +518,8 @@ class UnknownModel {
     const auto has = [&](Index value) { return sizes.contains(value) || sizes.contains(2 * value) || is_width(value); };
     const auto explains = [&](Index size) {
       return is_said(fields_, size) || (size % 2 == 0 && is_said(fields_, size / 2)) ||
-             (size % 4 == 0 && is_width(size / 4)) || is_two_thirds(size);
+             (size % 4 == 0 && is_width(size / 4)) || is_two_thirds(size) ||
+             (config_.length("block_types") && is_said(fields_, 2 * size));  // RecurrentGemma counts gate and up
     };
     if (const auto c = compare("shape", fields_named(fields_, kInner), sizes, has, explains))
       report_size(*c, c->field.value, "", "where the network of a layer is widest");
