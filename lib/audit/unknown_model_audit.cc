@@ -7,6 +7,7 @@
 #include <set>
 #include <span>
 
+#include "lib/audit/architecture_audit.h"
 #include "lib/audit/vocabulary.h"
 #include "lib/base/names.h"
 #include "lib/base/text.h"
@@ -90,14 +91,10 @@ struct ModuleList {
   bool is_whole() const { return std::ssize(numbers) == size(); }
 };
 
-struct StoredTensor {
-  const Tensor* tensor = nullptr;
-  std::string name;  // plain key
-};
-
 // A checkpoint's model tensors, without adapters, buffers and what quantization made of matrices.
 struct StoredTensors {
-  std::vector<StoredTensor> all;
+  std::vector<NamedTensor> all;
+  std::set<std::string> others;                      // names of those
   std::map<std::string, ModuleList> lists, experts;  // the first number of each name; those of "experts"
 };
 
@@ -125,8 +122,12 @@ StoredTensors stored_tensors(const Catalog& catalog, const ModelConfig& config) 
     StateKey key = split_state_key(t.key());
     if (key.kind != StateKind::kModel || is_adapter(t.key()) || t.key().starts_with(kPeftPrefix)) continue;
     add_numbers(key.parameter, out);
-    if (!t.is_buffer && t.elements() > 0 && !packed.is_of(i)) out.all.push_back({&t, std::move(key.parameter)});
+    if (!t.is_buffer && t.elements() > 0 && !packed.is_of(i))
+      out.all.push_back({&t, std::move(key.parameter)});
+    else
+      out.others.insert(std::move(key.parameter));
   }
+  for (const PackedWeight& weight : packed.weights) out.others.insert(weight.name);
   return out;
 }
 
@@ -166,7 +167,10 @@ class UnknownModel {
     check_types();
     for (Finding& f : findings_)
       if (is_other && f.id != "config-other") f.causes.emplace_back("config-other");
-    return {std::move(findings_), std::move(compared_)};
+    ArchitectureAudit known = audit_architecture(stored_.all, stored_.others, config_, contradicted_);
+    std::move(known.findings.begin(), known.findings.end(), std::back_inserter(findings_));
+    return {std::move(findings_), std::move(compared_), std::move(known.compared), std::move(known.skipped),
+            known.unknown};
   }
 
  private:
@@ -191,7 +195,7 @@ class UnknownModel {
   template <typename Visit>
   Sizes sizes_where(int rank, Visit visit) const {
     Sizes out;
-    for (const StoredTensor& t : stored_.all)
+    for (const NamedTensor& t : stored_.all)
       if (t.tensor->shape.rank() == rank) visit(t, out);
     return out;
   }
@@ -219,6 +223,7 @@ class UnknownModel {
       if (is_unexplained(size) && (!out || tensors.size() > out->tensors.size()))
         out = Contradiction{*without, size, tensors};
     if (out) compared_.push_back({check, without->name});
+    if (out) contradicted_.insert(without->name);
     return out;
   }
 
@@ -257,10 +262,10 @@ class UnknownModel {
 
   // The most frequent sizes of norms, and the widths of embeddings.
   void check_width() {
-    Sizes sizes = sizes_where(2, [&](const StoredTensor& t, Sizes& out) {
+    Sizes sizes = sizes_where(2, [&](const NamedTensor& t, Sizes& out) {
       if (is_vocabulary(t.name)) out[t.tensor->shape[1]].push_back(t.tensor);
     });
-    const Sizes norms = sizes_where(1, [&](const StoredTensor& t, Sizes& out) {
+    const Sizes norms = sizes_where(1, [&](const NamedTensor& t, Sizes& out) {
       if (is_norm(t.name)) out[t.tensor->shape[0]].push_back(t.tensor);
     });
     const auto most = std::max_element(norms.begin(), norms.end(),
@@ -283,7 +288,7 @@ class UnknownModel {
   // Whether matrices of layers have this size for the most part, as those of transformers have. Convolutions need not.
   bool is_width_of_layers(Index size) const {
     Index all = 0, with = 0;
-    for (const StoredTensor& t : stored_.all) {
+    for (const NamedTensor& t : stored_.all) {
       if (t.tensor->shape.rank() != 2) continue;
       ++all;
       with += t.tensor->shape[0] == size || t.tensor->shape[1] == size;
@@ -293,7 +298,7 @@ class UnknownModel {
 
   // Whether some square matrix has the width: a projection of a part of the model.
   bool is_matrix_of_width(Index width) const {
-    return std::any_of(stored_.all.begin(), stored_.all.end(), [&](const StoredTensor& t) {
+    return std::any_of(stored_.all.begin(), stored_.all.end(), [&](const NamedTensor& t) {
       return t.tensor->shape.rank() == 2 && t.tensor->shape[0] == width && t.tensor->shape[1] == width;
     });
   }
@@ -320,12 +325,12 @@ class UnknownModel {
 
   void check_vocabulary() {
     static constexpr std::string_view kRelated[] = {"vocab", "words", "codebook", "code", "num_tokens", "token_num"};
-    const Sizes sizes = sizes_where(2, [&](const StoredTensor& t, Sizes& out) {
+    const Sizes sizes = sizes_where(2, [&](const NamedTensor& t, Sizes& out) {
       if (is_vocabulary(t.name)) out[t.tensor->shape[0]].push_back(t.tensor);
     });
     // A part's words may have a name of their own: "embed_text_tokens.weight".
     const Sizes rows =
-        sizes_where(2, [](const StoredTensor& t, Sizes& out) { out[t.tensor->shape[0]].push_back(t.tensor); });
+        sizes_where(2, [](const NamedTensor& t, Sizes& out) { out[t.tensor->shape[0]].push_back(t.tensor); });
     const auto c = compare(
         "vocabulary", fields_named(fields_, kWords), sizes, [&](Index value) { return rows.contains(value); },
         [&](Index size) { return is_said(fields_, kRelated, size) || has_other_tokens(size); });
@@ -403,7 +408,10 @@ class UnknownModel {
           std::find_if(fields.begin(), fields.end(), [&](const Field& f) { return f.value == list.size(); });
       if (same != fields.end()) {
         compared_.push_back({"missing", same->name});
-        if (!list.is_whole() && 2 * std::ssize(list.numbers) > list.size()) report_holes(prefix, list, *same);
+        if (!list.is_whole() && 2 * std::ssize(list.numbers) > list.size()) {
+          contradicted_.insert(same->name);
+          report_holes(prefix, list, *same);
+        }
         continue;
       }
       const bool is_own = fields.size() < fields_named(fields_, kDepths).size();
@@ -412,13 +420,14 @@ class UnknownModel {
       if (other == fields.end() || list.size() < 2 || (!is_own && explains_depth(list.size()))) continue;
       if (!reported.insert(other->name).second) continue;
       compared_.push_back({"missing", other->name});
+      contradicted_.insert(other->name);
       report_depth(prefix, list, *other);
     }
   }
 
   std::vector<const Tensor*> tensors_of(const std::string& prefix, Index first) const {
     std::vector<const Tensor*> out;
-    for (const StoredTensor& t : stored_.all) {
+    for (const NamedTensor& t : stored_.all) {
       if (!t.name.starts_with(prefix + ".")) continue;
       const std::string_view rest = std::string_view(t.name).substr(prefix.size() + 1);
       const auto number = as_number(rest.substr(0, rest.find('.')));
@@ -509,7 +518,7 @@ class UnknownModel {
       return std::any_of(widths.begin(), widths.end(), [&](const Field& f) { return f.value == n; });
     };
     static constexpr std::string_view kRouters[] = {"gate.weight", "router.weight"};
-    const Sizes sizes = sizes_where(2, [&](const StoredTensor& t, Sizes& out) {
+    const Sizes sizes = sizes_where(2, [&](const NamedTensor& t, Sizes& out) {
       if (is_one_of(last_parts(t.name, 2), kRouters)) return;
       const Index rows = t.tensor->shape[0], columns = t.tensor->shape[1];
       if (is_inner(t.name) && is_width(rows) != is_width(columns))
@@ -528,7 +537,7 @@ class UnknownModel {
   // Query, key and value matrices: rows are heads.
   void check_heads() {
     static constexpr std::string_view kKeys[] = {"k_proj.weight", "v_proj.weight", "wk.weight", "wv.weight"};
-    const Sizes sizes = sizes_where(2, [&](const StoredTensor& t, Sizes& out) {
+    const Sizes sizes = sizes_where(2, [&](const NamedTensor& t, Sizes& out) {
       if (is_one_of(last_parts(t.name, 2), kKeys)) out[t.tensor->shape[0]].push_back(t.tensor);
     });
     std::vector<Field> told;
@@ -559,7 +568,7 @@ class UnknownModel {
   void check_positions() {
     static constexpr std::string_view kLeaves[] = {"position_embeddings.weight", "wpe.weight",
                                                    "embed_positions.weight"};
-    const Sizes sizes = sizes_where(2, [&](const StoredTensor& t, Sizes& out) {
+    const Sizes sizes = sizes_where(2, [&](const NamedTensor& t, Sizes& out) {
       if (is_one_of(last_parts(t.name, 2), kLeaves)) out[t.tensor->shape[0]].push_back(t.tensor);
     });
     const auto has = [&](Index value) {
@@ -583,7 +592,7 @@ class UnknownModel {
 
   void check_types() {
     static constexpr std::string_view kTypes[] = {"type_vocab_size"};
-    const Sizes sizes = sizes_where(2, [&](const StoredTensor& t, Sizes& out) {
+    const Sizes sizes = sizes_where(2, [&](const NamedTensor& t, Sizes& out) {
       if (last_parts(t.name, 2) == "token_type_embeddings.weight") out[t.tensor->shape[0]].push_back(t.tensor);
     });
     if (const auto c = compare(
@@ -601,12 +610,14 @@ class UnknownModel {
   const Catalog& catalog_;
   std::vector<Finding> findings_;
   std::vector<CheckedNumber> compared_;
+  std::set<std::string> contradicted_;  // fields
 };
 
 }  // namespace
 
 bool UnknownModelAudit::has_compared(std::string_view check) const {
-  return std::any_of(compared.begin(), compared.end(), [&](const CheckedNumber& n) { return n.check == check; });
+  return !architecture.empty() ||
+         std::any_of(compared.begin(), compared.end(), [&](const CheckedNumber& n) { return n.check == check; });
 }
 
 UnknownModelAudit audit_unknown_model(const Catalog& catalog, const ModelConfig& config) {
@@ -626,10 +637,13 @@ std::string what_is_unknown(const ModelConfig& config) {
 }  // namespace
 
 std::string summary(const UnknownModelAudit& audit, const ModelConfig& config) {
+  if (!audit.architecture.empty())
+    return config.path + ": " + audit.architecture +
+           (audit.unknown > 0 ? "; not checked: " + count_of(audit.unknown, "tensor") + " of other names" : "");
   std::vector<std::string> names;
   for (const CheckedNumber& n : audit.compared)
     if (std::find(names.begin(), names.end(), n.field) == names.end()) names.push_back(printable(n.field));
-  const std::string why = "no family describes " + what_is_unknown(config);
+  const std::string why = audit.skipped.empty() ? "no family describes " + what_is_unknown(config) : audit.skipped;
   if (names.empty()) return config.path + ": not checked: " + why;
   const std::string last = names.back();
   names.pop_back();

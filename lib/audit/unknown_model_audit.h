@@ -1,5 +1,6 @@
-// Compares the tensors of a model that no family describes with the numbers in its config.json that mean the same in
-// every model: words, width, layers, experts, heads, positions. Uses metadata only.
+// Compares the tensors of a model that no family describes with its config.json: with the numbers that mean the same in
+// every model (words, width, layers, experts, heads, positions), and with transformers' class of the model, if it is
+// known (architecture_audit.h). Uses metadata only.
 #pragma once
 
 #include <string>
@@ -20,7 +21,11 @@ struct UnknownModelAudit {
   std::vector<Finding> findings;        // with a family's ids and severities
   std::vector<CheckedNumber> compared;  // those that the tensors confirm or contradict
 
-  // Whether a number of that check was compared.
+  std::string architecture;  // ArchitectureAudit::compared; empty: the class is unknown
+  std::string skipped;       // ArchitectureAudit::skipped
+  Index unknown = 0;         // tensors that the known class does not have
+
+  // Whether a number of that check was compared, or all tensors were.
   bool has_compared(std::string_view check) const;
 };
 

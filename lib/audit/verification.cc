@@ -173,7 +173,7 @@ constexpr std::string_view kNotChecked = "not checked: ";
 // Checks what every config says of its model, if no family describes it.
 void check_unknown_model(const Catalog& catalog, const ModelConfig& config, bool is_wanted, VerifyReport& report) {
   UnknownModelAudit audit = audit_unknown_model(catalog, config);
-  const auto compared = std::ssize(audit.compared);
+  const auto compared = audit.architecture.empty() ? std::ssize(audit.compared) : std::ssize(catalog.tensors());
   for (const auto& [id, title] : {std::pair("vocabulary", "embedding and head have a row for each word"),
                                   std::pair("shape", "the sizes that the config names are those of the tensors"),
                                   std::pair("missing", "every layer and expert of the config is there"),
@@ -183,7 +183,7 @@ void check_unknown_model(const Catalog& catalog, const ModelConfig& config, bool
   report.fact("config", text);
   if (!audit.has_compared("shape"))
     report.skipped("shape", kShapeTitle, text.substr(text.find(kNotChecked) + kNotChecked.size()));
-  if (is_wanted && audit.compared.empty())
+  if (is_wanted && audit.compared.empty() && audit.architecture.empty())
     report.add(Severity::kNote, "model-unknown", text).advice = "--family-file describes a family (docs/adding.md).";
   report.add(std::move(audit.findings));
 }

@@ -130,6 +130,7 @@ Result<ModelConfig> ModelConfig::parse(const Json& json, std::string path, Famil
   ModelConfig config;
   config.families = families;
   config.path = std::move(path);
+  config.file = json;
   const Json* const type = type_of(json);
   config.model_type = std::string(TRY(type ? type->as_string() : json.get_string("model_type")));
   const Json* const text = json.find("text_config");

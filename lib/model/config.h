@@ -53,6 +53,7 @@ class ModelConfig {
   std::string quantization;            // "fp8", the quant_method of a quantized model; usually empty
   std::optional<Float8Scales> float8;  // if the quantization is a known one with float8 matrices
 
+  Json file;  // the file itself; null for a part
   // The configs inside this one that have a model_type, with what the file says about each.
   std::vector<ModelConfig> parts;
   std::string part;  // path of such a part: "encoder.text_config"

@@ -3,7 +3,12 @@
 
     generate.py kept [--check] [--quick] [TYPE...]    samples/families/kept_float32.json: what stays in float32
     generate.py tables [--write] [NAME...]            compares the families' tables with tiny models
+<<<<<<< HEAD
     generate.py orders [--check]                      samples/families/parameter_order.json: how torch numbers parameters
+=======
+    generate.py architectures [TYPE...]               samples/families/architectures.jsonl: names and shapes as formulas
+    generate.py samples TYPE...                       tests/data/architectures.jsonl: models of further configs, for tests
+>>>>>>> bdb3603c (Check every name and shape of transformers' classes without a family)
 
 kept: every model type of the installed transformers, or those that are named. Models are made of their default configs, and of
 TINY_MODELS. --check compares instead of writing, and exits with 1 if they differ. --quick looks at the lists that classes
@@ -13,7 +18,12 @@ tables: every model of TINY_MODELS (tests/interop/test_interop.py), on torch's m
 those of `reshard check`. --write puts the report into docs/families.md, between its two marks, and what stays in float32 into
 tests/data/kept_float32.json.
 
+<<<<<<< HEAD
 orders: every model type of TINY_MODELS whose parameters have the same names in memory and in files. --check compares instead.
+=======
+architectures: every model type that no family describes, or those that are named; architectures.py says how. Each line is written
+when its type is derived, so that a run that is stopped loses nothing; lines of types that are not named stay as they are.
+>>>>>>> bdb3603c (Check every name and shape of transformers' classes without a family)
 
 Models are made on the meta device, so they have no weights and nothing is downloaded. Needs torch and transformers, and
 RESHARD (default build/release/reshard) for tables.
@@ -40,7 +50,11 @@ from transformers.core_model_loading import revert_weight_conversion
 from transformers.modeling_utils import remove_tied_weights_from_state_dict
 from transformers.models.auto import configuration_auto, modeling_auto
 
+import architectures as derivation
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+MODELS = ROOT / "tests/data/architectures.jsonl"
+ARCHITECTURES = ROOT / "samples/families/architectures.jsonl"
 TABLE = ROOT / "samples/families/kept_float32.json"
 REPORT = ROOT / "docs/families.md"
 SAMPLES = ROOT / "tests/data/kept_float32.json"
@@ -372,6 +386,7 @@ def tables(arguments):
     return 1 if failures else 0
 
 
+<<<<<<< HEAD
 # ---- how torch numbers parameters
 
 def pattern_of(name):
@@ -438,6 +453,46 @@ def orders(arguments):
     if arguments.check:
         return int(json.loads(text)["orders"] != json.loads(ORDERS.read_text())["orders"])
     ORDERS.write_text(text)
+=======
+# ---- the types that no family describes
+
+def shapes_in_files(cls, config):
+    """{name: shape} of what save_pretrained writes of a model of the config."""
+    with made_as(torch.bfloat16, derivation.SECONDS):
+        model = cls(config)
+    state = revert_weight_conversion(model, remove_tied_weights_from_state_dict(model.state_dict(), model))
+    return {name: list(tensor.shape) for name, tensor in state.items()}
+
+
+def described_types():
+    """The model types that families describe."""
+    files = (json.loads(path.read_text()) for path in (ROOT / "samples/families").glob("*.json"))
+    return {model_type for file in files for model_type in file.get("model_types", ())}
+
+
+def architectures(arguments):
+    lines = {json.loads(line)["type"]: line for line in ARCHITECTURES.read_text().splitlines()} if ARCHITECTURES.exists() else {}
+    described = described_types()
+    for model_type in arguments.types or [t for t in model_types() if t not in described]:
+        line, report = derivation.derive_type(model_type, classes_of(model_type), shapes_in_files)
+        print("\n".join(report), flush=True)
+        if line:
+            lines[model_type] = line
+            ARCHITECTURES.write_text("".join(lines[t] + "\n" for t in sorted(lines)))
+    return 0
+
+
+def samples(arguments):
+    lines = []
+    for model_type in arguments.types:
+        for cls in derivation.chosen(classes_of(model_type))[:2]:
+            found = derivation.further_model(model_type, cls, lambda config, cls=cls: shapes_in_files(cls, config))
+            if found:
+                config, files = found
+                config.architectures = [cls.__name__]
+                lines.append(json.dumps({"class": cls.__name__, "config": json.loads(config.to_json_string()), "files": files}))
+    MODELS.write_text("\n".join(lines) + "\n")
+>>>>>>> bdb3603c (Check every name and shape of transformers' classes without a family)
     return 0
 
 
@@ -453,9 +508,18 @@ def main():
     command.add_argument("--write", action="store_true")
     command.add_argument("names", nargs="*")
     command.set_defaults(run=tables)
+<<<<<<< HEAD
     command = commands.add_parser("orders")
     command.add_argument("--check", action="store_true")
     command.set_defaults(run=orders)
+=======
+    command = commands.add_parser("architectures")
+    command.add_argument("types", nargs="*")
+    command.set_defaults(run=architectures)
+    command = commands.add_parser("samples")
+    command.add_argument("types", nargs="+")
+    command.set_defaults(run=samples)
+>>>>>>> bdb3603c (Check every name and shape of transformers' classes without a family)
     arguments = parser.parse_args()
     sys.exit(arguments.run(arguments))
 

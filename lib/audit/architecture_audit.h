@@ -1,0 +1,32 @@
+// Compares a checkpoint's tensors with what transformers' own class of the model has (lib/model/architecture.h).
+#pragma once
+
+#include <set>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "lib/audit/finding.h"
+#include "lib/model/config.h"
+
+namespace reshard {
+
+// A tensor of a model, under its plain key.
+struct NamedTensor {
+  const Tensor* tensor = nullptr;
+  std::string name;
+};
+
+struct ArchitectureAudit {
+  std::vector<Finding> findings;
+  std::string skipped;   // why nothing was compared; empty: it was, or no class is known
+  std::string compared;  // "BertModel of transformers 5.24.0, 103 tensors, 22,713,216 parameters"; empty: nothing was
+  Index unknown = 0;     // tensors whose names the class does not have
+};
+
+// `contradicted` are the config's fields that are reported already: what follows from them is left out. `others` are
+// names that stand for tensors too, such as those of packed weights.
+ArchitectureAudit audit_architecture(const std::vector<NamedTensor>& tensors, const std::set<std::string>& others,
+                                     const ModelConfig& config, const std::set<std::string>& contradicted);
+
+}  // namespace reshard

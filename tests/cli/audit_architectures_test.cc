@@ -1,0 +1,172 @@
+// Models that no family describes and transformers does: verify compares every name and shape with the table made from
+// transformers (lib/model/architecture.h). The models are of configs that transformers built once more
+// (tests/data/architectures.jsonl, made by samples/families/generate.py samples); files are of full length without
+// data.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "lib/base/json.h"
+#include "lib/base/text.h"
+#include "lib/layout/box.h"
+#include "lib/model/architecture.h"
+#include "tests/support/checkpoints.h"
+#include "tests/support/run_command.h"
+#include "tests/support/temp_dir.h"
+
+namespace reshard {
+namespace {
+
+using testing::Contains;
+using testing::HasSubstr;
+using testing::IsEmpty;
+using testing::Not;
+
+using Shapes = std::map<std::string, Dims>;
+
+struct Sample {
+  std::string title, config;
+  Shapes shapes;
+};
+
+void PrintTo(const Sample& s, std::ostream* out) { *out << s.title; }
+
+std::vector<Sample> samples() {
+  std::vector<Sample> out;
+  const std::string text = read_file(test_data("architectures.jsonl"));
+  for (const std::string& line : split(text, '\n')) {
+    const auto json = parse_json(line, "architectures.jsonl");
+    if (!json) continue;
+    Sample s{std::string(*json->get_string("class")), to_text(*json->find("config")), {}};
+    const auto files = json->find("files")->as_object();
+    for (const Json::Member& file : *files) {
+      const auto sizes = file.value.as_array();
+      Dims shape;
+      for (const Json& size : *sizes) shape.push_back(*size.as_index());
+      s.shapes[file.key] = shape;
+    }
+    out.push_back(std::move(s));
+  }
+  return out;
+}
+
+// A safetensors file of these shapes: a header, and a hole where the data would be.
+void write_model(const TempDir& dir, const Shapes& shapes) {
+  Json header = Json::object();
+  Index end = 0;
+  for (const auto& [name, shape] : shapes) {
+    Json dims = Json::array();
+    for (const Index size : shape) dims.push_back(size);
+    const Index begin = std::exchange(end, end + 2 * volume(shape));
+    header.set(name, Json::object()
+                         .set("dtype", "BF16")
+                         .set("shape", std::move(dims))
+                         .set("data_offsets", Json::array().push_back(begin).push_back(end)));
+  }
+  std::string text = to_text(header), length(8, '\0');
+  for (std::size_t i = 0; i < 8; ++i) length[i] = static_cast<char>(text.size() >> (8 * i));
+  const std::string path = dir.write("m/model.safetensors", length + text);
+  std::filesystem::resize_file(path, 8 + text.size() + static_cast<std::size_t>(end));
+}
+
+struct Verified {
+  int exit_code = 0;
+  std::vector<std::string> ids;
+  std::string row, text;
+};
+
+Verified verify(const Shapes& shapes, const std::string& config) {
+  const TempDir dir;
+  write_model(dir, shapes);
+  const std::string path = dir.write("m/config.json", config);
+  const CommandResult r = reshard_cli({"verify", dir / "m", "--config", path, "--json"});
+  Verified out{r.exit_code, {}, "", r.out + r.err};
+  const auto json = parse_json(r.out, "verify");
+  if (!json) return out;
+  const auto findings = json->find("findings")->as_array();
+  for (const Json& f : *findings) out.ids.emplace_back(*f.get_string("id"));
+  out.row = std::string(*json->find("facts")->get_string("config"));
+  return out;
+}
+
+// The largest tensor of two unequal dimensions inside a numbered module.
+std::string a_matrix(const Shapes& shapes) {
+  std::string best;
+  for (const auto& [name, shape] : shapes)
+    if (shape.rank() == 2 && shape[0] != shape[1] && shape[0] % 2 == 0 && name.find(".0.") != std::string::npos &&
+        (best.empty() || volume(shape) > volume(shapes.at(best))))
+      best = name;
+  return best;
+}
+
+class Architectures : public testing::TestWithParam<Sample> {};
+
+TEST_P(Architectures, AHealthyModelHasNoFinding) {
+  const Sample& s = GetParam();
+  const Verified v = verify(s.shapes, s.config);
+  EXPECT_EQ(v.exit_code, 0) << v.text;
+  EXPECT_THAT(v.row, HasSubstr(s.title + " of transformers"));
+  EXPECT_THAT(v.row, Not(HasSubstr("not checked")));
+}
+
+TEST_P(Architectures, DamageIsFound) {
+  const Sample& s = GetParam();
+  const std::string name = a_matrix(s.shapes);
+  Shapes cut = s.shapes, turned = s.shapes, less = s.shapes;
+  if (!name.empty()) {
+    cut[name][0] /= 2;
+    EXPECT_THAT(verify(cut, s.config).ids, Contains("shape-part")) << name;
+    std::swap(turned[name][0], turned[name][1]);
+    EXPECT_THAT(verify(turned, s.config).ids, Contains("shape-transposed")) << name;
+  }
+  const std::string lost = name.empty() ? s.shapes.begin()->first : name;
+  less.erase(lost);
+  EXPECT_THAT(verify(less, s.config).ids, Contains(HasSubstr("missing-"))) << lost;
+}
+
+std::string title(const testing::TestParamInfo<Sample>& param) { return param.param.title; }
+INSTANTIATE_TEST_SUITE_P(OfTransformers, Architectures, testing::ValuesIn(samples()), title);
+
+// Each class is found and its formulas are those of a config that says nothing, so has the defaults.
+TEST(ArchitectureTable, IsReadWhole) {
+  EXPECT_LT(builtin_architectures().size(), std::size_t{1} << 20);
+  Index classes = 0;
+  for (const std::string& line : split(builtin_architectures(), '\n')) {
+    if (line.empty()) continue;
+    const auto json = parse_json(line, "architectures.jsonl");
+    ASSERT_TRUE(json) << json.error().message();
+    const auto names = json->get_array("classes");
+    for (const Json& name : *names) {
+      const auto found = find_architecture(*json->get_string("type"), *name.as_string());
+      ASSERT_TRUE(found) << *name.as_string();
+      const auto model = parameters_of(*found, Json::object());
+      ASSERT_TRUE(model) << model.error().message();
+      EXPECT_EQ(model->not_derived, 0) << found->name;
+      EXPECT_FALSE(model->parameters.empty()) << found->name;
+      ++classes;
+    }
+  }
+  EXPECT_GT(classes, 100);
+}
+
+TEST(FixedMembers, AFixedMemberOfAnotherValueIsSaid) {
+  const auto all = samples();
+  const auto audio = std::find_if(all.begin(), all.end(), [](const Sample& s) { return s.title == "Wav2Vec2Model"; });
+  ASSERT_NE(audio, all.end());
+  std::string config = audio->config;
+  const std::string from = "\"feat_extract_norm\":\"group\"";
+  ASSERT_NE(config.find(from), std::string::npos) << config;
+  config.replace(config.find(from), from.size(), "\"feat_extract_norm\":\"layer\"");
+  const Verified v = verify(audio->shapes, config);
+  EXPECT_THAT(v.row, HasSubstr("not checked: other names and shapes, as feat_extract_norm is not \"group\""));
+  EXPECT_THAT(v.ids, IsEmpty());
+}
+
+}  // namespace
+}  // namespace reshard
