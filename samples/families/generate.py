@@ -3,12 +3,9 @@
 
     generate.py kept [--check] [--quick] [TYPE...]    samples/families/kept_float32.json: what stays in float32
     generate.py tables [--write] [NAME...]            compares the families' tables with tiny models
-<<<<<<< HEAD
     generate.py orders [--check]                      samples/families/parameter_order.json: how torch numbers parameters
-=======
     generate.py architectures [TYPE...]               samples/families/architectures.jsonl: names and shapes as formulas
     generate.py samples TYPE...                       tests/data/architectures.jsonl: models of further configs, for tests
->>>>>>> bdb3603c (Check every name and shape of transformers' classes without a family)
 
 kept: every model type of the installed transformers, or those that are named. Models are made of their default configs, and of
 TINY_MODELS. --check compares instead of writing, and exits with 1 if they differ. --quick looks at the lists that classes
@@ -18,12 +15,9 @@ tables: every model of TINY_MODELS (tests/interop/test_interop.py), on torch's m
 those of `reshard check`. --write puts the report into docs/families.md, between its two marks, and what stays in float32 into
 tests/data/kept_float32.json.
 
-<<<<<<< HEAD
 orders: every model type of TINY_MODELS whose parameters have the same names in memory and in files. --check compares instead.
-=======
 architectures: every model type that no family describes, or those that are named; architectures.py says how. Each line is written
 when its type is derived, so that a run that is stopped loses nothing; lines of types that are not named stay as they are.
->>>>>>> bdb3603c (Check every name and shape of transformers' classes without a family)
 
 Models are made on the meta device, so they have no weights and nothing is downloaded. Needs torch and transformers, and
 RESHARD (default build/release/reshard) for tables.
@@ -386,7 +380,6 @@ def tables(arguments):
     return 1 if failures else 0
 
 
-<<<<<<< HEAD
 # ---- how torch numbers parameters
 
 def pattern_of(name):
@@ -453,7 +446,9 @@ def orders(arguments):
     if arguments.check:
         return int(json.loads(text)["orders"] != json.loads(ORDERS.read_text())["orders"])
     ORDERS.write_text(text)
-=======
+    return 0
+
+
 # ---- the types that no family describes
 
 def shapes_in_files(cls, config):
@@ -492,7 +487,6 @@ def samples(arguments):
                 config.architectures = [cls.__name__]
                 lines.append(json.dumps({"class": cls.__name__, "config": json.loads(config.to_json_string()), "files": files}))
     MODELS.write_text("\n".join(lines) + "\n")
->>>>>>> bdb3603c (Check every name and shape of transformers' classes without a family)
     return 0
 
 
@@ -508,18 +502,15 @@ def main():
     command.add_argument("--write", action="store_true")
     command.add_argument("names", nargs="*")
     command.set_defaults(run=tables)
-<<<<<<< HEAD
     command = commands.add_parser("orders")
     command.add_argument("--check", action="store_true")
     command.set_defaults(run=orders)
-=======
     command = commands.add_parser("architectures")
     command.add_argument("types", nargs="*")
     command.set_defaults(run=architectures)
     command = commands.add_parser("samples")
     command.add_argument("types", nargs="+")
     command.set_defaults(run=samples)
->>>>>>> bdb3603c (Check every name and shape of transformers' classes without a family)
     arguments = parser.parse_args()
     sys.exit(arguments.run(arguments))
 
