@@ -47,7 +47,7 @@ std::array<KindCount, 3> count_kinds(const Catalog& catalog) {
   return counts;
 }
 
-// Tensors of the optimizer that are this of a parameter.
+// Returns how many optimizer tensors have this suffix.
 Index count_states(const Catalog& catalog, std::string_view suffix) {
   return std::count_if(catalog.tensors().begin(), catalog.tensors().end(), [&](const Tensor& t) {
     const StateKey key = split_state_key(t.key());
@@ -55,7 +55,7 @@ Index count_states(const Catalog& catalog, std::string_view suffix) {
   });
 }
 
-// Sums over one part of a pair of tensors; parts add up.
+// Sums over one part of a pair of tensors; the sums of parts add up.
 struct Sums {
   Index different = 0;
   double max_abs = 0, difference2 = 0, a2 = 0;
@@ -81,7 +81,7 @@ Sums compare_floats(DType a_type, DType b_type, Bytes a, Bytes b, Index n) {
       if (x[i] == y[i] || (std::isnan(x[i]) && std::isnan(y[i]))) continue;
       ++sums.different;
       const double d = std::abs(x[i] - y[i]);
-      // A NaN or infinity on one side only is infinitely far.
+      // A NaN or infinity on one side only counts as an infinite distance.
       sums.max_abs = std::isnan(d) ? INFINITY : std::max(sums.max_abs, d);
       sums.difference2 += std::isnan(d) ? INFINITY : d * d;
     }
@@ -89,7 +89,7 @@ Sums compare_floats(DType a_type, DType b_type, Bytes a, Bytes b, Index n) {
   return sums;
 }
 
-// Where a tensor's first element is stored: file, extent and byte. Whatever a view calls the tensor, it is there.
+// The location of a tensor's first element: file, extent and byte. It does not depend on the names in a view.
 using FirstByte = std::tuple<std::uint32_t, Index, Index>;
 std::optional<FirstByte> first_byte(const Tensor& t) {
   if (t.fragments.empty()) return std::nullopt;
@@ -97,7 +97,7 @@ std::optional<FirstByte> first_byte(const Tensor& t) {
   return FirstByte{first.extent.file, first.extent.offset, first.start};
 }
 
-// The dtypes that a checkpoint's tensors were converted from by what its own manifest records; empty: it has none.
+// The dtypes from which a checkpoint's tensors were converted, according to its own manifest; empty if it has none.
 using Casts = std::map<FirstByte, DType>;
 
 Result<Casts> recorded_casts(Reader& reader, const Model& model, Families families) {
@@ -119,8 +119,8 @@ Result<Casts> recorded_casts(Reader& reader, const Model& model, Families famili
   return out;
 }
 
-// Of two floating-point dtypes the wider has all values of the narrower. Of two of one width each lacks values of the
-// other.
+// The wider of two floating-point dtypes contains all values of the narrower. Of two with equal width, neither contains
+// the other.
 bool are_of_one_width(const Tensor& a, const Tensor& b) {
   return a.dtype != b.dtype && can_convert(a.dtype, b.dtype) && byte_size(a.dtype) == byte_size(b.dtype);
 }
@@ -131,7 +131,7 @@ bool is_cast_from(const Casts& casts, const Tensor& tensor, DType from) {
   return found != casts.end() && found->second == from;
 }
 
-// The dtypes in which two tensors' elements are compared.
+// The dtypes in which the elements of two tensors are compared.
 struct Meeting {
   DType a, b;
   Comparison::Cast cast = Comparison::Cast::kNone;
@@ -183,7 +183,8 @@ Status Comparison::make_views() {
     return canonical_view(catalog, {model.family, model.config_or_null(), hf_rows, true}, nullptr);
   };
   auto a = view_of(a_.catalog(), a_model_), b = view_of(b_.catalog(), b_model_);
-  if (!(a && b) && a_model_.family && a_model_.convention == b_model_.convention) {  // no config: names as they are
+  if (!(a && b) && a_model_.family &&
+      a_model_.convention == b_model_.convention) {  // without a config, names stay as they are
     a_model_.family = b_model_.family = nullptr;
     a = view_of(a_.catalog(), a_model_);
     b = view_of(b_.catalog(), b_model_);
@@ -193,7 +194,7 @@ Status Comparison::make_views() {
   return {};
 }
 
-// Both as one family's, or as none's. What the config of either says counts for the other too.
+// Recognises both as models of one family, or of none. The config of either applies to both.
 Result<std::pair<Model, Model>> Comparison::recognise_pair() {
   if (options_.model.is_none()) return std::pair<Model, Model>();
   const Families families = options_.model.families;
@@ -226,10 +227,10 @@ Status Comparison::match() {
     not_compared_.push_back(std::string(kTitles[k]) + ": " + count_of(c.tensors, "tensor") + ", " +
                             human_bytes(c.bytes) + ", only in " + (first ? a_view_ : b_view_).root);
   }
-  // Of a run and of the weights alone, or of two formats, each has objects of its own.
+  // A run and bare weights, or two formats, each have objects of their own.
   has_own_ = options_.of_two_formats || !compared[static_cast<std::size_t>(StateKind::kOptimizer)];
   has_own_groups_ = has_groups_of_its_own();
-  // One of two may count the optimizer's steps in its groups, or have no masters apart from float32 weights.
+  // One of the two may count the optimizer's steps in its groups, or have no masters apart from float32 weights.
   std::set<std::string_view> own_suffixes;
   for (const auto& [suffix, title] : {std::pair(kStepSuffix, "steps"), std::pair(kMasterSuffix, "masters")}) {
     const Index in_a = count_states(a_view_, suffix), in_b = count_states(b_view_, suffix);
@@ -267,7 +268,7 @@ Status Comparison::match() {
   return {};
 }
 
-// What the memory of transformers names otherwise than its files.
+// Matches tensors that transformers' memory names differently than its files.
 void Comparison::match_renamed() {
   const auto of_model = [](const Catalog& view, std::vector<std::size_t> tensors) {
     std::erase_if(tensors, [&](std::size_t i) { return state_kind(view.tensors()[i].name) != StateKind::kModel; });
@@ -288,8 +289,9 @@ void Comparison::match_renamed() {
   }
 }
 
-// The same weights under one more name: where a state_dict has all names of tied tensors, files have one. What
-// config.json says is not tied is no such copy, but for an embedding: a model with several may tie these alone.
+// Returns whether a tensor may be an additional name of the same weights: a state_dict has all names of tied tensors,
+// files have one. If config.json says that the head is not tied, only embeddings qualify, because a model with several
+// may tie just these.
 bool Comparison::may_be_tied(const Tensor& t) const {
   if (state_kind(t.name) != StateKind::kModel || t.shape.rank() == 0) return false;
   const ModelConfig* const config = a_model_.config ? a_model_.config_or_null() : b_model_.config_or_null();
@@ -335,7 +337,8 @@ Status Comparison::leave_out_ties() {
   return {};
 }
 
-// Derived data, which its writer says is no parameter and no family knows, need not be in both.
+// Returns whether a tensor is derived data that its writer declares not to be a parameter and no family knows; both
+// sides need not have it.
 bool Comparison::is_derived(const Tensor& t) const {
   return t.is_buffer && a_model_.family && !parse_name(*a_model_.family, split_state_key(t.key()).parameter);
 }
@@ -345,11 +348,12 @@ bool Comparison::is_own(const Blob& blob) const {
          (has_own_groups_ && split_state_key(blob.key()).prefix.ends_with(kGroups));
 }
 
-// Hyperparameters can be compared where both have them in the same groups, and of two formats under the same words.
+// Returns whether hyperparameters cannot be compared: that needs the same groups on both sides, and for two formats the
+// same words.
 bool Comparison::has_groups_of_its_own() const {
   struct Names {
     std::set<std::string> keys;
-    std::set<std::string> groups;  // by prefix and number; none where each parameter has its own
+    std::set<std::string> groups;  // prefix and number; empty if each parameter has its own
   };
   const auto names = [&](const Catalog& catalog) {
     Names out;
@@ -380,8 +384,8 @@ bool Comparison::is_in(const Objects& others, const Catalog& mine, const Blob& b
   return std::all_of(keys.begin(), keys.end(), [&](const std::string& key) { return others.keys.contains(key); });
 }
 
-// What one of two may have alone: what its format has for itself, states of random numbers, which are each rank's, and
-// the number of steps, which the other may count for each parameter.
+// Returns whether one side may have an object alone: a format's own objects, states of random numbers, which each rank
+// has, and the number of steps, which the other may store for each parameter.
 bool Comparison::may_be_alone(const Blob& blob) const {
   const StateKey state = split_state_key(blob.key());
   return is_own(blob) || blob.name.starts_with(kExtraState) || blob.name.starts_with(kRandomState) ||
@@ -397,7 +401,7 @@ void Comparison::leave_out_own(const Catalog& mine, const Catalog& others, const
   if (objects > 0) not_compared_.push_back("the format's own: " + count_of(objects, "object") + " of " + mine.root);
 }
 
-// Rows beyond the words only pad the vocabulary where the writer says how many there are.
+// Removes rows after the last word, but only if the writer says how many words there are.
 void Comparison::cut_padding(Catalog& view, std::size_t tensor, Index words) const {
   Tensor& t = view.tensor(tensor);
   if (!a_model_.family || words == 0 || view.vocabulary != words || t.shape.rank() == 0 || t.shape[0] <= words) return;
@@ -483,7 +487,7 @@ Result<std::vector<std::string>> Comparison::differing_objects() {
     for (std::string& key : keys_of(b_.catalog(), blob)) in_b.emplace(std::move(key), &blob);
   for (const Blob& blob : a_.catalog().blobs) {
     const StateKey state = split_state_key(blob.key());
-    if (is_own(blob) || (state.prefix.ends_with(kGroups) && state.suffix == ".params")) continue;  // in whatever order
+    if (is_own(blob) || (state.prefix.ends_with(kGroups) && state.suffix == ".params")) continue;  // in any order
     bool differs = false;
     for (const std::string& key : keys_of(a_.catalog(), blob)) {
       const auto other = in_b.find(key);

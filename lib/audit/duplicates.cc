@@ -11,10 +11,10 @@
 namespace reshard {
 namespace {
 
-constexpr Index kFewElements = 64;      // of a matrix that may repeat by chance
-constexpr std::size_t kCompared = 100;  // names of one group: thousands of experts may all be zero
+constexpr Index kFewElements = 64;      // smaller matrices may be equal by chance
+constexpr std::size_t kCompared = 100;  // names in one group: thousands of experts may all be zero
 
-using Group = std::vector<const Tensor*>;  // of equal values
+using Group = std::vector<const Tensor*>;  // tensors of equal values
 
 bool is_tied(const Tensor& head, const Tensor& other, const Model& model) {
   const auto parsed = parse_name(*model.family, head.key());
@@ -23,8 +23,8 @@ bool is_tied(const Tensor& head, const Tensor& other, const Model& model) {
          (!model.config || model.config->tie_word_embeddings());
 }
 
-// What all keys of the model begin with, whole parts of names: the wrapper of a model whose family, and with it whose
-// own names, are not known.
+// Returns the length of the longest prefix of whole components that all keys of the model share: the wrapper of a model
+// of unknown family, whose own names are unknown too.
 std::size_t common_prefix(const Catalog& view) {
   std::optional<std::string_view> common;
   for (const Tensor& t : view.tensors()) {
@@ -37,7 +37,8 @@ std::size_t common_prefix(const Catalog& view) {
   return common ? common->rfind('.') + 1 : 0;
 }
 
-// Whether two names of equal weights are news. Their first `prefix` characters are a wrapper's.
+// Returns whether equal weights under these two names should be reported. Their first `prefix` characters are a
+// wrapper's.
 bool is_news(const Tensor& a, const Tensor& b, const Model& model, std::size_t prefix) {
   const auto ends_with = [&](const std::string& name, const std::string& end) {
     return std::string_view(name).substr(prefix).ends_with("." + end.substr(prefix));
@@ -45,13 +46,13 @@ bool is_news(const Tensor& a, const Tensor& b, const Model& model, std::size_t p
   const auto parameter = [&](const Tensor& t) {
     return model.family ? canonical_key(*model.family, t.key()) : t.key();
   };
-  if (parameter(a) == parameter(b)) return false;  // "name-duplicate" tells of those
+  if (parameter(a) == parameter(b)) return false;  // reported as "name-duplicate"
   const bool is_known = model.family && (parse_name(*model.family, a.key()) || parse_name(*model.family, b.key()));
   if (!is_known) return ends_with(a.key(), b.key()) || ends_with(b.key(), a.key());
   return !is_tied(a, b, model) && !is_tied(b, a, model);
 }
 
-// Masks and the like, which every layer of old files has the same of ("h.0.attn.bias").
+// Masks and similar tensors, which every layer of old files has ("h.0.attn.bias").
 bool is_derived(const Tensor& t, const Model& model) {
   const auto parsed = model.family ? parse_name(*model.family, t.key()) : std::nullopt;
   return parsed && parsed->rule->is_dropped();
@@ -81,7 +82,7 @@ std::vector<Group> alike(const Catalog& view, const std::vector<Digest>& digests
   return out;
 }
 
-// Those that are no matrices of one value.
+// Removes groups of constant matrices.
 Result<std::vector<Group>> without_constants(std::vector<Group> groups, FilePool& files, const std::string& root,
                                              const std::vector<CatalogFile>& all_files, const RunOptions& options) {
   Catalog first;

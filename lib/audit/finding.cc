@@ -14,7 +14,7 @@ bool belongs_to(const Finding& finding, const CheckRun& check) {
          (finding.id.size() == check.id.size() || finding.id[check.id.size()] == '-');
 }
 
-// The finding that a finding is a consequence of, by way of others too; itself if there is none.
+// Returns the finding at the root of a finding's chain of causes; itself if it has none.
 std::size_t root_of(const std::vector<Finding>& findings, std::size_t i) {
   for (std::size_t steps = 0; steps < findings.size(); ++steps) {
     const std::vector<std::string>& causes = findings[i].causes;
@@ -49,8 +49,8 @@ const CheckRun* check_of(const Finding& finding, const std::vector<CheckRun>& ch
 }
 
 void fold_consequences(std::vector<Finding>& findings, std::vector<CheckRun>& checks) {
-  std::map<std::size_t, std::vector<std::string>> folded;  // by root
-  std::map<const CheckRun*, std::string> emptied;          // the root of what a check found
+  std::map<std::size_t, std::vector<std::string>> folded;  // keyed by root
+  std::map<const CheckRun*, std::string> emptied;          // the root cause of a check's findings
   std::set<const CheckRun*> kept;
   std::vector<Finding> out;
   std::vector<std::size_t> places(findings.size());

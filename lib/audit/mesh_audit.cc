@@ -15,7 +15,7 @@
 namespace reshard {
 namespace {
 
-// The distinct boxes with elements, in order.
+// Returns the distinct nonempty boxes, sorted.
 std::vector<Box> distinct(std::vector<Box> boxes) {
   std::erase_if(boxes, [](const Box& b) { return b.empty(); });
   std::sort(boxes.begin(), boxes.end());
@@ -29,14 +29,14 @@ std::vector<Box> boxes_of(const Tensor& t) {
   return distinct(std::move(boxes));
 }
 
-// How a tensor lies that does not lie as declared.
+// How the sharding of a tensor differs from the declared one.
 enum class Cause {
   kNotReplicated,  // dp_replicate cuts like dp_shard: plain FSDP
   kNotSharded,     // FSDP did not cut it
   kNotParallel,    // tensor parallelism did not cut it
   kOtherDim,       // tensor parallelism cut another dimension: column and row confused
   kOrder,          // FSDP cut before tensor parallelism
-  kJoinedPlainly,  // a fused tensor was cut as if it were one
+  kJoinedPlainly,  // a fused tensor was cut as a single one
   kGathered,       // stored whole
   kIncomplete,     // as declared, but some pieces are missing
   kOther,
@@ -56,7 +56,7 @@ Placement without(Placement p, std::string_view axis) {
   return p;
 }
 
-// What could have happened to a placement, the simplest first.
+// Returns possible mistakes in a placement, the simplest first.
 std::vector<Suspect> suspects(const Placement& declared, const Mesh& mesh, int rank) {
   std::vector<Suspect> out;
   if (mesh.size("dp_replicate") > 1) {
@@ -91,7 +91,7 @@ int tp_dim(const Placement& p) {
   return -1;
 }
 
-// "4 x 2 boxes on dims 0 and 1", "whole"
+// Returns "4 x 2 boxes on dims 0 and 1", or "whole".
 std::string grid_text(const std::vector<Box>& boxes, const Dims& shape) {
   if (boxes.size() == 1 && boxes[0].shape == shape) return "whole";
   std::vector<std::string> parts;
@@ -131,11 +131,11 @@ class MeshAuditor {
   }
 
  private:
-  // ---- how many ranks
+  // ---- Number of ranks
 
   void check_world() {
     const Index ranks = mesh_.ranks(), seen = observed_.ranks;
-    // Fewer are no finding by themselves: ranks that hold only copies write nothing.
+    // Fewer ranks are not a finding by themselves: ranks that hold only copies write nothing.
     if (!out_.writers_compared || seen <= ranks) return;
     std::vector<std::string> factors;
     for (const MeshAxis& a : mesh_.axes()) factors.push_back(a.name + "=" + std::to_string(a.size));
@@ -148,16 +148,16 @@ class MeshAuditor {
                                  : "The job ran with another number of ranks than the declared mesh has.";
   }
 
-  // "found: dp_shard=16"
+  // Returns "the stored boxes fit dp_shard=16".
   std::string found_text() const {
     std::vector<std::string> texts;
     for (const Mesh& m : observed_.hypotheses) texts.push_back(m.to_string());
     return texts.empty() ? "no mesh explains the stored boxes" : "the stored boxes fit " + join(texts, "; or ");
   }
 
-  // ---- boxes
+  // ---- Boxes
 
-  // The boxes that all ranks together hold of a tensor.
+  // Returns the boxes of a tensor that all ranks together hold.
   std::vector<Box> boxes_on_mesh(const Placement& placement, const Dims& shape) const {
     std::vector<Box> out;
     for (Index rank = 0; rank < mesh_.ranks(); ++rank) {
@@ -186,18 +186,18 @@ class MeshAuditor {
     out_.pieces += static_cast<Index>(t.fragments.size());
     placements_.emplace(i, *placed);
     Placement shape_only = *placed;
-    shape_only.stage = -1;  // which stage holds it makes no difference to its boxes
+    shape_only.stage = -1;  // the stage does not affect the boxes
     const auto [verdict, is_like] = verdict_of(t, shape_only);
     if (verdict.cause == Cause::kIncomplete) {
       incomplete_.push_back({i, *placed, verdict.placement});
       return;
     }
-    // Column-parallel and row-parallel tensors are told of apart.
+    // Column-parallel and row-parallel tensors are reported separately.
     const int dim = verdict.cause == Cause::kOtherDim ? tp_dim(*placed) : -1;
     if (!is_like) unlike_[{verdict.cause, dim}].push_back({i, *placed, verdict.placement});
   }
 
-  // Tensors of a model's layers share shape, boxes and placement: each kind is looked at once.
+  // Tensors of a model's layers share shape, boxes and placement, so each kind is examined once.
   std::pair<Suspect, bool> verdict_of(const Tensor& t, const Placement& placement) {
     std::vector<Known>& alike = known_[t.fragments.hash_of_boxes()];
     for (const Known& k : alike)
@@ -219,14 +219,14 @@ class MeshAuditor {
     return {k.verdict, k.is_like};
   }
 
-  // ---- what lies otherwise
+  // ---- Tensors that differ
 
   struct Unlike {
     std::size_t tensor = 0;
     Placement declared, found;
   };
 
-  // Whether the pieces are runs of elements, each rank's behind those of the ranks before it; and of how many ranks.
+  // If the pieces are runs of elements in rank order, returns the number of ranks.
   std::optional<std::size_t> ranks_of_flat_runs(const Tensor& t) const {
     struct Run {
       Index begin = 0, length = 0, writer = -1;
@@ -260,8 +260,8 @@ class MeshAuditor {
     return split_state_key(catalog_.tensors()[u.tensor].key()).kind == StateKind::kOptimizer;
   }
 
-  // FSDP1 cuts its flat parameters, whatever rows they are made of, and its optimizer keeps its state so; the model's
-  // tensors are cut into rows when they are saved, and lie as declared.
+  // FSDP1 cuts its flat parameters regardless of rows, and its optimizer keeps its state in that form. The model's
+  // tensors are cut into rows when they are saved, and match the declaration.
   void set_flat_states_aside() {
     std::size_t most_ranks = 0, others = 0;
     for (const auto& entry : unlike_)
@@ -290,7 +290,7 @@ class MeshAuditor {
     std::erase_if(unlike_, [](const auto& entry) { return entry.second.empty(); });
   }
 
-  // The mesh without its axes of one rank, for comparing.
+  // Returns the mesh without axes of size 1, for comparisons.
   static std::string degrees_of(const Mesh& mesh) {
     std::vector<std::string> out;
     for (const MeshAxis& a : mesh.axes())
@@ -299,8 +299,7 @@ class MeshAuditor {
     return join(out, ",");
   }
 
-  // Where tensors differ from the declaration in several ways, and another mesh explains all of them, that is the one
-  // thing to say.
+  // If tensors differ from the declaration in several ways and another mesh explains all of them, reports only that.
   void report_other_mesh() {
     const auto is_declared = [&](const Mesh& m) { return degrees_of(m) == degrees_of(mesh_); };
     if (unlike_.size() < 2 || observed_.hypotheses.empty() || declared_.stages_are_exact ||
@@ -366,13 +365,13 @@ class MeshAuditor {
           f.what = "stored whole by one rank, where the declared mesh cuts it";
           f.why.push_back("the whole tensor was gathered, or never distributed");
           break;
-        case Cause::kIncomplete:  // not among them
+        case Cause::kIncomplete:  // handled elsewhere
         case Cause::kOther:
           explain_other(list, f);
           break;
       }
       if (f.advice.empty() && f.why.empty()) f.why.push_back(found_text());
-      // Where most tensors lie so it is the run that is told of, not a list of names.
+      // If most tensors are affected, report the run instead of a list of names.
       if (2 * static_cast<Index>(list.size()) <= out_.tensors) continue;
       f.why.insert(f.why.begin(),
                    with_commas(static_cast<Index>(list.size())) + " of " + count_of(out_.tensors, "tensor"));
@@ -491,7 +490,7 @@ class MeshAuditor {
     for (const Unlike& u : incomplete_)
       for (const std::vector<Index>& ranks : missing.emplace_back(holders_of_missing(u)))
         if (!wrote.contains(ranks[0])) silent.insert(ranks[0]);
-    // Any of a piece's replicas may have had to write it.
+    // Any replica of a piece may have been the one to write it.
     const auto is_silent = [&](const std::vector<Index>& ranks) {
       return std::any_of(ranks.begin(), ranks.end(), [&](Index rank) { return silent.contains(rank); });
     };
@@ -518,7 +517,7 @@ class MeshAuditor {
     return text.starts_with("rank.") ? "rank" + std::string(ranks.size() > 1 ? "s " : " ") + text.substr(5) : text;
   }
 
-  // ---- who wrote
+  // ---- Writers
 
   static bool owns(const Placement& placement, const Dims& shape, Index rank, const Box& box, const Mesh& mesh) {
     for (const LocalBox& b : owned_boxes(mesh, placement, shape, rank))
@@ -526,7 +525,7 @@ class MeshAuditor {
     return false;
   }
 
-  // Whether every piece was written by a rank that holds it on `mesh`, with the cuts in reverse if `fsdp_first`.
+  // Returns whether every piece was written by a rank that holds it on `mesh`, with the cuts reversed if `fsdp_first`.
   bool writers_fit(const Mesh& mesh, bool fsdp_first, std::string* first) const {
     for (const auto& [i, placed] : placements_) {
       const Tensor& t = catalog_.tensors()[i];
@@ -571,7 +570,7 @@ class MeshAuditor {
     f.advice = "Files were renamed or exchanged, or ranks were numbered in a way no order of these axes gives.";
   }
 
-  // Each layer is written by one stage, and each stage writes.
+  // Checks that each layer is written by one stage, and that each stage writes.
   void check_stages() {
     const Index stages = mesh_.size("pp");
     if (stages < 2 || !out_.writers_compared || observed_.ranks > mesh_.ranks()) return;
@@ -619,11 +618,11 @@ class MeshAuditor {
   const InferredMesh& observed_;
   MeshAudit out_;
   FindingList findings_;
-  std::vector<Index> writer_;  // of each file; -1: nothing tells
+  std::vector<Index> writer_;  // of each file; -1: unknown
   std::map<std::size_t, Placement> placements_;
   std::unordered_map<std::uint64_t, std::vector<Known>> known_;
-  std::map<std::pair<Cause, int>, std::vector<Unlike>> unlike_;  // and the dimension that was declared
-  std::vector<Unlike> incomplete_;                               // that lack pieces
+  std::map<std::pair<Cause, int>, std::vector<Unlike>> unlike_;  // keyed by cause and declared dimension
+  std::vector<Unlike> incomplete_;                               // tensors that lack pieces
 };
 
 }  // namespace

@@ -9,10 +9,10 @@
 namespace reshard {
 namespace {
 
-// Parameters that no tensor is.
+// Parameters without a tensor.
 struct Missing {
   const Parameter* head = nullptr;
-  std::set<Index> layer_numbers;  // of which nothing is there
+  std::set<Index> layer_numbers;  // layers that are missing completely
   std::vector<const Parameter*> layers, experts, others;
 };
 
@@ -123,8 +123,8 @@ void report_unknown(const DescribedModel& subject, const StoredModel& stored, Fi
       "loader will find.";
 }
 
-// Whether the unknown tensors are the missing parameters under other names: half of these have their shapes, or all
-// have about as many elements.
+// Returns whether the unknown tensors are the missing parameters under other names: half of them have matching shapes,
+// or all together have about as many elements.
 bool are_renamed(const StoredModel& stored, const std::vector<const Parameter*>& missing) {
   std::map<Dims, Index> shapes;
   Index there = 0, due = 0, alike = 0;

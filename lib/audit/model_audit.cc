@@ -18,11 +18,11 @@
 namespace reshard {
 namespace {
 
-// How a shape differs from the one that was due.
+// How a shape differs from the expected one.
 enum class Difference {
   kPart,          // one dimension is 1/t of what it should be
   kReplicated,    // dimension 0 is a multiple: key-value heads that were repeated for tensor parallelism
-  kConcatenated,  // dimension 0 is a multiple: experts of several ranks joined
+  kConcatenated,  // dimension 0 is a multiple: experts of several ranks concatenated
   kTransposed,
   kOther,
 };
@@ -31,8 +31,8 @@ struct Mismatch {
   const Parameter* parameter = nullptr;
   const Tensor* tensor = nullptr;
   Difference difference = Difference::kOther;
-  int dim = -1;     // that differs
-  Index times = 1;  // by this factor
+  int dim = -1;     // the dimension that differs
+  Index times = 1;  // the factor by which it differs
 };
 
 Mismatch classify(const Parameter& p, const Tensor& tensor) {
@@ -72,7 +72,7 @@ std::string formula_text(const Parameter& p, int dim, const ModelConfig& config)
   return explain(formulas[static_cast<std::size_t>(dim)], config.numbers());
 }
 
-// A line for each parameter of the table among the mismatches, a few of them.
+// Returns a line for each parameter of the table among the mismatches, up to kShownKinds.
 std::vector<std::string> lines_by_rule(const std::vector<Mismatch>& all) {
   std::map<const NameRule*, const Mismatch*> first;
   for (const Mismatch& m : all) first.emplace(m.parameter->rule, &m);
@@ -90,17 +90,17 @@ std::vector<std::string> lines_by_rule(const std::vector<Mismatch>& all) {
 
 // Tensors whose shape is not the expected one, by the kind of finding that explains them.
 struct Mismatches {
-  std::vector<Mismatch> vocabulary;  // another number of words, and no other fault
+  std::vector<Mismatch> vocabulary;  // only the number of words differs
   std::vector<Mismatch> parts;
   std::vector<Mismatch> concatenated;
-  std::vector<Mismatch> flat;  // of one dimension; with parts of such, parameters of one dimension that are parts too
+  std::vector<Mismatch> flat;  // one-dimensional; if some are parts, also one-dimensional parameters that are parts
   std::vector<Mismatch> others;
-  Index padded_rows = 0;  // of a vocabulary that is padded as Megatron does, and whose writer does not say so
+  Index padded_rows = 0;  // of a vocabulary padded like Megatron's, if the writer does not record it
 };
 
-// ---- names
+// ---- Names
 
-// Two tensors that are one parameter.
+// Two tensors that are the same parameter.
 struct Duplicate {
   std::string parameter;
   const Tensor *a = nullptr, *b = nullptr;
@@ -132,13 +132,13 @@ void report_duplicates(const DescribedModel& subject, const std::vector<Duplicat
   f.advice = "Find out which of them the training run updated; --exclude leaves the others out of a conversion.";
 }
 
-// Whether all sections of a parameter are there, or the tensor is none; `there` receives it.
+// Returns whether all sections of a parameter are present, or the tensor is not a section. Adds the section to `there`.
 bool is_whole(const StoredRule& stored, std::set<std::size_t>& there) {
   there.insert(stored.section);
   return !stored.is_section() || there.size() == stored.sections.size();
 }
 
-// A packed tensor stands for its parts.
+// Records a packed tensor as its parts.
 void look_at_packed(const DescribedModel& subject, const Tensor& tensor, const ParsedName& parsed, StoredModel& stored,
                     FindingList& findings) {
   std::vector<Dims> shapes;
@@ -182,10 +182,10 @@ StoredModel match_names(const DescribedModel& subject, ModelAudit& audit, Findin
         parse_tensor(subject.family, key.parameter, tensor.shape, &subject.config, tensor_text(tensor.name));
     const auto parsed = by_shape ? *by_shape : parse_name(subject.family, key.parameter);
     if (!parsed) {
-      // Heads of reward and classification models stand where the language model has its own.
+      // Reward and classification models have their head in place of the language model's.
       if (is_other_head(key.parameter))
         out.other_head = key.parameter.substr(0, key.parameter.find('.'));
-      else if (!tensor.is_buffer && !is_adapter(key.parameter) &&  // audit_names tells of adapters
+      else if (!tensor.is_buffer && !is_adapter(key.parameter) &&  // audit_names() reports adapters
                !subject.family.carries(key.parameter))
         out.unknown.push_back(&tensor);
       continue;
@@ -205,17 +205,17 @@ StoredModel match_names(const DescribedModel& subject, ModelAudit& audit, Findin
   return out;
 }
 
-// ---- shapes
+// ---- Shapes
 
-// Whether its only fault is the number of words.
+// Returns whether only the number of words differs.
 bool has_other_vocabulary(const Mismatch& m) {
   const Dims &want = m.parameter->shape, &got = m.tensor->shape;
   return m.parameter->rule->is_vocabulary() && got.rank() == want.rank() && got[0] != want[0] &&
          (want.rank() < 2 || got[1] == want[1]);
 }
 
-// Whether its only fault is padding: the writer tells that there are as many words as the config has, and no more rows
-// are words; or the names are Megatron's, which pads so and loads it so.
+// Returns whether the only difference is padding: the writer records as many words as the config has, so further rows
+// are not words; or the names are Megatron's, which pads like this and loads it.
 bool is_padding(const DescribedModel& subject, const Mismatch& m) {
   const Index words = m.parameter->shape[0], rows = m.tensor->shape[0];
   return has_other_vocabulary(m) && rows > words &&
@@ -223,7 +223,8 @@ bool is_padding(const DescribedModel& subject, const Mismatch& m) {
           (subject.names == Convention::kMegatron && !explain_padding(rows, words).empty()));
 }
 
-// What one rank has of flattened parameters: those that have one dimension anyway are parts as well.
+// Moves one-dimensional parts to `flat` if a rank's flattened parameters are parts: one-dimensional parameters are then
+// parts as well.
 void take_flat_parts(Mismatches& all) {
   const auto is_part = [](const Mismatch& m) { return volume(m.tensor->shape) < volume(m.parameter->shape); };
   if (std::none_of(all.flat.begin(), all.flat.end(), is_part)) return;
@@ -240,7 +241,7 @@ Mismatches compare_shapes(const DescribedModel& subject, const StoredModel& stor
   Mismatches out;
   for (const Parameter& p : subject.expected) {
     const Tensor* found = stored.find(p);
-    if (!found || found->shape == p.shape || found->elements() == 0) continue;  // audit_names tells of empty ones
+    if (!found || found->shape == p.shape || found->elements() == 0) continue;  // audit_names() reports empty ones
     if (p.is_scale && is_shape_of_scales(found->shape, p.shape)) continue;
     const Mismatch m = classify(p, *found);
     if (is_padding(subject, m)) {
@@ -306,7 +307,7 @@ void report_flat(const DescribedModel& subject, const std::vector<Mismatch>& fla
 void report_vocabulary(const DescribedModel& subject, const StoredModel& stored, const Mismatches& mismatches,
                        FindingList& findings) {
   if (mismatches.vocabulary.empty()) return;
-  std::vector<VocabularyTensor> tensors;  // those that agree are told of too
+  std::vector<VocabularyTensor> tensors;  // those that match are reported too
   for (const Parameter& p : subject.expected) {
     const Tensor* t = stored.find(p);
     if (!p.rule->is_vocabulary() || !t || t->shape.rank() != p.shape.rank()) continue;
@@ -362,7 +363,8 @@ void report_wrong_part(const DescribedModel& subject, const std::vector<Mismatch
   f.advice = "Look for the other " + count_of(m.times - 1, "part") + "; save again with the tensors gathered.";
 }
 
-// Tensors that are one of t parts: of a rank's dump when tensor parallelism would cut them so, by mistake otherwise.
+// Reports tensors that are one of t parts: one rank's dump if tensor parallelism would cut them like this, otherwise a
+// mistake.
 void report_parts(const DescribedModel& subject, const StoredModel& stored, const std::vector<Mismatch>& parts,
                   FindingList& findings) {
   std::map<Index, std::vector<Mismatch>> as_due;
@@ -416,8 +418,8 @@ void report_other_shapes(const DescribedModel& subject, const std::vector<Mismat
   }
 }
 
-// How many experts each rank wrote as one below the other, the tensors of the others being absent; 0 where that is not
-// what was done.
+// Returns how many experts' tensors are stored if each rank wrote its experts concatenated under the names of the first
+// rank's; 0 if that is not the case.
 Index experts_kept(const DescribedModel& subject, const std::vector<Mismatch>& concatenated) {
   const Index experts = subject.config.number("num_experts");
   return concatenated.empty() || experts % concatenated[0].times != 0 ? 0 : experts / concatenated[0].times;
@@ -438,14 +440,14 @@ void report_concatenated(const DescribedModel& subject, const std::vector<Mismat
   f.advice = "No data are lost: split each into " + count_of(ep, "block") + " of rows.";
 }
 
-// ---- another model's config
+// ---- Another model's config
 
-// A formula of the family's table, and what the tensors have in its place.
+// A formula of the family's table, and the sizes that the tensors have instead.
 struct Said {
   std::set<Index> by_config, stored;
   Index tensors = 0;
-  bool is_sure = false;  // whether some tensor differs so as no cut of it would
-  // Those whose tensors are as if they were cut where tensor parallelism does not: of several, that is no cut.
+  bool is_sure = false;  // whether some tensor differs in a way that no sharding explains
+  // Rules whose tensors look cut where tensor parallelism does not cut; several of these exclude sharding.
   std::set<const NameRule*> cut_elsewhere;
 };
 
@@ -454,8 +456,8 @@ std::string formula_of(const NameRule& rule, int dim) {
   return formula.substr(std::min(formula.size(), formula.find_first_not_of(' ')));
 }
 
-// The formulas whose result no tensor has, while all tensors agree on another: "hidden_size" of a larger model's
-// config.
+// Returns the formulas whose result no tensor has, while all tensors agree on another value: "hidden_size" of a larger
+// model's config.
 std::map<std::string, Said> contradicted(const DescribedModel& subject, const StoredModel& stored) {
   std::map<std::string, Said> out;
   for (const Parameter& p : subject.expected) {
@@ -482,7 +484,7 @@ std::map<std::string, Said> contradicted(const DescribedModel& subject, const St
   return out;
 }
 
-// Takes out the mismatches that the contradicted formulas explain.
+// Moves the mismatches that the contradicted formulas explain.
 std::vector<Mismatch> take_explained(const std::map<std::string, Said>& said, Mismatches& all) {
   std::vector<Mismatch> out;
   const auto is_explained = [&](const Mismatch& m) {
@@ -505,7 +507,7 @@ std::vector<Mismatch> take_explained(const std::map<std::string, Said>& said, Mi
   return out;
 }
 
-// Returns whether the config is another model's: then nothing else that it says is news.
+// Returns whether the config belongs to another model: then nothing else that it says is reported.
 bool report_other_config(const DescribedModel& subject, const std::map<std::string, Said>& said,
                          const std::vector<Mismatch>& explained, FindingList& findings) {
   if (explained.empty()) return false;
@@ -527,11 +529,12 @@ bool report_other_config(const DescribedModel& subject, const std::map<std::stri
   return true;
 }
 
-// ---- dtypes
+// ---- Dtypes
 
-// The one dtype of training state, if that is what it is (ModelAudit::uniform_dtype).
+// Returns the single dtype of training state, if it is that (ModelAudit::uniform_dtype).
 std::string report_dtypes(const DescribedModel& subject, const StoredModel& stored, FindingList& findings) {
-  std::map<std::pair<std::string_view, std::string_view>, std::vector<std::string>> by_dtype;  // stored, due
+  std::map<std::pair<std::string_view, std::string_view>, std::vector<std::string>>
+      by_dtype;  // keyed by stored and expected dtype
   Index compared = 0, in_float32 = 0;
   for (const Parameter& p : subject.expected) {
     const Tensor* found = stored.find(p);
@@ -540,10 +543,10 @@ std::string report_dtypes(const DescribedModel& subject, const StoredModel& stor
     ++compared;
     in_float32 += dtype == "float32";
     if (subject.config.float8 && subject.config.float8->is_chosen && dtype == "float8_e4m3fn") continue;
-    // A parameter that transformers keeps in float32 may have been cast with the rest of the model.
+    // A parameter that transformers keeps in float32 may have been converted with the rest of the model.
     if (dtype != p.dtype && dtype != subject.config.dtype) by_dtype[{dtype, p.dtype}].push_back(found->name);
   }
-  // Training keeps parameters in float32 and the config names what inference uses: ordinary when all of them do.
+  // Training keeps all parameters in float32 while the config names the dtype for inference, which is normal.
   if (!by_dtype.empty() && in_float32 == compared) return "float32";
   for (auto& [dtypes, names] : by_dtype) {
     const auto& [dtype, due] = dtypes;

@@ -18,7 +18,7 @@ void report_adapters(const Catalog& catalog, FindingList& findings) {
   for (const Tensor& t : catalog.tensors()) {
     if (is_adapter(t.key()) && split_state_key(t.key()).kind != StateKind::kOptimizer)
       adapters.push_back(t.name);
-    else if (is_model(t) && !t.key().starts_with(kPeftPrefix))  // nor those that an adapter by itself has whole
+    else if (is_model(t) && !t.key().starts_with(kPeftPrefix))  // nor modules that an adapter contains completely
       ++weights;
   }
   if (adapters.empty() || weights == 0) return;

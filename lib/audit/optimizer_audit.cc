@@ -16,14 +16,15 @@
 namespace reshard {
 namespace {
 
-// Two optimizers keep different state each (Muon a momentum, AdamW two moments). A parameter lacks what the most others
-// have of those that share more with it than a step.
+// Reports parameters with incomplete optimizer state. Different optimizers keep different state (Muon a momentum, AdamW
+// two moments), so each parameter is compared with the most common kind of state that contains its own, if they share
+// more than a step.
 void report_uneven_state(const std::map<std::string, std::set<std::string>>& have, FindingList& findings) {
-  std::map<std::string, std::set<std::string>> states;  // of each parameter
+  std::map<std::string, std::set<std::string>> states;  // keyed by parameter
   for (const auto& [state, names] : have)
     for (const std::string& name : names) states[name].insert(state);
   using Kind = std::set<std::string>;
-  std::map<Kind, Index> kinds;  // and how many parameters are of each
+  std::map<Kind, Index> kinds;  // the number of parameters of each kind
   for (const auto& [name, own] : states) ++kinds[own];
   const auto is_part_of = [&](const Kind& own, const Kind& kind) {
     Kind common;
@@ -104,7 +105,7 @@ OptimizerAudit audit_optimizer(const Catalog& catalog) {
   }
   const auto models = std::count_if(catalog.parts.begin(), catalog.parts.end(),
                                     [](const Part& part) { return part.kind == StateKind::kModel; });
-  if (!orphans.empty() && models < 2) {  // else they are of another model
+  if (!orphans.empty() && models < 2) {  // otherwise they belong to another model
     Finding& f = findings.add(Severity::kWarning, "optimizer-orphan");
     f.what = "belong to parameters that are not here";
     f.tensors = std::move(orphans);

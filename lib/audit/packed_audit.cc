@@ -8,7 +8,7 @@
 namespace reshard {
 namespace {
 
-// Whether audit_model() has the very names and shapes of its tensors.
+// Returns whether audit_model() knows the exact names and shapes of its tensors.
 bool is_described(const PackedWeight& weight, const Model& model) {
   return model.is_described() && is_known_to_families(weight.packing);
 }

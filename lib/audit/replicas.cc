@@ -12,26 +12,26 @@
 namespace reshard {
 namespace {
 
-constexpr std::size_t kBatch = 4096;     // copies compared in one run: bounds the memory for requests
-constexpr std::size_t kShownCopies = 8;  // of one tensor, in its finding
+constexpr std::size_t kBatch = 4096;     // copies compared in one run, to limit memory
+constexpr std::size_t kShownCopies = 8;  // of one tensor in its finding
 
-// One further copy of a box.
+// A further copy of a box.
 struct Copy {
   std::size_t tensor = 0;   // in the catalog
-  std::size_t replica = 0;  // in its replicas
+  std::size_t replica = 0;  // index in its replicas
 };
 
-// What a comparison found of a copy.
+// How a copy differs from the first one.
 struct Disagreement {
   Index count = 0;  // elements
-  Index first = 0;  // number of the first of them in the box, row-major
+  Index first = 0;  // index of the first differing element in the box, row-major
 };
 
 bool is_same_place(const Fragment& a, const Fragment& b) {
   return a.extent == b.extent && a.start == b.start && a.strides == b.strides;
 }
 
-// The fragment of which `copy` is a copy.
+// Returns the fragment of which `copy` is a copy.
 Fragment original_of(const Tensor& tensor, const Fragment& copy) {
   Fragment out;
   FragmentIndex(tensor.fragments).overlapping(copy.box, [&](std::size_t i, const Box&) {
@@ -46,7 +46,7 @@ Index linear(const Box& in, const Dims& at) {
   return n;
 }
 
-// The place of element number `n` of a box, row-major.
+// Returns the index of the n-th element of a box, row-major.
 Dims place_of(const Box& box, Index n) {
   Dims at = box.origin;
   for (int d = box.rank() - 1; d >= 0; --d) {
@@ -81,7 +81,7 @@ class Replicas {
   }
 
  private:
-  // Sorts the copies into generations in which no box comes twice, so that each is a catalog of its own.
+  // Groups the copies into generations in which no box occurs twice, so that each generation is a catalog.
   void collect() {
     for (std::size_t t = 0; t < catalog_.tensors().size(); ++t) {
       const Tensor& tensor = catalog_.tensors()[t];
@@ -111,10 +111,10 @@ class Replicas {
   }
 
   Status compare_generation(const std::vector<Copy>& copies) {
-    Catalog further;  // the copies, as if they were all there is
+    Catalog further;  // the copies as a catalog
     further.root = catalog_.root;
     further.files = catalog_.files;
-    std::vector<std::size_t> number;  // of each copy's tensor in `further`
+    std::vector<std::size_t> number;  // each copy's tensor in `further`
     for (std::size_t i = 0; i < copies.size(); ++i) {
       const Tensor& from = catalog_.tensors()[copies[i].tensor];
       if (i == 0 || copies[i].tensor != copies[i - 1].tensor) {
@@ -168,7 +168,7 @@ class Replicas {
     return {};
   }
 
-  // "__0_0.distcp@192"
+  // Returns "__0_0.distcp@192".
   std::string place_text(const Fragment& f, Index element, Index element_bytes) const {
     const Dims at = place_of(f.box, element);
     Index n = 0;

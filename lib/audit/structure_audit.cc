@@ -12,14 +12,14 @@ namespace reshard {
 namespace {
 
 constexpr std::size_t kShownFiles = 5;
-constexpr std::size_t kMaxHeaders = 100'000;  // about a second; metadata of more pieces is believed
+constexpr std::size_t kMaxHeaders = 100'000;  // takes about a second; with more pieces the headers are not checked
 
 std::string some(std::vector<std::string> names) {
   for (std::string& name : names) name = printable(name);
   return some_of(names, kShownFiles);
 }
 
-// Names of the tensors that have a piece in one of these files.
+// Returns the names of the tensors that have a piece in one of these files.
 std::vector<std::string> tensors_in(const Catalog& catalog, const std::set<std::uint32_t>& files) {
   std::vector<std::string> names;
   for (const Tensor& t : catalog.tensors())
@@ -47,7 +47,7 @@ void check_covers(const Catalog& catalog, FindingList& findings) {
   f.why = std::move(first_messages);
 }
 
-// `missing` are names of files that are not there.
+// `missing` has the names of the missing files.
 void report_missing_files(const Catalog& catalog, const std::vector<std::string>& missing, FindingList& findings) {
   const std::vector<Index> needs = bytes_needed(catalog);
   std::set<std::uint32_t> gone;
@@ -87,8 +87,8 @@ void report_short_files(const Catalog& catalog, FindingList& findings) {
   f.tensors = tensors_in(catalog, cut);
 }
 
-// Writers of items put them one behind the other: what lies between them was recorded once. Of tensors that are
-// located from the start, only payloads are known and not what is around them.
+// Reports gaps between items, which writers store contiguously, so something recorded there was lost. Tensors that are
+// located from the start only have payload extents, so the bytes around them are unknown.
 void check_unclaimed(const Catalog& catalog, FindingList& findings) {
   if (catalog.shares_extents || catalog.has_other_bytes || (catalog.tensors().empty() && catalog.blobs.empty())) return;
   std::vector<std::vector<std::pair<Index, Index>>> claimed(catalog.files.size());
@@ -125,7 +125,7 @@ void check_unclaimed(const Catalog& catalog, FindingList& findings) {
   f.advice = "Writers leave no gaps: the metadata lost an entry, or are of another save than the files.";
 }
 
-// A key is its path in the nested state_dict, joined by dots.
+// Reports names that differ from the path in the nested state_dict, joined by dots.
 void check_key_paths(const Catalog& catalog, FindingList& findings) {
   std::vector<std::string> wrong = names_off_paths(catalog);
   if (wrong.empty()) return;
@@ -135,8 +135,8 @@ void check_key_paths(const Catalog& catalog, FindingList& findings) {
   f.advice = "Loaders that rebuild the nested state_dict would put it elsewhere: the metadata are damaged.";
 }
 
-// Reads the headers around the pieces, and on an error those of each tensor by itself, to name all that fail. False
-// where there are too many.
+// Reads the headers around the pieces and, if that fails, those of each tensor separately, to report all that fail.
+// Returns false if there are too many.
 bool check_headers(Reader& reader, int threads, const std::string& spool, FindingList& findings) {
   const Catalog& catalog = reader.catalog();
   std::vector<std::size_t> all(catalog.tensors().size());

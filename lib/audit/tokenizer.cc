@@ -13,8 +13,8 @@ constexpr Index kMaxFileBytes = Index{128} << 20;  // published ones have up to 
 constexpr std::size_t kShownTokens = 3;
 constexpr std::size_t kShownCharacters = 40;
 
-// A tokenizer.json of a quarter of a million words has twice as many merges beside them: only the parts that have ids
-// are parsed, what lies between them is stepped over.
+// A tokenizer.json with a quarter of a million words has twice as many merges. Only the parts that have ids are parsed,
+// and the others are skipped.
 class Spans {
  public:
   Spans(std::string_view text, std::size_t at) : text_(text), at_(at) {}
@@ -26,7 +26,7 @@ class Spans {
   }
   void enter() { ++at_; }
 
-  // The next value, or key, as text; empty at the end of the container or the text.
+  // Returns the next value or key as text, or an empty text at the end of the container or the text.
   std::string_view next() {
     skip_space();
     const std::size_t begin = at_;
@@ -63,7 +63,7 @@ class Spans {
   std::size_t at_;
 };
 
-// A member of an object, as text; empty where there is none.
+// Returns a member of an object as text, or an empty text if there is none.
 std::string_view member(std::string_view object, std::string_view key) {
   Spans spans(object, 0);
   spans.skip_space();
@@ -77,7 +77,7 @@ std::string_view member(std::string_view object, std::string_view key) {
   }
 }
 
-// Ids at or beyond the number of words, and how many tokens there are.
+// The ids at or beyond the number of words, and the number of tokens.
 struct Tokens {
   explicit Tokens(Index vocabulary) : words(vocabulary) {}
   void add(Index id, std::string_view token) {

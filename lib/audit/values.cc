@@ -15,15 +15,15 @@
 namespace reshard {
 namespace {
 
-constexpr std::size_t kWorst = 5;        // tensors told of in a finding
+constexpr std::size_t kWorst = 5;        // tensors shown in a finding
 constexpr std::size_t kShownRanges = 4;  // ranges of rows in a sentence
-constexpr std::size_t kTold = 1024;      // tensors that ranks tell each other of at once
+constexpr std::size_t kTold = 1024;      // tensors per message between ranks
 constexpr double kLargeWeight = 1e4;     // trained weights stay below 100 or so
-constexpr double kLargeHalf = 60000;     // of a float16, which ends at 65504
+constexpr double kLargeHalf = 60000;     // of a float16, whose maximum is 65504
 
-// ---- what a tensor is
+// ---- What a tensor is
 
-// A tensor's key as its words: "layers.0.attn_norm.weight" has "attn" and "norm".
+// Returns the words of a key: "layers.0.attn_norm.weight" contains "attn" and "norm".
 std::vector<std::string> words_of(std::string_view name) {
   std::vector<std::string> words(1);
   for (const char c : name) {
@@ -41,13 +41,13 @@ bool has_word(const std::vector<std::string>& words, const auto& wanted) {
   });
 }
 
-// RMSNorm is "norm", "layernorm", "rmsnorm"; GPT-2 has "ln_1" and "ln_f".
+// Recognises "norm", "layernorm" and "rmsnorm", and GPT-2's "ln_1" and "ln_f".
 bool is_norm(const std::vector<std::string>& words) {
   return std::any_of(words.begin(), words.end(), [](const std::string& w) { return w.ends_with("norm") || w == "ln"; });
 }
 
-// What training does not move away from zero or one value: tables that are computed, scales of quantised blocks, the
-// half of a LoRA pair that begins as zeros, masks.
+// Returns whether training leaves a tensor at zero or at one value: computed tables, scales of quantised blocks, the
+// half of a LoRA pair that starts at zero, masks.
 bool is_derived(const std::vector<std::string>& words) {
   static constexpr std::array<std::string_view, 11> kDerived = {"freqs", "freq",  "rotary", "cos",  "sin",   "cached",
                                                                 "mask",  "scale", "scales", "lora", "masked"};
@@ -59,7 +59,7 @@ bool is_any_float(DType dtype) {
          dtype == DType::kFloat8E4M3Fnuz || dtype == DType::kFloat8E5M2Fnuz;
 }
 
-// Whether zeros and repetition in it are news.
+// Returns whether zeros and repetitions in it should be reported.
 bool is_weight(const Tensor& tensor, const std::vector<std::string>& words) {
   return is_any_float(tensor.dtype) && tensor.elements() >= HealthScan::kMinRowElements && words.back() != "bias" &&
          !is_derived(words) && !(tensor.shape.rank() < 2 && is_norm(words));
@@ -70,12 +70,12 @@ bool is_vocabulary(const Tensor& tensor, const ValueContext& context) {
          std::find(context.vocabulary.begin(), context.vocabulary.end(), tensor.name) != context.vocabulary.end();
 }
 
-// ---- the kinds of trouble
+// ---- The kinds of problems
 
 struct Kind {
   std::string_view id;
   Severity severity;
-  std::string_view what;  // before "in 3 weights"
+  std::string_view what;  // continues with "in 3 weights"
   std::string_view noun;
   std::string_view lost;
   std::string_view advice;
@@ -134,7 +134,7 @@ std::string rows_of(const RowSet& rows, Index of) {
   return (rows.count == 1 ? "row " : with_commas(rows.count) + " of " + count_of(of, "row") + ": ") + rows_text(rows);
 }
 
-// Gathers what is to be said of each kind.
+// Collects the cases of each kind.
 class Judge {
  public:
   explicit Judge(const ValueContext& context) : context_(context) {}
@@ -144,7 +144,7 @@ class Judge {
     if (state == StateKind::kOther || h.elements == 0) return;
     const std::vector<std::string> words = words_of(tensor.key());
     const bool finite = h.nans + h.infs == 0;
-    const bool mask = h.nans == 0 && is_derived(words);  // minus infinity is what masks are made of
+    const bool mask = h.nans == 0 && is_derived(words);  // masks contain minus infinity
     if (!finite && !mask)
       add_non_finite(state == StateKind::kModel ? kNonFiniteWeights : kNonFiniteOptimizer, tensor, h);
     if (state != StateKind::kModel) return;
@@ -173,7 +173,7 @@ class Judge {
  private:
   struct Case {
     std::string tensor;
-    double weight = 0;  // the worst has the largest
+    double weight = 0;  // larger is worse
     std::string text;
   };
 
@@ -242,16 +242,16 @@ class Judge {
   std::array<std::vector<Case>, kKinds> cases_;
 };
 
-// ---- one pass over the data
+// ---- One pass over the data
 
-// Rows are remembered for tensors that are begun and not finished: each thread has one at most.
+// Row state is kept for tensors in progress, at most one per thread.
 Index row_memory(const Catalog& view, const RunOptions& options) {
   Index largest = 0;
   for (const Tensor& t : view.tensors()) largest = std::max(largest, HealthScan::row_memory(t.shape));
   return largest * worker_count(options);
 }
 
-// A tensor's health as it goes from rank to rank.
+// A tensor's health in the form that is sent between ranks.
 struct HealthRecord {
   struct Rows {
     Index count = 0, ranges = 0;
@@ -265,7 +265,7 @@ struct HealthRecord {
   std::array<Index, Exponents::kCount> by_exponent{};
 };
 
-// The row sets of a health, or of a const one.
+// Returns the row sets of a health, const or not.
 template <class Health>
 auto row_sets(Health& h) {
   return std::array{&h.rows.zero, &h.rows.constant, &h.tail.zero, &h.tail.constant};
@@ -297,7 +297,7 @@ TensorHealth from_record(const HealthRecord& r) {
   return h;
 }
 
-// Each tensor was looked at by one rank, which has all of its elements.
+// Distributes the results: each tensor was examined by one rank, which has all its elements.
 Status share_health(Transport* ranks, std::vector<TensorHealth>& health) {
   if (rank_count(ranks) == 1) return {};
   for (std::size_t begin = 0; begin < health.size(); begin += kTold) {

@@ -26,7 +26,7 @@
 namespace reshard {
 namespace {
 
-// A checkpoint whose files do not fit its metadata is opened all the same, to say all that is wrong with it.
+// Opens a checkpoint even if its files do not match its metadata, so that all problems can be reported.
 Result<Opened> open_to_audit(const Opener& open, const VerifyOptions& options) {
   OpenOptions how{.files_too = true,
                   .validated = false,
@@ -42,8 +42,7 @@ Result<Opened> open_to_audit(const Opener& open, const VerifyOptions& options) {
   return Opened{*std::move(metadata), whole.error().message()};
 }
 
-// The model by the config that was given, or by the checkpoint's own: that one may be of a model reshard does
-// not know, or damaged.
+// Recognises the model by the given config or the checkpoint's own, which may describe an unknown model or be damaged.
 Result<Model> recognise(Reader& reader, const VerifyOptions& options, VerifyReport& report) {
   auto config = config_of(reader, options.config, options.model.families);
   if (!config && !options.config.empty()) return std::move(config).error();
@@ -57,7 +56,7 @@ Result<Model> recognise(Reader& reader, const VerifyOptions& options, VerifyRepo
   return recognise(reader.catalog(), options.model, config ? *std::move(config) : std::nullopt);
 }
 
-// ---- metadata
+// ---- Metadata
 
 Structure check_structure(const Opened& opened, const VerifyOptions& options, VerifyReport& report) {
   StructureAudit audit = audit_structure(opened.reader(), options.run.threads, options.spool);
@@ -101,7 +100,7 @@ bool holds_optimizer_alone(const Catalog& catalog) {
           std::any_of(catalog.blobs.begin(), catalog.blobs.end(), is_of(StateKind::kOptimizer)));
 }
 
-// Of a model, and not adapters alone.
+// Returns whether it has weights of a model, not only adapters.
 bool holds_weights(const Catalog& catalog) {
   const auto& tensors = catalog.tensors();
   return std::any_of(tensors.begin(), tensors.end(), [](const Tensor& t) {
@@ -149,8 +148,8 @@ void check_optimizer(const Catalog& catalog, VerifyReport& report) {
   report.add(std::move(audit.findings));
 }
 
-// A model whose file has float32 where its config has half of that is twice as large as the one that was published.
-// What training saved, or may go on from, keeps float32 on purpose.
+// Reports a model stored in float32 although its config names a dtype of half the size: it is twice as large as the
+// published one. Training state keeps float32 on purpose.
 void check_upcast(const ModelAudit& audit, const ModelConfig& config, const Catalog& catalog, VerifyReport& report) {
   const auto stored = dtype_from_torch(audit.uniform_dtype), due = dtype_from_torch(config.dtype);
   const bool is_training = report.format->holds != Holds::kModel ||
@@ -307,7 +306,7 @@ void check_declared_vocabulary(const Catalog& catalog, const LayoutDescriptor& l
   report.checked("declared-vocabulary", "embedding and head have the rows that the layout declares", looked_at);
 }
 
-// Whether every tensor lies in one file, as formats that hold whole tensors have it.
+// Returns whether every tensor is in one file, as in formats that hold whole tensors.
 bool is_gathered(const Catalog& catalog) {
   return std::all_of(catalog.tensors().begin(), catalog.tensors().end(), [](const Tensor& t) {
     for (std::size_t i = 1; i < t.fragments.size(); ++i)
@@ -316,7 +315,7 @@ bool is_gathered(const Catalog& catalog) {
   });
 }
 
-// How a layout or mesh that the user declared has each tensor lie. `placer` must outlive the result.
+// Returns the placements of a layout or mesh that the user declared. `placer` must outlive the result.
 Result<DeclaredLayout> declared_layout(const Catalog& catalog, const Model& model, const VerifyOptions& options,
                                        const Format& format, std::optional<Placer>& placer) {
   DeclaredLayout out;
@@ -329,7 +328,7 @@ Result<DeclaredLayout> declared_layout(const Catalog& catalog, const Model& mode
     Index layers = model.config ? model.config->num_hidden_layers() : 0;
     if (!model.config)
       for (const Tensor& t : catalog.tensors()) layers = std::max(layers, layer_number(t.key()) + 1);
-    // Patterns are of stored names, or of the model's own, as those of the built-in layouts are.
+    // Patterns match stored names, or the model's own, as in the built-in layouts.
     out.place = [&layout, layers](const Tensor& t) {
       auto placed = layout.place_in_files(t.name, t.shape, layers);
       return placed || t.plain_key.empty() ? placed : layout.place_in_files(t.plain_key, t.shape, layers);
@@ -358,7 +357,7 @@ Result<DeclaredLayout> declared_layout(const Catalog& catalog, const Model& mode
   return out;
 }
 
-// Tensors that lack pieces of ranks which wrote nothing are told of there.
+// Makes missing cover a consequence if the pieces belong to ranks that wrote nothing.
 void explain_cover(const MeshAudit& audit, VerifyReport& report) {
   const std::set<std::string> lacking(audit.lacking.begin(), audit.lacking.end());
   for (Finding& f : report.findings)
@@ -406,9 +405,9 @@ Status check_layout(const Opened& opened, const Model& model, const VerifyOption
   return {};
 }
 
-// ---- another checkpoint
+// ---- Another checkpoint
 
-// What two dtypes of equal width have to do with a difference.
+// Describes how dtypes of equal width may explain a difference.
 std::string unrecorded_cast(const Tensor& a, const Tensor& b) {
   return tensor_text(a.name) + " is " + std::string(info(a.dtype).torch_name) + " here and " +
          std::string(info(b.dtype).torch_name) +
@@ -444,7 +443,7 @@ void report_pairs(const Comparison& c, const std::vector<Comparison::Digests>& d
   report.fact("equal", std::move(text));
 }
 
-// What was found of a checkpoint that somebody writes to meanwhile may be of neither of its versions.
+// Reports files that changed during the audit, because the findings may be of a mix of two versions.
 void check_unchanged(const WatchedFiles& read, VerifyReport& report) {
   const auto path = read.replaced();
   if (!path) return;

@@ -15,7 +15,7 @@
 namespace reshard {
 namespace {
 
-// Nothing where there is none.
+// Returns nothing if there is no manifest.
 Result<std::optional<Json>> read_manifest(const Opened& opened, const std::string& path, const std::string& manifest) {
   if (!is_directory(path) && !opened.checkpoint.format->is_file) return std::optional<Json>();
   const auto text = TRY(opened.reader().side_file(std::string(kManifestFile), kMaxManifestBytes));
@@ -34,7 +34,7 @@ ValueContext value_context(const Catalog& view, const Model& model) {
   return context;
 }
 
-// The model's tensors that are kept twice, by those which are their float32 masters: one is the other rounded.
+// Returns the model tensors that are stored twice, keyed by their float32 masters: one is the other rounded.
 std::map<std::size_t, std::size_t> weights_of_masters(const Catalog& view) {
   std::map<std::string, std::size_t> model;
   for (std::size_t i = 0; i < view.tensors().size(); ++i)
@@ -106,13 +106,13 @@ Status read_tensors(const Catalog& view, const Opened& opened, const Model& mode
     const Tensor& t = view.tensors()[i];
     report.tensors.push_back({t.name, t.dtype, t.shape, proofs[i].source, std::nullopt});
   }
-  for (const Blob& blob : opened.catalog().blobs) TRY(opened.reader().blob_bytes(blob));  // checks them
+  for (const Blob& blob : opened.catalog().blobs) TRY(opened.reader().blob_bytes(blob));  // verifies their checksums
   report.fact("bytes", checksums_text(checksums, "the format records"));
   return {};
 }
 
-// What a format shows that was not written by itself: a weight that is its master or the other way round, a number of
-// steps that is all parameters'.
+// Returns whether a format shows a tensor that was not written as such: a weight made from its master or vice versa, or
+// a step count shared by all parameters.
 Result<bool> is_shown_of_others(const VerifiedTensor& tensor, const Json& recorded) {
   const StateKey key = split_state_key(tensor.name);
   if (key.suffix == kStepSuffix) return recorded.contains(key.prefix + key.parameter + std::string(kMomentSuffix));
@@ -150,7 +150,7 @@ Status compare_manifest(const Json& manifest, const std::string& path, VerifyRep
   return {};
 }
 
-// Reports a head that differs from the embedding that the config ties it to: loaders take one of the two.
+// Reports a head that differs from the embedding to which the config ties it: loaders use one of the two.
 // report.tensors[i] is the digest of view.tensors()[i].
 void check_tied_head(const Catalog& view, const Model& model, VerifyReport& report) {
   if (!model.is_described() || !model.config->tie_word_embeddings()) return;
@@ -195,7 +195,7 @@ Result<Catalog> chosen_tensors(const Catalog& from, const std::vector<std::size_
 Status read_everything(const Opened& opened, const Model& model, const VerifyOptions& options, VerifyReport& report) {
   const std::string path = path_join(options.path, kManifestFile);
   std::optional<Json> manifest = TRY(read_manifest(opened, options.path, path));
-  if (!options.keys.part.empty()) manifest.reset();  // it is of all parts
+  if (!options.keys.part.empty()) manifest.reset();  // it covers all parts
   std::vector<std::size_t> wanted;
   for (std::size_t i = 0; i < opened.catalog().tensors().size(); ++i)
     if (is_of_part(opened.catalog().tensors()[i].key(), options.keys.part)) wanted.push_back(i);

@@ -14,7 +14,7 @@ constexpr std::size_t kShownCuts = 6;
 
 bool is_power_of_two(Index n) { return (n & (n - 1)) == 0; }
 
-// Degrees that are powers of two before the others, each in the order they were found.
+// Moves degrees that are powers of two to the front; otherwise the order is kept.
 void prefer_powers_of_two(std::vector<VocabularyCut>& cuts) {
   std::stable_partition(cuts.begin(), cuts.end(), [](const VocabularyCut& c) { return is_power_of_two(c.tp); });
 }
@@ -30,7 +30,7 @@ std::string degree_text(const VocabularyCut& c) {
          (c.multiple == 1 ? "" : ", make_vocab_size_divisible_by=" + std::to_string(c.multiple));
 }
 
-// Lines for further (m, t) that fit as well as the first.
+// Adds further (m, t) that fit equally well.
 void add_others(const std::vector<VocabularyCut>& cuts, std::vector<std::string>& why) {
   if (cuts.size() < 2) return;
   std::vector<std::string> others;
@@ -40,7 +40,7 @@ void add_others(const std::vector<VocabularyCut>& cuts, std::vector<std::string>
                 (cuts.size() > kShownCuts ? "; and " + std::to_string(cuts.size() - kShownCuts) + " more" : ""));
 }
 
-// The largest customary multiple that needs no padding at this degree; 0 where there is none.
+// Returns the largest customary multiple that needs no padding at this degree, or 0.
 Index harmless_multiple(Index size, Index tp) {
   Index best = 0;
   for (const auto& [m, framework] : kUsualMultiples)

@@ -31,7 +31,7 @@ Error errno_error(const std::string& path, std::string_view what) {
                                      : ""));
 }
 
-// Repeats a call that a signal cut short.
+// Repeats a call that was interrupted by a signal.
 template <class Call>
 auto retry(Call call) {
   decltype(call()) r;
@@ -71,7 +71,7 @@ Result<File> File::create(const std::string& path) {
 Result<File> File::create_anonymous(const std::string& directory) {
   const int fd = retry([&] { return sys().open(directory.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600); });
   if (fd >= 0) return File(fd, directory + "/(temporary)");
-  // Not every file system knows O_TMPFILE: create, then take the name away.
+  // Not every file system supports O_TMPFILE: create a file and unlink it.
   const std::string path = directory + "/.reshard-temporary-" + std::to_string(::getpid());
   File file = TRY(create(path));
   if (sys().unlink(path.c_str()) != 0) return errno_error(path, "cannot unlink");
@@ -189,7 +189,7 @@ Result<std::string> read_file_start(const std::string& path, Index length) {
 
 namespace {
 
-// Into whatever stands under the name already, and stays there.
+// Writes to the existing file, pipe or device, which is not replaced.
 Status write_through(const std::string& path, std::string_view text) {
   const int fd =
       retry([&] { return sys().open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_NOCTTY | O_CLOEXEC, 0666); });
@@ -204,7 +204,7 @@ Status write_through(const std::string& path, std::string_view text) {
   return status;
 }
 
-// The names in an open directory but "." and "..", sorted.
+// Returns the sorted names in an open directory, without "." and "..".
 Result<std::vector<std::string>> names_in(DIR* directory, const std::string& path) {
   std::vector<std::string> names;
   while (true) {
@@ -223,7 +223,7 @@ struct CloseDirectory {
 };
 using Directory = std::unique_ptr<DIR, CloseDirectory>;
 
-// `path` itself, not what a link of that name leads to.
+// Opens the directory `path` itself, not the target of a link.
 Result<Directory> open_directory(const std::string& path) {
   std::string unslashed = path;  // "link/" would follow the link
   while (unslashed.size() > 1 && unslashed.back() == '/') unslashed.pop_back();
@@ -420,7 +420,7 @@ std::string by_own_name(const std::string& path) {
 }
 
 bool is_mount_point(const std::string& path) {
-  constexpr std::uint64_t kMountRoot = 0x2000;  // STATX_ATTR_MOUNT_ROOT, of Linux 5.8
+  constexpr std::uint64_t kMountRoot = 0x2000;  // STATX_ATTR_MOUNT_ROOT, since Linux 5.8
   struct statx st {};
   if (::statx(AT_FDCWD, path.c_str(), AT_SYMLINK_NOFOLLOW, STATX_TYPE, &st) != 0) return false;
   return (st.stx_attributes & kMountRoot) != 0;
@@ -450,7 +450,8 @@ Status remove_file(const std::string& path) {
 
 Status rename_no_replace(const std::string& from, const std::string& to) {
   if (sys().rename(from.c_str(), to.c_str(), RENAME_NOREPLACE) == 0) return {};
-  if (errno == EINVAL) {  // a file system without the flag, as NFS is: there a new link replaces nothing
+  // The file system, for example NFS, does not support the flag. A hard link never replaces an existing name.
+  if (errno == EINVAL) {
     if (!is_directory(from) && ::link(from.c_str(), to.c_str()) == 0) return remove_file(from);
     if (!path_exists(to) && sys().rename(from.c_str(), to.c_str(), 0) == 0) return {};
     if (path_exists(to)) errno = EEXIST;
@@ -500,8 +501,8 @@ void raise_descriptor_limit() {
 }
 
 OpenFiles& OpenFiles::of_process() {
-  static OpenFiles* const all = [] {  // lives on: pools may end when the program does
-    constexpr rlim_t kMost = 16384;   // more are no gain, and take memory
+  static OpenFiles* const all = [] {  // never destroyed: pools may outlive static objects
+    constexpr rlim_t kMost = 16384;   // more descriptors only cost memory
     rlimit limit{};
     const bool is_known = ::getrlimit(RLIMIT_NOFILE, &limit) == 0;
     return new OpenFiles(is_known ? static_cast<Index>(std::min(limit.rlim_cur / 2, kMost)) : 256);
@@ -537,7 +538,8 @@ Result<std::shared_ptr<const File>> FilePool::open(const std::string& path) {
     if (auto file = known()) return file;
     all.make_room();
   }
-  auto opened = std::make_shared<const File>(TRY(File::open(path, state_->access)));  // others need not wait for it
+  auto opened = std::make_shared<const File>(
+      TRY(File::open(path, state_->access)));  // opened without the lock, so that others need not wait
   const std::lock_guard lock(all.mutex_);
   if (auto file = known()) return file;
   if (mine.reads != File::Reads::kInOrder) opened->expect(mine.reads);

@@ -113,7 +113,7 @@ template <class Get>
 auto Json::get(std::string_view key, std::string_view wanted, Get as) const -> decltype(as(*this)) {
   if (const Json* value = find(key)) {
     auto result = as(*value);
-    return result ? std::move(result) : std::move(result).context(name_of(key));  // most of the time no text is made
+    return result ? std::move(result) : std::move(result).context(name_of(key));  // builds the message only on an error
   }
   const std::string_view got = is_object() ? "nothing" : "no object around it";
   return expected(wanted, got).context(name_of(key));
@@ -160,7 +160,7 @@ Json& Json::push_back(Json value) {
 Json& Json::add_item(Json value) {
   if (!is_array()) value_ = Items{};
   auto& items = std::get<Items>(value_);
-  if (items.empty()) items.reserve(4);  // a shape has rarely more
+  if (items.empty()) items.reserve(4);  // most arrays are shapes
   return items.emplace_back(std::move(value));
 }
 
@@ -183,7 +183,7 @@ Json::Object& Json::Object::operator=(Object other) noexcept {
   return *this;
 }
 
-// Where `key` is in the table, or the free slot where it would go.
+// Returns the slot of `key`, or the free slot for it.
 std::size_t Json::Object::slot_of(std::string_view key) const {
   const std::size_t mask = slots.size() - 1;
   std::size_t slot = std::hash<std::string_view>()(key) & mask;
@@ -202,7 +202,7 @@ const Json::Member* Json::Object::find(std::string_view key) const {
 }
 
 Json* Json::Object::add(std::string key) {
-  if (members.empty()) members.reserve(4);  // a tensor's entry in a header has three
+  if (members.empty()) members.reserve(4);  // a tensor's header entry has three
   members.push_back({std::move(key), Json()});
   if (members.size() > kSmallObject && 2 * members.size() > slots.size()) {
     slots.assign(std::max<std::size_t>(4 * kSmallObject, 2 * slots.size()), 0);
@@ -217,7 +217,7 @@ Json* Json::Object::add(std::string key) {
 
 namespace {
 
-// Walks the text for nlohmann's lexer and leaves behind how far it has come: its events do not say where they happen.
+// Iterates over the text for nlohmann's lexer and records its position, because SAX events carry none.
 class TextIterator {
  public:
   using iterator_category = std::forward_iterator_tag;
@@ -244,8 +244,8 @@ class TextIterator {
   const char** reached_;
 };
 
-// Python's words for numbers that JSON has none for. In the text that nlohmann reads they are strings of the same
-// length, told from others by where they end.
+// Python's number words that JSON lacks. They are replaced by strings of the same length before nlohmann parses the
+// text, and told from real strings by their end offsets.
 struct PythonNumber {
   std::string_view word;
   double value;
@@ -257,7 +257,7 @@ constexpr PythonNumber kPythonNumbers[] = {{"NaN", std::numeric_limits<double>::
 struct WithPythonNumbers {
   explicit WithPythonNumbers(std::string_view from) : text(from) {
     for (std::size_t i = 0; i < text.size(); ++i) {
-      if (text[i] == '"') {  // to the end of a string
+      if (text[i] == '"') {  // skip to the end of the string
         for (++i; i < text.size() && text[i] != '"'; ++i) i += text[i] == '\\';
         continue;
       }
@@ -276,8 +276,8 @@ struct WithPythonNumbers {
   std::unordered_map<Index, double> ends;
 };
 
-// nlohmann's sentence without its preamble (id, line and column: the offset says that) and without the whole of what it
-// had read, which may be the length of the file.
+// Returns nlohmann's message without its preamble (id, line, column: we print the offset) and without the "last read"
+// text, which may be as long as the file.
 std::string shortened(std::string_view what) {
   if (what.starts_with("[json.exception.")) what.remove_prefix(std::min(what.size(), what.find("] ") + 2));
   if (what.starts_with("parse error")) what.remove_prefix(std::min(what.size(), what.find(": ") + 2));
@@ -289,10 +289,10 @@ std::string shortened(std::string_view what) {
   return out;
 }
 
-// Different keys, one text behind the other: a large header has millions.
+// A set of keys, stored one after another in one string: a large header has millions.
 class KeySet {
  public:
-  // False, and nothing added, where it is there.
+  // Returns false, without adding it, if the key is already there.
   bool add(std::string_view key) {
     if (places_.find(hash_of(key), [&](std::size_t i) { return get(i) == key; })) return false;
     text_ += key;
@@ -314,7 +314,7 @@ class KeySet {
   NumberTable places_;
 };
 
-// Builds a Json from nlohmann's SAX events. Each event returns false to end the reading, with the reason in error_.
+// Builds a Json from nlohmann's SAX events. Each event returns false to stop parsing, with the reason in error_.
 class Builder {
  public:
   Builder(std::string_view text, std::string_view path, Index base, const JsonLimits& limits,
@@ -326,7 +326,7 @@ class Builder {
   }
 
   Result<Json> run() {
-    // nlohmann takes a NUL for the end of the text, and steps over a byte order mark.
+    // nlohmann would take a NUL for the end of the text and skip a byte order mark.
     if (const std::size_t nul = text_.find('\0'); nul != std::string_view::npos)
       return refuse(static_cast<Index>(nul), "expected JSON, got a zero byte").error();
     if (text_.starts_with("\xef\xbb\xbf")) return refuse(0, "expected JSON, got a byte order mark").error();
@@ -339,14 +339,14 @@ class Builder {
     return std::move(root_);
   }
 
-  // The events, under nlohmann's names.
+  // The events, with nlohmann's names.
   bool null() { return add(Json()); }
   bool boolean(bool value) { return add(value); }
   bool number_integer(std::int64_t value) { return add(value); }
   bool number_unsigned(std::uint64_t value) { return add(value); }
   bool number_float(double value, const std::string& digits) {
     if (digits.find_first_not_of("-0123456789") != std::string::npos) return add(value);
-    // The lexer looks one byte past a number unless the text ends there.
+    // The lexer has consumed one byte beyond a number unless the text ends there.
     const Index end = reached() - (digits.back() == text_[static_cast<std::size_t>(reached()) - 1] ? 0 : 1);
     return fail(end - static_cast<Index>(digits.size()), "integer " + name_of(digits) + " does not fit 64 bits");
   }
@@ -381,7 +381,7 @@ class Builder {
  private:
   Index reached() const { return static_cast<Index>(reached_ - text_.data()); }
 
-  // What the string that ends here stands for.
+  // Returns the number that the string just parsed stands for, or null if it is a real string.
   const double* python_number() const {
     if (!python_) return nullptr;
     const auto found = python_->ends.find(reached());
@@ -403,7 +403,7 @@ class Builder {
     return fail(reached() - 1, "expected at most " + count_of(limits_.values, "value"));
   }
 
-  // Puts a value where the text has come to.
+  // Stores a value at the current position.
   Json* place(Json value) {
     if (open_.empty()) return &(root_ = std::move(value));
     if (open_.back()->is_array()) return &open_.back()->add_item(std::move(value));
@@ -430,7 +430,7 @@ class Builder {
     return finish(closed);
   }
 
-  // Hands a finished member of the root over; its key stays, for the sake of duplicates.
+  // Passes a finished member of the root to the caller. Its key stays in keys_ to detect duplicates.
   bool finish(Json* value) {
     if (!member_ || open_.size() != 1) return true;
     if (Status status = (*member_)(last_key_, std::exchange(*value, Json())); !status) {
@@ -441,21 +441,21 @@ class Builder {
     return true;
   }
 
-  std::optional<WithPythonNumbers> python_;  // where there are any
+  std::optional<WithPythonNumbers> python_;  // set if the text contains such words
   std::string_view text_;
   std::string_view path_;
   Index base_;
   const JsonLimits& limits_;
-  const OnJsonMember* member_;  // null: keep everything
+  const OnJsonMember* member_;  // null: build the whole value
   const char* reached_ = nullptr;
   Json root_;
-  std::vector<Json*> open_;  // the containers around the current place; none changes but the last
-  Json* value_ = nullptr;    // of the key just read
-  KeySet keys_;              // of the root, where its members are handed over
-  std::string last_key_;     // of them
-  Json value_of_root_;       // of that one
+  std::vector<Json*> open_;  // the enclosing containers, outermost first; only the last one changes
+  Json* value_ = nullptr;    // where the value of the key just read goes
+  KeySet keys_;              // of the root, if its members are passed on
+  std::string last_key_;     // of the root
+  Json value_of_root_;       // the value of last_key_
   Index held_ = 0;
-  bool is_at_end_ = false;  // of what is to be read (JsonLimits::until)
+  bool is_at_end_ = false;  // reached JsonLimits::until
   std::optional<Error> error_;
 };
 
@@ -504,7 +504,7 @@ class Printer {
     }
   }
 
-  // An object with one more member, a list; `done` is called after each of its items.
+  // Prints an object with one more member, a list. Calls `done` after each item.
   void print(const Json& object, const JsonList& list, const std::function<void()>& done) {
     const auto members = *object.as_object();
     sequence('{', '}', members.size() + 1, [&](std::size_t i) {
@@ -564,7 +564,7 @@ class Printer {
 
   std::string& out_;
   int indent_;
-  int depth_;  // spaces
+  int depth_;  // in spaces
   bool for_python_;
 };
 
@@ -619,12 +619,13 @@ void append_json_string(std::string& out, std::string_view text) {
 }
 
 bool is_utf8(std::string_view text) {
-  // The lead byte says how many follow and, with the first of them, rules out overlong forms and surrogates.
+  // The lead byte determines the length. Its range for the first continuation byte excludes overlong forms and
+  // surrogates.
   for (std::size_t i = 0; i < text.size();) {
     const auto byte = [&](std::size_t k) { return i + k < text.size() ? static_cast<unsigned char>(text[i + k]) : 0u; };
     const unsigned lead = byte(0);
     std::size_t more = 0;
-    unsigned low = 0x80, high = 0xbf;  // of the first byte that follows
+    unsigned low = 0x80, high = 0xbf;  // range of the first continuation byte
     if (lead < 0x80) {
       more = 0;
     } else if (lead >= 0xc2 && lead <= 0xdf) {

@@ -14,7 +14,7 @@
 namespace reshard {
 namespace {
 
-std::atomic<Index> most{0};  // bytes that the process may hold; 0: any number
+std::atomic<Index> most{0};  // limit in bytes; 0: none
 
 Status check_left(Index bytes, const std::function<std::string()>& what) {
   const auto fits = [&] {

@@ -27,12 +27,12 @@
 namespace reshard {
 namespace {
 
-bool gave_up_files = false;  // set before there are other threads
+bool gave_up_files = false;  // set before other threads exist
 
-// <linux/landlock.h>, which not every system has, or not this new.
+// From <linux/landlock.h>, which is missing or older on some systems.
 constexpr long kCreateRuleset = 444, kAddRule = 445, kRestrictSelf = 446;
-constexpr unsigned kVersion = 1;  // create_ruleset's flag: tells the interface's version
-constexpr int kPathBeneath = 1;   // add_rule's kind of rule
+constexpr unsigned kVersion = 1;  // flag of create_ruleset: returns the ABI version
+constexpr int kPathBeneath = 1;   // rule type of add_rule
 struct Ruleset {
   std::uint64_t files = 0, network = 0, scoped = 0;
 };
@@ -44,20 +44,21 @@ constexpr std::uint64_t kExecute = 1 << 0, kWriteFile = 1 << 1, kReadFile = 1 <<
 constexpr std::uint64_t kTruncate = 1 << 14;
 constexpr std::uint64_t kOfFiles = kExecute | kWriteFile | kReadFile | kTruncate;
 
-// Everything that this version of the interface can take away; 0: there is none.
+// Returns all rights that this Landlock version can restrict, 0 if Landlock is unavailable.
 std::uint64_t all_rights(long version) {
   if (version < 1) return 0;
   if (version == 1) return (1 << 13) - 1;
   return version == 2 ? (1 << 14) - 1 : (1 << 15) - 1;  // moving between directories, truncating
 }
 
-// Asks nothing of what is there, as a file server that is away would not answer. False where no more files can be open.
+// Adds a rule without a stat of the path, which would hang on an unreachable file server. Returns false if no more
+// files can be opened.
 bool allow(int ruleset, const std::string& path, std::uint64_t rights) {
   const int fd = ::open(path.c_str(), O_PATH | O_CLOEXEC);
   if (fd < 0) return errno != EMFILE && errno != ENFILE;
   PathBeneath rule{rights, fd};
   if (::syscall(kAddRule, ruleset, kPathBeneath, &rule, 0) != 0 && errno == EINVAL) {
-    rule.rights &= kOfFiles;  // it is no directory
+    rule.rights &= kOfFiles;  // not a directory
     if (rule.rights != 0) (void)::syscall(kAddRule, ruleset, kPathBeneath, &rule, 0);
   }
   ::close(fd);
@@ -94,12 +95,12 @@ constexpr std::uint32_t kArchitecture = AUDIT_ARCH_AARCH64;
 #else
 constexpr std::uint32_t kArchitecture = 0;
 #endif
-constexpr std::uint32_t kOtherNumbers = 0x40000000;  // x32's calls, on x86-64
+constexpr std::uint32_t kOtherNumbers = 0x40000000;  // x32 system calls on x86-64
 
-// The calls that commands need: files, memory, threads, waiting, and what the C library does for them. Calls that older
-// headers do not name are given by number.
+// The system calls that commands need: files, memory, threads, waiting, and what the C library uses for them. Calls
+// that older headers lack are given by number.
 constexpr std::uint32_t kAllowed[] = {
-    // files that are open, or that Landlock lets be opened
+    // files, if open already or permitted by Landlock
     __NR_read, __NR_readv, __NR_pread64, __NR_preadv, __NR_preadv2, __NR_write, __NR_writev, __NR_pwrite64,
     __NR_pwritev, __NR_pwritev2, __NR_openat, 437 /* openat2 */, __NR_close, 436 /* close_range */, __NR_lseek,
     __NR_fstat, __NR_newfstatat, __NR_statx, __NR_faccessat, 439 /* faccessat2 */, __NR_readlinkat, __NR_getdents64,
@@ -107,7 +108,7 @@ constexpr std::uint32_t kAllowed[] = {
     __NR_truncate, __NR_ftruncate, __NR_fadvise64, __NR_copy_file_range, __NR_linkat, __NR_unlinkat, __NR_renameat,
     __NR_renameat2, __NR_mkdirat, __NR_flock, __NR_fcntl, __NR_dup, __NR_dup3, __NR_pipe2, __NR_ppoll, __NR_pselect6,
     __NR_eventfd2, __NR_memfd_create, __NR_umask,
-#ifdef __NR_open  // older calls, which newer architectures do without
+#ifdef __NR_open  // older calls that newer architectures lack
     __NR_open, __NR_stat, __NR_lstat, __NR_access, __NR_readlink, __NR_getdents, __NR_link, __NR_unlink, __NR_rename,
     __NR_mkdir, __NR_rmdir, __NR_dup2, __NR_pipe, __NR_poll, __NR_select, __NR_alarm, __NR_pause, __NR_time,
     __NR_getpgrp, __NR_arch_prctl, __NR_fork,
@@ -115,7 +116,7 @@ constexpr std::uint32_t kAllowed[] = {
     // memory
     __NR_mmap, __NR_munmap, __NR_mremap, __NR_mprotect, __NR_madvise, __NR_msync, __NR_brk, __NR_mincore, __NR_mlock,
     __NR_munlock, __NR_membarrier, 462 /* mseal */,
-    // threads and the child that looks through an HDF5 file first
+    // threads, and the child process that examines an HDF5 file first
     __NR_futex, 449 /* futex_waitv */, __NR_set_robust_list, __NR_get_robust_list, __NR_rseq, __NR_sched_yield,
     __NR_sched_getaffinity, __NR_getcpu, __NR_gettid, __NR_set_tid_address, __NR_exit, __NR_exit_group, __NR_wait4,
     __NR_waitid, __NR_prctl,
@@ -124,7 +125,7 @@ constexpr std::uint32_t kAllowed[] = {
     __NR_rt_sigtimedwait, __NR_sigaltstack, __NR_kill, __NR_tkill, __NR_tgkill, __NR_restart_syscall,
     __NR_clock_gettime, __NR_clock_getres, __NR_clock_nanosleep, __NR_nanosleep, __NR_gettimeofday, __NR_times,
     __NR_setitimer, __NR_getitimer,
-    // facts about this process and machine
+    // information about the process and the machine
     __NR_getpid, __NR_getppid, __NR_getpgid, __NR_getsid, __NR_getuid, __NR_geteuid, __NR_getgid, __NR_getegid,
     __NR_getgroups, __NR_getrlimit, __NR_setrlimit, __NR_prlimit64, __NR_getrusage, __NR_sysinfo, __NR_uname,
     __NR_getrandom,
@@ -148,10 +149,10 @@ constexpr std::uint32_t kNetwork[] = {
 constexpr std::uint32_t kLastKnown = 467;
 constexpr std::uint32_t kClone3 = 435;
 
-// The requests of ioctl that ask a terminal what it is.
+// The ioctl requests that query a terminal.
 constexpr std::uint32_t kTerminalRequests[] = {0x5401 /* TCGETS */, 0x5413 /* TIOCGWINSZ */, 0x802c542a /* TCGETS2 */};
 
-// clone's flags that make namespaces (user, mount, network, process, IPC, UTS, cgroup).
+// clone's flags for namespaces (user, mount, network, process, IPC, UTS, cgroup).
 constexpr std::uint32_t kNamespaces = 0x7e020000;
 
 constexpr sock_filter load(std::size_t offset) {
@@ -165,7 +166,7 @@ constexpr sock_filter kUnknown = answer(SECCOMP_RET_ERRNO | ENOSYS);
 constexpr sock_filter if_equal(std::uint32_t value) { return {BPF_JMP | BPF_JEQ | BPF_K, 0, 1, value}; }
 constexpr sock_filter if_at_least(std::uint32_t value) { return {BPF_JMP | BPF_JGE | BPF_K, 0, 1, value}; }
 
-// Both architectures are little-endian: the lower half of an argument comes first.
+// Both architectures are little-endian, so the low half of an argument comes first.
 constexpr std::size_t argument(std::size_t i) { return offsetof(seccomp_data, args) + i * sizeof(std::uint64_t); }
 
 // Builds the filter: the calls of kAllowed, those of kNetwork if it is wanted; ioctl with kTerminalRequests; clone

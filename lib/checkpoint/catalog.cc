@@ -14,7 +14,7 @@ namespace {
 
 constexpr std::uint64_t kNoCrc = ~std::uint64_t{0};
 
-// What memory is asked for.
+// Names the purpose of an allocation, for may_take().
 std::string tensors_text(const std::string& root, Index n) {
   return (root.empty() ? "the output" : root) + ": " + count_of(n, "tensor");
 }
@@ -105,7 +105,7 @@ void ExtentList::pack() {
   runs.shrink_to_fit();
   several_->packed = each.size();
   several_->runs = std::move(runs);
-  each = std::vector<Extent>();  // and its memory
+  each = std::vector<Extent>();  // frees its memory
 }
 
 // ---- FragmentList
@@ -237,8 +237,8 @@ Fragment FragmentList::get(std::size_t i) const {
 }
 
 void BoxPool::share(FragmentList& list) {
-  constexpr std::size_t kKept = 16;                           // more kinds of parameters than a layer has
-  if (list.empty() || list.columns_.use_count() > 1) return;  // copies share all they have
+  constexpr std::size_t kKept = 16;                           // more than the kinds of parameters in a layer
+  if (list.empty() || list.columns_.use_count() > 1) return;  // copies already share everything
   const FragmentList::SharedBoxes& mine = list.columns_->boxes;
   for (const FragmentList::SharedBoxes& known : recent_) {
     if (known == mine) return;
@@ -269,7 +269,7 @@ Catalog::Held& Catalog::own() {
   return *held_;
 }
 
-// Room for the names of so many, and places for those that are there.
+// Rehashes the names, with room for `room` of them.
 void Catalog::Held::find_places(std::size_t room) {
   by_name.make(room, [this](std::size_t i) { return hash_of(tensors[i].name); });
 }
@@ -356,7 +356,7 @@ bool natural_less(std::string_view a, std::string_view b) {
     }
   }
   if (i < a.size() || j < b.size()) return j < b.size();
-  return a < b;  // equal but for leading zeros
+  return a < b;  // equal except for leading zeros
 }
 
 }  // namespace reshard

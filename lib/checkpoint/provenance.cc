@@ -14,10 +14,10 @@
 namespace reshard {
 namespace {
 
-constexpr Index kFirstRead = Index{64} << 10;  // bytes of a manifest: the part before its tensors is rarely longer
+constexpr Index kFirstRead = Index{64} << 10;  // of a manifest: the part before its tensors is rarely longer
 constexpr std::string_view kTensors = "tensors";
 
-// ---- Recording it
+// ---- Writing
 
 std::string writer_of(const Catalog& source) {
   for (const std::string_view key : {kMadeFrom, std::string_view("format")})
@@ -26,14 +26,14 @@ std::string writer_of(const Catalog& source) {
   return {};
 }
 
-// What the reader of the source calls a parameter, where that is not the name it has in the output.
+// Records the source reader's name of a parameter if the output's name differs.
 void add_key(const std::string& name, const std::string& key, std::map<std::string, std::string>& keys) {
   const StateKey from = split_state_key(name), to = split_state_key(key);
   if (from.parameter.empty() || to.parameter.empty() || from.parameter == to.parameter) return;
   if (is_utf8(from.parameter) && is_utf8(to.parameter)) keys.emplace(from.parameter, to.parameter);
 }
 
-// Several models side by side, as the reader lists them; a single one is found by its names.
+// Records models that the reader lists separately; a single model is found by its names.
 Json models_of(const Catalog& source, const std::vector<NamedOrigin>& tensors) {
   Json out = Json::array();
   for (const Part& part : source.parts) {
@@ -45,14 +45,14 @@ Json models_of(const Catalog& source, const std::vector<NamedOrigin>& tensors) {
   return out.size() > 1 ? out : Json::array();
 }
 
-// ---- Reading it
+// ---- Reading
 
-// The members of a manifest that stand before its tensors, and of those the ones that are needed here.
+// The members of a manifest before its tensors that are needed here.
 struct ManifestHead {
   std::optional<Json> provenance, files;
 };
 
-// The whole manifest is not read: of a large model it has tens of megabytes, and of a mount it is computed.
+// Reads only the head: a large model's manifest has tens of megabytes, and that of a mount is computed.
 Result<std::optional<ManifestHead>> read_head(Reader& reader, const std::string& path) {
   JsonLimits limits;
   limits.until = kTensors;
@@ -75,8 +75,8 @@ Result<std::optional<ManifestHead>> read_head(Reader& reader, const std::string&
   }
 }
 
-// Where the catalog's files are, below the directory of the manifest: Megatron's lie in one of an iteration,
-// "iter_0000010/". Empty where they lie beside it.
+// Returns the catalog's directory relative to the manifest's, with a slash: Megatron's files are in "iter_0000010/".
+// Empty if it is the same.
 Result<std::string> directory_below(const Json& files, const Catalog& catalog) {
   const std::string first = catalog.files.empty() ? std::string() : catalog.files.front().path;
   if (files.contains(first)) return std::string();
@@ -86,19 +86,19 @@ Result<std::string> directory_below(const Json& files, const Catalog& catalog) {
   return std::string();
 }
 
-// Whether the files are those that were written with the manifest. A checkpoint that is one file records none.
+// Returns whether these files were written with the manifest. A checkpoint that is one file records none.
 Result<bool> is_of_these_files(const ManifestHead& head, const Catalog& catalog) {
   if (!head.files) return true;
   const std::string below = TRY(directory_below(*head.files, catalog));
   for (const CatalogFile& file : catalog.files) {
-    if (file.size < 0) continue;  // missing, which is told elsewhere
+    if (file.size < 0) continue;  // missing; reported elsewhere
     const Json* const size = head.files->find(below + file.path);
     if (!size || TRY(size->as_index()) != file.size) return false;
   }
   return true;
 }
 
-// What the manifest says, checked for its types before any of it is used.
+// The manifest's provenance after a check of all types.
 struct Provenance {
   std::string written_by;
   Index vocabulary = 0;

@@ -1,4 +1,4 @@
-// The claims of a catalog, checked. See catalog.h.
+// Implements the checks of catalog.h.
 #include <algorithm>
 #include <numeric>
 #include <tuple>
@@ -14,7 +14,7 @@ namespace {
 
 std::string name_of(const Tensor& tensor, const Box& box) { return tensor_text(tensor.name) + " " + to_string(box); }
 
-// The places along one dimension where some box begins or ends, in order.
+// Returns the sorted coordinates along one dimension at which a box begins or ends.
 std::vector<Index> cut_points(const std::vector<Box>& boxes, Index extent, int d) {
   std::vector<Index> cuts = {0, extent};
   cuts.reserve(2 * boxes.size() + 2);
@@ -31,8 +31,8 @@ std::size_t cell_of(const std::vector<Index>& cuts, Index point) {
   return static_cast<std::size_t>(std::lower_bound(cuts.begin(), cuts.end(), point) - cuts.begin());
 }
 
-// The grid that the boxes' own edges draw, and which of its cells are covered. Only built when the number of cells is
-// within reason: shards of one mesh have one cell a box.
+// The grid drawn by the boxes' own edges, and the box that covers each cell. Only built if the number of cells is
+// moderate; shards of one mesh have one cell per box.
 class Grid {
  public:
   static std::optional<Grid> make(const std::vector<Box>& boxes, const Dims& shape) {
@@ -48,7 +48,7 @@ class Grid {
     return grid;
   }
 
-  // Marks the cells of box i; the box that was there before, if any.
+  // Marks the cells of box i. Returns a box that already covered one of them, if any.
   std::optional<std::size_t> claim(const Box& box, std::size_t i) {
     std::optional<std::size_t> other;
     each_cell(box, [&](std::size_t cell) {
@@ -58,7 +58,7 @@ class Grid {
     return other;
   }
 
-  // A region that no box covers, widened along the last dimension.
+  // Returns a region that no box covers, extended along the last dimension.
   Box first_hole() const {
     const auto free = std::find(owner_.begin(), owner_.end(), -1);
     auto cell = static_cast<std::size_t>(free - owner_.begin());
@@ -103,7 +103,8 @@ class Grid {
   std::vector<std::int32_t> owner_;
 };
 
-// Boxes that form no grid: sweeps along the dimension with the most cuts, comparing each box with those still open.
+// Finds an overlap of boxes that form no grid: sweeps along the dimension with the most cuts and compares each box with
+// those still open.
 std::optional<std::pair<std::size_t, std::size_t>> find_overlap_by_sweep(const std::vector<Box>& boxes,
                                                                          const Dims& shape) {
   int sweep = 0;
@@ -152,10 +153,10 @@ Status check_replicas(const Tensor& tensor) {
   return {};
 }
 
-// That the extent holds every element the strides reach.
+// Checks that the extent contains every element that the strides reach.
 Status check_reach(const Catalog& catalog, const Tensor& tensor, const Fragment& f) {
   if (f.box.empty()) return {};
-  Index last = 0;  // elements from the first to the furthest
+  Index last = 0;  // element offset of the furthest
   for (int d = 0; d < f.box.rank(); ++d) {
     const auto step = checked_mul(f.box.shape[d] - 1, f.strides[d]);
     const auto sum = step && f.strides[d] >= 0 ? checked_add(last, *step) : std::nullopt;
@@ -181,7 +182,7 @@ Status check_file_range(const Catalog& catalog, const Extent& e, const std::stri
                  ", file has " + with_commas(file.size) + ": the file is cut short or belongs to another save");
 }
 
-// That every stored element of a tensor lies in a file that is there.
+// Checks that every stored element of a tensor is in an existing file.
 Status check_places(const Catalog& catalog, const Tensor& tensor) {
   for (const FragmentList* list : {&tensor.fragments, &tensor.replicas})
     for (std::size_t i = 0; i < list->size(); ++i) {
@@ -290,8 +291,8 @@ Status check_extents_disjoint(const Catalog& catalog, SharedExtents shared) {
   struct Claim {
     Index offset = 0;
     Index length = 0;
-    std::uint32_t tensor = kBlob;
-    std::uint32_t i = 0;  // fragment, or blob
+    std::uint32_t tensor = kBlob;  // fragment or blob
+    std::uint32_t i = 0;           // fragment, or blob
   };
   const auto each_claim = [&](auto visit) {
     for (std::size_t t = 0; t < catalog.tensors().size(); ++t) {
@@ -304,7 +305,7 @@ Status check_extents_disjoint(const Catalog& catalog, SharedExtents shared) {
       if (const Extent& e = catalog.blobs[i].extent; e.length > 0)
         visit(e.file, Claim{e.offset, e.length, kBlob, static_cast<std::uint32_t>(i)});
   };
-  // By file first, without comparing: there are many files, and few claims in each.
+  // Groups the claims by file with a counting sort: there are many files with few claims each.
   std::vector<std::size_t> ends(catalog.files.size() + 1, 0);
   each_claim([&](std::uint32_t file, const Claim&) { ++ends[file + 1]; });
   std::partial_sum(ends.begin(), ends.end(), ends.begin());

@@ -1,4 +1,5 @@
-// How much memory a device has given out, against a cap. Shared by the device and its memory, which may outlive it.
+// Tracks the memory that a device has allocated, against a cap. Shared by the device and its memory, which may outlive
+// it.
 #pragma once
 
 #include <atomic>
@@ -12,10 +13,10 @@ namespace reshard {
 
 class Budget {
  public:
-  // `cap`: bytes; 0: no cap. `device` is for errors.
+  // `cap` is in bytes, 0 for none. `device` names the device in errors.
   Budget(std::string device, Index cap) : device_(std::move(device)), cap_(cap) {}
 
-  // Takes `bytes` (>= 0), or says how much is left. Thread-safe, as give() is.
+  // Reserves `bytes` (>= 0), or returns an error that says how much is left. Thread-safe, like give().
   Status take(Index bytes) {
     Index taken = taken_;
     do {

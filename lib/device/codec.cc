@@ -1,6 +1,6 @@
 #include "lib/device/codec.h"
 
-#define ZSTD_STATIC_LINKING_ONLY  // for the estimate of a context's memory
+#define ZSTD_STATIC_LINKING_ONLY  // for ZSTD_estimateCCtxSize
 #include <zlib.h>
 #include <zstd.h>
 #include <zstd_errors.h>
@@ -18,10 +18,10 @@ namespace {
 constexpr std::size_t kPage = 4096;
 constexpr std::size_t kSum = 4;  // bytes of a Fletcher-32 or CRC-32C
 
-// One loop for each width that elements have, so that the compiler sees constants.
+// One instantiation for each common element size, so that the compiler sees constants.
 template <std::size_t kUnit>
 void shuffle_fixed(const std::byte* in, std::size_t n, std::byte* out) {
-  constexpr std::size_t kBlock = 4096;  // elements: what is read stays in the nearest cache
+  constexpr std::size_t kBlock = 4096;  // elements; a block stays in the L1 cache
   for (std::size_t begin = 0; begin < n; begin += kBlock) {
     const std::size_t end = std::min(n, begin + kBlock);
     for (std::size_t b = 0; b < kUnit; ++b)
@@ -70,7 +70,7 @@ std::uint32_t fletcher32(Bytes bytes) {
   const auto fold = [](std::uint32_t v) { return (v & 0xffff) + (v >> 16); };
   std::size_t i = 0;
   while (i + 1 < bytes.size()) {
-    // 360 words are as many as fit before the sums could overflow.
+    // The sums cannot overflow within 360 words.
     const std::size_t end = std::min(bytes.size() - 1, i + std::size_t{2} * 360);
     for (; i < end; i += 2) {
       a += static_cast<std::uint32_t>(bytes[i]) << 8 | static_cast<std::uint32_t>(bytes[i + 1]);
@@ -88,7 +88,7 @@ std::uint32_t fletcher32(Bytes bytes) {
   return fold(b) << 16 | fold(a);
 }
 
-// ---- decoding
+// ---- Decoding
 
 struct ChunkDecoder::Contexts {
   ~Contexts() { ZSTD_freeDCtx(zstd); }
@@ -148,7 +148,7 @@ Result<MutableBytes> without_sum(MutableBytes in, ChunkFilter::Kind kind, const 
 Result<MutableBytes> ChunkDecoder::decode(MutableBytes stored, const ChunkEncoding& encoding,
                                           const std::string& place) {
   MutableBytes now = stored;
-  // A checksum that was added before the compression is part of what comes out of it.
+  // A checksum that was added before compression is part of the decompressed data.
   const std::size_t room = static_cast<std::size_t>(encoding.decoded_bytes) + kSum * encoding.filters.size();
   std::size_t next = 0;
   for (std::size_t i = encoding.filters.size(); i-- > 0;) {
@@ -179,7 +179,7 @@ Result<MutableBytes> ChunkDecoder::decode(MutableBytes stored, const ChunkEncodi
                  std::to_string(now.size()));
 }
 
-// ---- encoding
+// ---- Encoding
 
 struct ChunkEncoder::Context {
   ~Context() {
@@ -190,7 +190,7 @@ struct ChunkEncoder::Context {
   ZSTD_CCtx* zstd = nullptr;
   std::byte* shuffled = nullptr;
   std::byte* frame = nullptr;
-  std::size_t room = 0;  // of both
+  std::size_t room = 0;  // size of both
 };
 
 ChunkEncoder::ChunkEncoder(int level, Index max_chunk_bytes) : context_(std::make_unique<Context>()) {
@@ -215,7 +215,7 @@ Result<Bytes> ChunkEncoder::encode(Bytes chunk, Index unit) {
     in = shuffled;
   }
   const std::size_t length = ZSTD_compress2(context_->zstd, context_->frame, chunk.size(), in.data(), in.size());
-  // What does not fit has not become smaller.
+  // The buffer has the chunk's size, so a frame that does not fit is not smaller.
   if (ZSTD_getErrorCode(length) == ZSTD_error_dstSize_tooSmall) return Bytes();
   if (ZSTD_getErrorCode(length) == ZSTD_error_memory_allocation) return io_error("out of memory for zstd");
   if (ZSTD_isError(length)) return internal_error(std::string("zstd: ") + ZSTD_getErrorName(length));

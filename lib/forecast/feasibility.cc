@@ -14,12 +14,12 @@ namespace reshard {
 namespace {
 
 constexpr std::string_view kDp = "dp", kDpShard = "dp_shard", kEp = "ep";
-// The order in which another degree is proposed: those that change nothing about the model's tensors first.
+// The order in which changes of a degree are proposed: those that do not affect the model's tensors first.
 constexpr std::array<std::string_view, 5> kProposed = {"dp_shard", "dp_replicate", "cp", "pp", "tp"};
 
 std::string degree_text(std::string_view axis, Index size) { return std::string(axis) + "=" + std::to_string(size); }
 
-// ---- the model's tensors, those of one rule together
+// ---- The model's tensors, grouped by rule
 
 struct RuleTensors {
   const NameRule* rule = nullptr;
@@ -27,11 +27,11 @@ struct RuleTensors {
   std::vector<std::string> names;
 
   bool is_cut() const { return rule->tp_dim >= 0 && rule->tp_dim < shape.rank(); }
-  // What tensor parallelism divides: the extent of each section along its dimension.
+  // Returns what tensor parallelism divides: the extent of each section along its dimension.
   Index section() const { return shape[rule->tp_dim] / std::max<Index>(1, rule->sections); }
 };
 
-// In the table's order, without what is stored for another tensor: scales, and tied tensors.
+// Groups parameters in the table's order, without scales and tied tensors.
 std::vector<RuleTensors> by_rule(const std::vector<Parameter>& parameters) {
   std::vector<RuleTensors> out;
   std::map<const NameRule*, std::size_t> places;
@@ -48,13 +48,13 @@ void append(std::vector<std::string>& to, const std::vector<std::string>& from) 
   to.insert(to.end(), from.begin(), from.end());
 }
 
-// The last part of a name that is not "weight" or "bias", for sentences: "k_proj".
+// Returns the last component of a name that is not "weight" or "bias": "k_proj".
 std::string short_name(const RuleTensors& t) {
   const std::vector<std::string> parts = split(t.names.front(), '.');
   return parts.size() < 2 ? t.names.front() : parts[parts.size() - 2] + "." + parts.back();
 }
 
-// "1/2 of a head", "2 heads", "1 1/3 heads"
+// Returns "1/2 of a head", "2 heads" or "1 1/3 heads".
 std::string heads_text(Index numerator, Index denominator) {
   const Index whole = numerator / denominator, rest = numerator % denominator;
   const Index common = std::gcd(rest, denominator);
@@ -63,7 +63,7 @@ std::string heads_text(Index numerator, Index denominator) {
   return whole == 0 ? part + " of a head" : std::to_string(whole) + " " + part + " heads";
 }
 
-// ---- the audit
+// ---- The audit
 
 class Audit {
  public:
@@ -90,7 +90,7 @@ class Audit {
     return std::move(out_);
   }
 
-  // The first thing that is wrong with the model on these degrees, whatever the number of ranks; empty: nothing.
+  // Returns the first error of the model with these degrees, whatever the number of ranks; empty if there is none.
   std::string first_error(std::vector<RuleTensors> rules) {
     rules_ = std::move(rules);
     check_heads();
@@ -118,13 +118,13 @@ class Audit {
   }
   void find(Finding finding) { out_.findings.push_back(std::move(finding)); }
 
-  // What the sections of this rule are cut in: tp, but for experts whose ranks are all taken by ep.
+  // Returns the degree by which this rule's sections are cut: tp, unless ep takes all ranks of experts.
   Index tp_of(const NameRule& rule) const {
     const auto experts = expert_sharding(degrees());
     return rule.is_per_expert() && experts && !experts->is_cut_by_tp ? 1 : size("tp");
   }
 
-  // ---- ranks
+  // ---- Ranks
 
   void check_world() {
     CheckRun& check = begin("world-size", "the degrees multiply to the number of ranks", 1);
@@ -144,8 +144,7 @@ class Audit {
     find(std::move(f));
   }
 
-  // What would make the degrees multiply to `world`, one of them changed; those that do not go with the model are
-  // reasons why not.
+  // Proposes single changes of degrees that multiply to `world`. Those that do not fit the model become reasons.
   std::string other_degrees(Index world, std::vector<std::string>& why) const {
     std::vector<std::string> fits;
     for (const std::string_view axis : kProposed) {
@@ -169,7 +168,7 @@ class Audit {
            join(worlds, ", and ") + ".";
   }
 
-  // What is wrong with the model when one degree is another.
+  // Returns the first error of the model if one degree is changed.
   std::string error_with(std::string_view axis, Index degree) const {
     FeasibilityRequest changed = request_;
     std::vector<MeshAxis> axes;
@@ -180,7 +179,7 @@ class Audit {
     return Audit(family_, config_, changed).first_error(rules_);
   }
 
-  // ---- tensor parallelism
+  // ---- Tensor parallelism
 
   bool fits_tp(Index tp) const {
     return std::all_of(rules_.begin(), rules_.end(), [&](const RuleTensors& t) {
@@ -194,7 +193,7 @@ class Audit {
     return "The largest tp up to this one that works: " + std::to_string(best) + ".";
   }
 
-  // Attention heads must stay whole: their norms, rotations and scores are taken over all of a head.
+  // Attention heads must stay whole: norms, rotations and scores are computed over a whole head.
   void check_heads() {
     std::map<std::string_view, std::vector<const RuleTensors*>> by_heads;
     Index looked_at = 0;
@@ -226,7 +225,7 @@ class Audit {
     return f;
   }
 
-  // "1,024 rows / 16 = 64 a rank: 1/2 of a head of 128"
+  // Returns "1,024 rows / 16 = 64 per rank: 1/2 of a head of width 128".
   std::string cut_text(const RuleTensors& t, Index heads) const {
     const Index tp = size("tp"), section = t.section(), width = section / heads;
     std::string text = with_commas(section) + (t.rule->tp_dim == 0 ? " rows" : " columns");
@@ -238,7 +237,7 @@ class Audit {
     return text + " is no whole number: " + heads_text(heads, tp) + " of width " + with_commas(width) + " a rank";
   }
 
-  // What it takes to give every rank a head of its own where several share one.
+  // Describes the cost of giving every rank its own copy of a head if several ranks share one.
   std::string replication_text(const std::vector<const RuleTensors*>& tensors, Index copies) const {
     std::vector<std::string> grown;
     for (const RuleTensors* t : tensors) {
@@ -253,10 +252,10 @@ class Audit {
            " works, too: " + join(grown, "; ") + ", in every layer.";
   }
 
-  // Everything else that tensor parallelism cuts, but for the vocabulary.
+  // Checks everything else that tensor parallelism cuts, except the vocabulary.
   void check_parts() {
     Index looked_at = 0;
-    std::map<std::pair<Index, Index>, Finding> findings;  // by extent and degree
+    std::map<std::pair<Index, Index>, Finding> findings;  // keyed by extent and degree
     for (const RuleTensors& t : rules_) {
       if (!t.is_cut() || t.rule->is_vocabulary()) continue;
       looked_at += static_cast<Index>(t.names.size());
@@ -278,7 +277,7 @@ class Audit {
     for (auto& [key, finding] : findings) find(std::move(finding));
   }
 
-  // What a tensor's cut dimension is in words of the config: "intermediate_size 14,336".
+  // Describes a tensor's cut dimension in the config's terms: "intermediate_size 14,336".
   std::string formula_text(const RuleTensors& t) const {
     const std::vector<std::string> formulas = split(t.rule->shape, ',');
     std::string_view formula = formulas[static_cast<std::size_t>(t.rule->tp_dim)];
@@ -313,7 +312,7 @@ class Audit {
     find(std::move(f));
   }
 
-  // ---- pipeline
+  // ---- Pipeline
 
   void check_stages() {
     const Index stages = size("pp"), layers = config_.num_hidden_layers();
@@ -341,7 +340,7 @@ class Audit {
     find(std::move(f));
   }
 
-  // Runs of stages with as many layers: "stages 0..1: 9, stage 2: 8".
+  // Returns runs of stages with the same number of layers: "stages 0..1: 9, stage 2: 8".
   static std::string dealt_text(Index layers, Index stages) {
     std::vector<Index> counts(static_cast<std::size_t>(stages));
     for (Index i = 0; i < layers; ++i)
@@ -358,7 +357,7 @@ class Audit {
     return join(runs, ", ");
   }
 
-  // ---- experts
+  // ---- Experts
 
   void check_experts() {
     const Index ep = size(kEp), experts = config_.number("num_experts");
@@ -396,7 +395,7 @@ class Audit {
     find(std::move(f));
   }
 
-  // "8 and 16": the divisors of n around `wanted`.
+  // Returns "8 and 16": the divisors of n around `wanted`.
   static std::string nearest_divisors(Index n, Index wanted) {
     Index below = std::min(n, wanted), above = wanted;
     while (n % below != 0) --below;
@@ -429,7 +428,7 @@ class Audit {
     find(std::move(f));
   }
 
-  // The rows that tensor parallelism leaves the first rank of.
+  // Returns the rows of the first rank after tensor parallelism.
   Index rows_to_shard(const RuleTensors& t) const {
     if (t.shape.rank() == 0) return 1;
     if (!t.is_cut() || t.rule->tp_dim != 0) return t.shape[0];
@@ -440,10 +439,10 @@ class Audit {
     return rule.is_per_expert() && experts ? experts->shards : degrees().shards();
   }
 
-  // ---- sequences
+  // ---- Sequences
 
-  // Ring attention with a balanced load gives each rank of cp two pieces, the k-th and the k-th from the end, and
-  // tensor parallelism shares a rank's tokens out between the blocks (sequence parallelism).
+  // Ring attention with a balanced load gives each rank of cp two pieces, the k-th and the k-th from the end. Tensor
+  // parallelism divides a rank's tokens between the blocks (sequence parallelism).
   void check_sequence() {
     const Index cp = size("cp"), tp = size("tp");
     CheckRun& check = begin("sequence", "context and sequence parallelism divide the sequence", 1);
@@ -492,7 +491,7 @@ Result<Degrees> parse_degrees(std::string_view text) {
       axes.push_back(name == kDp ? std::string(kDpShard) + part.substr(equals) : part);
   }
   Degrees degrees;
-  // "ep=2" alone leaves no axis; what is no axis at all is for the mesh to complain of.
+  // "ep=2" alone leaves no axes; other malformed axes are left for Mesh::parse() to report.
   if (!axes.empty()) degrees.mesh = TRY(Mesh::parse(join(axes, ",")));
   if (!experts.empty()) degrees.ep = TRY(Mesh::parse(experts)).size(kEp);
   return degrees;

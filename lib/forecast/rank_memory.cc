@@ -10,15 +10,15 @@
 namespace reshard {
 namespace {
 
-// Tensors of one stage that every rank cuts alike: of one rule, shape and dtype.
+// Tensors of one stage that are sharded alike: same rule, shape and dtype.
 struct Alike {
   const NameRule* rule = nullptr;
   Dims shape;
   DType dtype = DType::kFloat32;
   bool is_scale = false;
-  Index count = 0;    // of them in the stage; with experts, of each expert
-  Index experts = 1;  // that the count is to be taken for, before ep deals them out
-  Index packed = 1;   // elements of `shape` in one of the dtype
+  Index count = 0;    // in the stage; for experts, per expert
+  Index experts = 1;  // number of experts, before ep distributes them
+  Index packed = 1;   // elements of `shape` in one element of the dtype
 };
 
 Index stage_of(const Parameter& p, Index layers, Index stages) {
@@ -82,10 +82,10 @@ class Counter {
   ExpertSharding experts_;
 };
 
-// The tensors of each stage, those that are alike together.
+// Returns the tensors of each stage, grouped if alike.
 std::vector<std::vector<Alike>> by_stage(const std::vector<Parameter>& parameters, Index layers, Index stages,
                                          const MemoryOptions& options) {
-  // An expert's number is no part of it: the experts of a layer are counted, and dealt out later.
+  // An expert's number is not part of the key: the experts of a layer are counted, and distributed later.
   using Key = std::tuple<Index, const NameRule*, bool, DType>;
   std::map<Key, Alike> groups;
   for (const Parameter& p : parameters) {

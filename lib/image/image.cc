@@ -15,18 +15,18 @@
 namespace reshard {
 namespace {
 
-constexpr Index kBesideSlabs = Index{12} << 20;  // code, stacks, and what the allocator keeps
+constexpr Index kBesideSlabs = Index{12} << 20;  // code, stacks, and allocator overhead
 constexpr Index kSlabStep = Index{64} << 10;
-constexpr Index kFreeBetween = 12;  // what the allocator keeps free between slabs of many sizes: one part in so many
-constexpr Index kLeastSlabs = 5;    // that the cache holds
+constexpr Index kFreeBetween = 12;  // one part in this many stays free in the allocator, between slabs of many sizes
+constexpr Index kLeastSlabs = 5;    // in the cache
 
-// What two extents of one file have in common; empty where they do not meet.
+// Returns the bytes that two extents of one file share; empty if they do not overlap.
 Extent shared_bytes(const Extent& a, const Extent& b) {
   const Index begin = std::max(a.offset, b.offset), end = std::min(a.offset + a.length, b.offset + b.length);
   return {a.file, begin, std::max<Index>(0, end - begin)};
 }
 
-// Copies what of `bytes`, which stand at `offset` of the file, lies in `place`, which is `out`.
+// Copies the part of `bytes`, at `offset` of the file, that is inside `place` to `out`, the buffer for `place`.
 void put(const Extent& place, MutableBytes out, Index offset, Bytes bytes) {
   const Extent common = shared_bytes(place, {place.file, offset, std::ssize(bytes)});
   if (common.length == 0) return;
@@ -36,7 +36,7 @@ void put(const Extent& place, MutableBytes out, Index offset, Bytes bytes) {
 
 }  // namespace
 
-// The buffers of one of so many threads, while it fills a slab.
+// A set of buffers, held by one thread while it fills a slab.
 class Image::Lease {
  public:
   explicit Lease(Image& image) : image_(image) {
@@ -72,7 +72,7 @@ Result<std::unique_ptr<Image>> Image::create(const Of& of, const RunOptions& run
   std::unique_ptr<Image> image(new Image(of, run));
   image->files_ = TRY(files_of(of.target));
   TRY(image->find_stretches());
-  TRY(image->make_buffers(reserved));  // of what is left beside them
+  TRY(image->make_buffers(reserved));  // from the memory that is left
   for (std::vector<Stretch>& there : image->stretches_)
     for (Stretch& stretch : there) stretch.slab = image->slab_of(stretch.first, stretch.first + stretch.count);
   return image;
@@ -89,7 +89,7 @@ Status Image::make_buffers(Index reserved) {
   const Index crcs = of_.target.wants_crcs() ? std::ssize(uses_) * CrcLedger::kExtentBytes : 0;
   const Index fixed = std::max<Index>(0, resident_bytes() - device.host_bytes()) + kBesideSlabs + reserved + crcs +
                       threads * (run_.worker_bytes + decoding_memory(source));
-  // Elements as they are read, as they are wanted, scratch memory, and the slab.
+  // Elements as stored, elements as converted, scratch memory, and the slab.
   const Index of_threads = Index{threads} * (converts ? 4 : 3);
   const Index least = fixed + (of_threads + kLeastSlabs) * kMinSlab;
   if (run_.memory < least)
@@ -133,7 +133,7 @@ Status Image::find_stretches() {
   return {};
 }
 
-// Whole groups of rows where they are small enough, whole rows of the widest dimension that is, elements at least.
+// Whole row groups if they are small enough, otherwise whole rows of the widest dimension that is, otherwise elements.
 Index Image::slab_of(std::size_t first, std::size_t end) const {
   Index unit = 1, widest = 1;
   for (std::size_t i = first; i < end; ++i) {
@@ -165,7 +165,7 @@ void Image::add_text(const Extent& place, std::function<Result<std::string>()> m
   texts_.push_back({place, std::move(make)});
 }
 
-// The first stretch that ends after `offset`; null where there is none.
+// Returns the first stretch that ends after `offset`, or null.
 const Image::Stretch* Image::stretch_after(std::uint32_t file, Index offset) const {
   if (file >= stretches_.size()) return nullptr;
   const std::vector<Stretch>& there = stretches_[file];
@@ -226,7 +226,7 @@ std::optional<Error> Image::damaged(const SlabCache::Key& key) {
   return found == damaged_.end() ? std::nullopt : std::optional(found->second);
 }
 
-// Bytes [begin, end) of a stretch.
+// Computes bytes [begin, end) of a stretch.
 Result<Slab> Image::fill(std::uint32_t file, const Stretch& stretch, Index begin, Index end) {
   TRY(check_not_interrupted(run_));
   const auto slab = std::make_shared<SlabBytes>(end - begin, stretch.offset + begin);
@@ -250,7 +250,7 @@ Result<Slab> Image::fill(std::uint32_t file, const Stretch& stretch, Index begin
   return Slab(slab);
 }
 
-// `out` is what stands from `begin` of the piece's extent on.
+// `out` is for the bytes from `begin` of the piece's extent.
 Status Image::fill_piece(const Use& use, const Piece& piece, Index begin, MutableBytes out, const Buffers& b) {
   const Tensor &source = from(use), &target = to(use);
   const Index eb = byte_size(target.dtype), n = volume(piece.box);
@@ -275,7 +275,7 @@ Status Image::fill_piece(const Use& use, const Piece& piece, Index begin, Mutabl
   return {};
 }
 
-// What lies between stretches.
+// Computes bytes between stretches.
 Result<Slab> Image::around(const Extent& place) {
   const auto slab = std::make_shared<SlabBytes>(place.length, place.offset);
   const MutableBytes out = slab->bytes();
@@ -312,7 +312,7 @@ Status Image::overlay(const Text& text, const Extent& place, MutableBytes out) {
   return {};
 }
 
-// The CRC-32 of a stretch: of what slabs of it were seen, and of the others, which are made for it.
+// Returns the CRC-32 of a stretch. Slabs that were already seen count; the others are computed for it.
 Result<std::uint32_t> Image::crc_of(const Extent& extent) {
   if (const auto known = crcs_.whole(extent)) return *known;
   const Stretch* const stretch = stretch_after(extent.file, extent.offset);

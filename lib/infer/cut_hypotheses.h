@@ -1,4 +1,4 @@
-// The ways in which FSDP and tensor parallelism cut a tensor, and who owns a box that is cut so.
+// Hypotheses on how FSDP and tensor parallelism cut a tensor, and the owners of boxes under each.
 #pragma once
 
 #include <algorithm>
@@ -11,22 +11,22 @@
 
 namespace reshard::cut_hypotheses {
 
-// The two axes that cut tensors. The others, pp and dp_replicate, decide who writes.
+// The sizes of the two axes that cut tensors. The other axes, pp and dp_replicate, decide who writes.
 struct Axes {
   Index fsdp = 1;  // dp_shard x cp
   Index tp = 1;
 };
 
-// One cut of one dimension along one of them.
+// One cut of one dimension along one axis.
 struct Cut {
   int dim = 0;
   bool by_tp = false;
 };
 
-// How a tensor lies: its cuts from left to right.
+// A possible sharding of a tensor: its cuts from left to right.
 struct CutHypothesis {
   std::vector<Cut> cuts;
-  bool is_usual = true;  // what FSDP2 and torch's TP styles do by default
+  bool is_usual = true;  // the default of FSDP2 and torch's TP styles
 
   bool cuts_by_tp() const {
     return std::any_of(cuts.begin(), cuts.end(), [](const Cut& c) { return c.by_tp; });
@@ -34,10 +34,10 @@ struct CutHypothesis {
   bool is_strided() const { return cuts.size() == 2 && cuts[0].by_tp && cuts[0].dim == cuts[1].dim; }
 };
 
-// Those of a tensor of this rank, the usual ones first.
+// Returns the hypotheses for a tensor of this rank, the usual ones first.
 std::vector<CutHypothesis> cut_hypotheses_for(int rank, const Axes& axes);
 
-// Coordinates of the ranks that own a box; -1 where every rank along that axis does.
+// The coordinates of the ranks that own a box; -1 if all ranks along that axis do.
 struct Owner {
   std::int32_t fsdp = -1;
   std::int32_t tp = -1;

@@ -13,7 +13,7 @@
 namespace reshard {
 namespace {
 
-// What trainers call the tensors whose rows are the vocabulary: the last part of the name but for ".weight".
+// The names of tensors whose rows are the vocabulary in different trainers: the last component before ".weight".
 constexpr std::array<std::string_view, 7> kVocabularyNames = {
     "tok_embeddings", "embed_tokens", "word_embeddings", "wte", "lm_head", "output", "output_layer"};
 
@@ -31,7 +31,7 @@ bool is_vocabulary(const Tensor& tensor) {
   return std::find(kVocabularyNames.begin(), kVocabularyNames.end(), name) != kVocabularyNames.end();
 }
 
-// A name around its first component that is a number: "layers.", 12; nothing where there is none.
+// The parts of a name around its first numeric component: "layers.", 12.
 struct Layered {
   std::string prefix;
   std::string number;
@@ -88,7 +88,7 @@ class Writer {
       add_evidence("one rank", Confidence::kCertain, "one rank's files, nothing is cut");
   }
 
-  // The splits of a placement without axes that this mesh has not.
+  // Returns the splits of a placement without axes that the mesh lacks.
   std::vector<Split> splits_of(const Placement& placement) const {
     std::vector<Split> out;
     for (Split s : placement.splits) {
@@ -124,7 +124,7 @@ class Writer {
     for (Group& group : groups) {
       explain(group.splits.empty(), static_cast<Index>(group.names.size()), group.boxes);
       is_cut = is_cut || !group.splits.empty();
-      // No pattern is for the empty name alone: a last rule is for what no other matches.
+      // No pattern matches only the empty name, so a last rule covers what no other matches.
       if (std::erase(group.names, "") > 0) rest = group.splits;
       if (!group.names.empty()) out_.tensors.push_back({patterns_of(std::move(group.names)), std::move(group.splits)});
     }
@@ -178,7 +178,7 @@ class Writer {
 
   bool is_multiple(Index rows) const { return rows % (kUsualMultiples.front().multiple * out_.mesh->size("tp")) == 0; }
 
-  // Whether the rows could come of padding: only a config or a tokenizer tells what is true.
+  // Says whether the rows could include padding; only a config or a tokenizer can tell.
   std::string padding_text(Index rows) const {
     const Index tp = out_.mesh->size("tp");
     std::vector<std::string> fits;
@@ -193,7 +193,7 @@ class Writer {
   }
 
   void describe_stages() {
-    std::map<std::pair<std::string, std::string>, Index> stage_of_layer;  // -1: not all of it in one stage
+    std::map<std::pair<std::string, std::string>, Index> stage_of_layer;  // -1: the layer is in several stages
     const auto stage_of = [&](std::size_t i) {
       const Placement* placement = placed_->find(i);
       return placement ? placement->stage : Index{-1};

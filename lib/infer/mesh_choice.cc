@@ -11,8 +11,8 @@ namespace {
 using cut_hypotheses::Axes, cut_hypotheses::Cut, cut_hypotheses::Owner, cut_hypotheses::CutHypothesis;
 
 constexpr Index kMaxRanks = 1'000'000;
-constexpr std::size_t kMaxPatterns = 512;  // distinct cuts that choose the mesh; the others are only described
-constexpr std::size_t kMaxTrials = 256;    // meshes that are held against the writers, the best by their boxes
+constexpr std::size_t kMaxPatterns = 512;  // distinct shardings used to choose the mesh; others are only described
+constexpr std::size_t kMaxTrials = 256;    // meshes that are checked against the writers, the best by their boxes
 
 class Choosing {
  public:
@@ -26,7 +26,7 @@ class Choosing {
   }
 
  private:
-  // ---- what is there
+  // ---- Collecting the facts
 
   void find_writers() {
     std::vector<Index> seen;
@@ -68,9 +68,9 @@ class Choosing {
     return boxes < 2;
   }
 
-  // ---- choosing
+  // ---- Choosing
 
-  // Without file names that tell the writers, as many ranks as the most cut tensor has boxes.
+  // If file names do not tell the writers: as many ranks as the most sharded tensor has boxes.
   Index ranks_to_explain() const {
     if (out_.ranks > 0) return out_.ranks;
     std::size_t most = 0;
@@ -101,7 +101,7 @@ class Choosing {
       for (Index fsdp = 1; fsdp <= ranks / tp; ++fsdp)
         if (ranks / tp % fsdp == 0) trials.push_back(structural_trial({fsdp, tp}, cut, surprising_if_fsdp));
     }
-    // Equals stay in order: the one with less tensor parallelism is preferred.
+    // The sort is stable: among equals, less tensor parallelism is preferred.
     std::stable_sort(trials.begin(), trials.end(),
                      [](const MeshTrial& a, const MeshTrial& b) { return a.badness() < b.badness(); });
     trials.resize(std::min(trials.size(), kMaxTrials));
@@ -118,7 +118,7 @@ class Choosing {
     }
   }
 
-  // Counts what does not fit whoever wrote it.
+  // Counts the tensors that do not fit any hypothesis, by their boxes alone.
   MeshTrial structural_trial(const Axes& axes, const std::vector<std::size_t>& cut, Index surprising_if_fsdp) const {
     MeshTrial trial;
     trial.axes = axes;
@@ -144,7 +144,7 @@ class Choosing {
     return trial;
   }
 
-  // Vectors of weights: tensor parallelism cuts biases, but no norm.
+  // Returns the number of norm weights. Tensor parallelism cuts biases, but no norms.
   Index norms_of(const BoxPattern& pattern) const {
     return std::count_if(pattern.tensors.begin(), pattern.tensors.end(), [&](std::size_t i) {
       const std::string& key = catalog_.tensors()[i].key();
@@ -157,7 +157,7 @@ class Choosing {
     return !way.is_usual || (rank == 1 && way.cuts_by_tp());
   }
 
-  // Finds the way of each tensor under which its boxes' writers owned them, and counts the tensors that have none.
+  // Finds the hypothesis for each tensor under which its boxes' writers owned them, and counts tensors without one.
   void try_writers(MeshTrial& trial) const {
     const std::vector<RankPosition> at = out_.ranks > 0 ? out_.positions(trial.axes) : std::vector<RankPosition>();
     trial.way_of.assign(catalog_.tensors().size(), nullptr);

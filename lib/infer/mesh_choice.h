@@ -1,6 +1,6 @@
-// Which mesh explains the boxes of a catalog best: every mesh of so many ranks is tried, first on the boxes alone, the
-// best then on who wrote them (mesh_inference.h says by which rules). Internal to lib/infer; what it means for each
-// axis is told by mesh_inference.cc.
+// Chooses the mesh that explains the boxes of a catalog best: tries every mesh of that many ranks, first on the boxes
+// alone, and the best ones on who wrote them (for the rules see mesh_inference.h). Internal to lib/infer;
+// mesh_inference.cc derives the statement about each axis.
 #pragma once
 
 #include <cstddef>
@@ -18,21 +18,21 @@ namespace reshard {
 
 inline constexpr std::size_t kMaxHypotheses = 8;
 
-// Tensors of one shape with the same boxes in the same order: a model's layers repeat a handful of these.
+// Tensors of one shape with the same boxes in the same order. The layers of a model repeat a handful of these.
 struct BoxPattern {
-  std::vector<std::size_t> tensors;  // of the catalog
+  std::vector<std::size_t> tensors;  // indices in the catalog
   Dims shape;
-  bool is_whole = false;  // not cut
+  bool is_whole = false;  // not sharded
 };
 
-// Where the writer of each file stands on a mesh.
+// The position of a file's writer on a mesh.
 struct RankPosition {
   std::int32_t fsdp = 0;
   std::int32_t tp = 0;
-  std::int32_t block = 0;  // which group of fsdp x tp ranks
+  std::int32_t block = 0;  // index of its group of fsdp x tp ranks
 };
 
-// How well a mesh explains the catalog.
+// How well one mesh explains the catalog.
 struct MeshTrial {
   cut_hypotheses::Axes axes;
   Index misfits = 0;                                         // tensors with a box that its writer would not have owned
@@ -44,20 +44,20 @@ struct MeshTrial {
 };
 
 struct MeshChoice {
-  Index ranks = 0;                      // that took part in the save; 0: the files do not tell
-  Index writers = 0;                    // of those, the ones with a file
-  std::vector<std::int32_t> writer_of;  // each file
+  Index ranks = 0;                      // that took part in the save; 0: unknown
+  Index writers = 0;                    // ranks that have a file
+  std::vector<std::int32_t> writer_of;  // of each file
   std::vector<BoxPattern> patterns;
-  std::vector<std::size_t> pattern_of;  // each tensor
-  std::optional<MeshTrial> best;        // none: nothing tells more than that there was one rank, or not even that
-  std::vector<MeshTrial> rivals;        // fit as well; at most kMaxHypotheses
+  std::vector<std::size_t> pattern_of;  // of each tensor
+  std::optional<MeshTrial> best;        // none if nothing suggests more than one rank
+  std::vector<MeshTrial> rivals;        // equally good meshes, at most kMaxHypotheses
 
-  // Of each file's writer.
+  // Returns the positions of the files' writers.
   std::vector<RankPosition> positions(const cut_hypotheses::Axes& axes) const;
 };
 MeshChoice choose_mesh(const Catalog& catalog);
 
-// "wq" of "layers.0.attention.wq.weight".
+// Returns "wq" for "layers.0.attention.wq.weight".
 std::string leaf_name(std::string_view tensor);
 
 }  // namespace reshard

@@ -64,7 +64,7 @@ class Inference {
     }
   }
 
-  // ---- pipeline stages and replicas
+  // ---- Pipeline stages and replicas
 
   struct BlockRange {
     std::int32_t first = INT32_MAX;
@@ -95,7 +95,7 @@ class Inference {
         all.add(range.last);
       }
     }
-    // The most stages for which each layer stays within one, and each stage has one.
+    // The most stages for which each layer stays within one stage and each stage has a layer.
     for (Index pp = blocks_; pp > 1 && stages_ == 1; --pp)
       if (blocks_ % pp == 0 && layers_stay_in_stages(blocks_ / pp)) stages_ = pp;
   }
@@ -125,7 +125,7 @@ class Inference {
         s = stages_ - 2;
       }
     }
-    // With nothing cut, a stage is only that some ranks happened to write some tensors.
+    // If nothing is cut, a stage may just mean that some ranks happened to write some tensors.
     const bool is_certain = best_->axes.fsdp * best_->axes.tp > 1 || catalog_.tensors().size() >= 8 * layers_.size();
     out_.axes.push_back({"pp", stages_, is_certain ? Confidence::kCertain : Confidence::kLikely, join(parts, "; ")});
   }
@@ -173,14 +173,14 @@ class Inference {
     out_.axes.push_back(std::move(axis));
   }
 
-  // ---- the axes that cut
+  // ---- The axes that cut
 
   Confidence cut_confidence() const {
     if (best_->misfits > 0 || !choice_.rivals.empty() || out_.ranks == 0) return Confidence::kLikely;
     return Confidence::kCertain;
   }
 
-  // "wo, w2": distinct last names of the tensors that `wanted` picks, model before optimizer; empty if there are none.
+  // Returns "wo, w2": the distinct last names of the tensors that `wanted` selects, the model's before the optimizer's.
   template <class Wanted>
   std::string names_of(Wanted wanted) const {
     std::vector<std::string> names;
@@ -199,7 +199,8 @@ class Inference {
     return join(names, ", ");
   }
 
-  // Names of the tensors cut along an axis on dimension `dim`; strided: along both, tp first.
+  // Returns the names of tensors cut along an axis in the first or a later dimension. `strided`: cut along both axes,
+  // tp first.
   std::string names_cut(bool by_tp, bool on_first_dim, std::optional<bool> strided = std::nullopt) const {
     return names_of([&](std::size_t i) {
       const CutHypothesis* way = best_->way_of[i];
@@ -227,7 +228,7 @@ class Inference {
     if (cp.size != 1) out_.axes.push_back(cp);
   }
 
-  // How much of FSDP's axis is context parallelism: only the data loader tells.
+  // Determines how much of FSDP's axis is context parallelism; only the data loader tells.
   InferredAxis context_parallel(Index fsdp) {
     InferredAxis cp{"cp", 0, Confidence::kUnknown,
                     "FSDP shards over dp_shard x cp together; only dataloader.world_size tells them apart"};
@@ -327,7 +328,7 @@ class Inference {
     return placement;
   }
 
-  // The stage whose ranks wrote all of a tensor; -1 when there is none.
+  // Returns the stage whose ranks wrote all of a tensor, or -1 if there is none.
   Index stage_of_writers(const Tensor& tensor) const {
     const Index ranks_a_stage = out_.ranks / stages_;
     Index stage = -1;
@@ -340,7 +341,7 @@ class Inference {
     return stage;
   }
 
-  // ---- single tensors
+  // ---- Single tensors
 
   void describe_placements() {
     std::vector<std::string> by_grid(choice_.patterns.size());
@@ -392,7 +393,7 @@ class Inference {
   const Catalog& catalog_;
   const std::optional<Index> dataloader_ranks_;
   const MeshChoice choice_;
-  const MeshTrial* best_ = nullptr;  // the choice's; null: none
+  const MeshTrial* best_ = nullptr;  // of choice_; null: none
   InferredMesh out_;
 
   Index blocks_ = 1;  // groups of fsdp x tp ranks

@@ -22,7 +22,7 @@ std::string ranks_text(Index first, Index count) {
   return "ranks " + std::to_string(first) + " to " + std::to_string(first + count - 1);
 }
 
-// The splits of a placement, without axes that the mesh has not.
+// Returns the splits of a placement without axes that the mesh lacks.
 std::vector<Split> splits_on(const Mesh& mesh, const Placement& placement) {
   std::vector<Split> out;
   for (Split s : placement.splits) {
@@ -32,13 +32,13 @@ std::vector<Split> splits_on(const Mesh& mesh, const Placement& placement) {
   return out;
 }
 
-// What the family's table says of one of the ranks' tensors.
+// What the family's table says about a tensor of the ranks.
 struct Known {
   std::string canonical;
   TensorParallelCut cut;
   bool is_vocabulary = false;
-  Index stage = 0;   // the first that holds it
-  Index stages = 1;  // how many do
+  Index stage = 0;   // the first stage that holds it
+  Index stages = 1;  // number of stages that hold it
 
   bool is_cut(const Dims& shape) const { return cut.dim >= 0 && cut.dim < shape.rank(); }
 };
@@ -82,9 +82,9 @@ class RankLayoutInference {
     return {};
   }
 
-  // Consecutive ranks that hold the same tensors, in equal numbers. No layer is on two stages.
+  // Stages are equal numbers of consecutive ranks that hold the same tensors. No layer is on two stages.
   Status find_stages() {
-    std::vector<std::string> held(static_cast<std::size_t>(ranks_));  // for each rank, '1' for each tensor it holds
+    std::vector<std::string> held(static_cast<std::size_t>(ranks_));  // per rank: '1' for each tensor it holds
     for (std::size_t r = 0; r < held.size(); ++r)
       for (const RankTensor& t : tensors_) held[r] += t.shapes[r] ? '1' : '0';
     per_stage_ = std::find_if(held.begin(), held.end(), [&](const auto& h) { return h != held[0]; }) - held.begin();
@@ -147,11 +147,11 @@ class RankLayoutInference {
     return {};
   }
 
-  // Why the shapes, joined over the ranks of a stage or as they are, are not those of the config; empty when they are.
+  // Returns why the shapes, joined over the ranks of a stage or unchanged, do not match the config; empty if they do.
   std::string misfit(const std::unordered_map<std::string, Dims>& expected, bool joined) const {
     for (std::size_t i = 0; i < tensors_.size(); ++i) {
       const auto wanted = expected.find(known_[i].canonical);
-      if (wanted == expected.end()) continue;  // not in the config: an optimizer's state, say
+      if (wanted == expected.end()) continue;  // not in the config: for example optimizer state
       Dims got = *shape(i, first_rank(i));
       if (joined && is_cut(i)) {
         const int d = known_[i].cut.dim;
@@ -165,8 +165,8 @@ class RankLayoutInference {
     return "";
   }
 
-  // The shape that a tensor may have instead of the config's: more rows of a vocabulary, which are padding, and
-  // key-value heads as often as ranks hold them.
+  // Returns the shape that a tensor may have instead of the config's: with padding rows of a vocabulary, or with
+  // key-value heads repeated for the ranks that hold them.
   Dims fitting(std::size_t i, const Dims& got, Dims wanted) const {
     const Known& known = known_[i];
     if (got.rank() == 0 || wanted.rank() != got.rank()) return wanted;
@@ -218,7 +218,7 @@ class RankLayoutInference {
 
   std::string axis(std::string_view name) const { return std::string(name) + "=" + std::to_string(per_stage_); }
 
-  // `within` is the axis that the ranks of a stage are along; empty: there is one.
+  // `within` is the axis of the ranks within a stage; empty: there is one rank.
   Result<LayoutDescriptor> describe(const std::string& within, const std::string& because) const {
     std::vector<MeshAxis> axes;
     const Index stages = ranks_ / per_stage_;
@@ -277,7 +277,7 @@ Result<LayoutDescriptor> describe_placements(const Mesh& mesh, std::span<const N
     layout.pipeline.emplace();
     for (const auto& names : stages) layout.pipeline->stages.push_back(fold_names(names));
   }
-  TRY(LayoutDescriptor::parse(to_text(layout.to_json()), layout.name));  // there are limits to what one may hold
+  TRY(LayoutDescriptor::parse(to_text(layout.to_json()), layout.name));  // a layout has limits
   return layout;
 }
 

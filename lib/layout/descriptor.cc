@@ -12,8 +12,9 @@ namespace reshard {
 namespace {
 
 constexpr Index kVersion = 1;
-constexpr Index kMaxPatternBytes = 262'144;  // of all patterns together: each tensor's name is held against them
-constexpr Index kMaxGroups = 64;             // of all splits of a tensor together: each rank has as many boxes
+// Of all patterns together, because each tensor's name is matched against all of them.
+constexpr Index kMaxPatternBytes = 262'144;
+constexpr Index kMaxGroups = 64;  // product over the splits of a tensor: each rank has that many boxes
 constexpr Index kMaxRows = Index{1} << 40;
 constexpr Index kMaxDivisor = Index{1} << 20;
 
@@ -29,7 +30,7 @@ std::string list_text(const List& names) {
   return join({names.begin(), names.end()}, ", ");
 }
 
-// ---- reading
+// ---- Reading
 
 class DescriptorReader {
  public:
@@ -70,7 +71,7 @@ class DescriptorReader {
     return {};
   }
 
-  // Reads each item of a list; an error begins with "tensors[3]: ".
+  // Reads each item of a list; errors begin with "tensors[3]: ".
   template <class Read>
   static Status each(const Json& object, std::string_view key, Read read) {
     Index i = 0;
@@ -146,7 +147,7 @@ class DescriptorReader {
       Split split = TRY(read_split(item));
       for (const std::string& axis : split.axes)
         if (!axes.insert(axis).second) return corrupt("axes: axis '" + axis + "' cuts this tensor twice");
-      groups *= split.groups;  // each is at most kMaxGroups, and so is their product before
+      groups *= split.groups;  // no overflow: both factors are at most kMaxGroups
       if (groups > kMaxGroups)
         return corrupt("groups: expected a product of at most " + with_commas(kMaxGroups) + " for one tensor");
       if (split.groups > 1 && std::any_of(rule.splits.begin(), rule.splits.end(),
@@ -243,7 +244,7 @@ class DescriptorReader {
   Index pattern_bytes_ = 0;
 };
 
-// What the parts of a descriptor say about each other, as far as the mesh is known.
+// Checks the members of a descriptor against each other, as far as the mesh is known.
 Status check(const LayoutDescriptor& layout) {
   if (const auto& v = layout.vocabulary) {
     if (v->size && v->padded_size && *v->padded_size < *v->size)
@@ -267,7 +268,7 @@ Status check(const LayoutDescriptor& layout) {
   return {};
 }
 
-// ---- writing
+// ---- Writing
 
 Json strings(const std::vector<std::string>& list) {
   Json out = Json::array();
@@ -304,7 +305,7 @@ Json pipeline_json(const Pipeline& p) {
   return Json::object().set("stages", std::move(stages));
 }
 
-// ---- placing
+// ---- Placing
 
 std::string shown(const LayoutDescriptor& layout) { return "layout '" + printable(layout.name) + "'"; }
 
@@ -347,7 +348,7 @@ Result<Placement> place_as_ruled(const LayoutDescriptor& layout, std::string_vie
   return placement;
 }
 
-// Whether the ranks hold rows that the tensor has not.
+// Fails if the ranks hold vocabulary rows that the tensor lacks.
 Status check_rows(const LayoutDescriptor& layout, std::string_view tensor, const Dims& shape) {
   if (!layout.vocabulary || shape.rank() == 0 || !any_glob_matches(layout.vocabulary->tensors, tensor)) return {};
   const Index padded = TRY(layout.padded_rows(shape[0]));

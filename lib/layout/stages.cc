@@ -16,7 +16,7 @@ constexpr std::array<std::pair<StageRule, std::string_view>, 4> kRuleNames = {{
     {StageRule::kVllm, "vllm"},
 }};
 
-// `each` layers to every stage, and one more to `extra` stages from `first_extra` on.
+// Each stage has `each` layers, and `extra` stages from `first_extra` on have one more.
 Index stage_where_some_have_one_more(Index layer, Index each, Index extra, Index first_extra, Index stages) {
   const Index before = first_extra * each, through = before + extra * (each + 1);
   if (layer < before) return layer / each;

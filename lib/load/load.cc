@@ -12,7 +12,7 @@
 namespace reshard {
 namespace {
 
-// The tensors alone, not how they lie: that differs from rank to rank where each has a target of its own.
+// Copies the tensors without their fragments, which differ between ranks if each has a target of its own.
 Result<Catalog> without_fragments(const Catalog& catalog) {
   Catalog out;
   for (const Tensor& t : catalog.tensors()) {
@@ -25,7 +25,7 @@ Result<Catalog> without_fragments(const Catalog& catalog) {
   return out;
 }
 
-// What the ranks have of one planned tensor.
+// The digests of one planned tensor over all ranks.
 struct PartDigests {
   Digest first;  // placed by ranks that are first replicas
   Digest all;    // placed
@@ -50,7 +50,7 @@ Result<std::unique_ptr<Load>> Load::prepare(Reader& source, LoadOptions options)
   conversion.run.progress = nullptr;
   conversion.run.strategy = Strategy::kDirect;
   conversion.run.device = nullptr;
-  // What a conversion counts is the whole process, which here is an engine's and holds what it likes.
+  // A conversion's memory limit counts the whole process, but here that is an engine's.
   conversion.run.memory = std::numeric_limits<Index>::max() / 2;
   Draft& d = load->draft_ = TRY(make_draft(source, kMemoryFormat, conversion));
   LayoutRequest request;
@@ -87,7 +87,7 @@ Status Load::check_options() {
   return {};
 }
 
-// Messages are worked out from the plan by each rank for itself: it has to be the same plan.
+// Each rank computes all messages from the plan, so all ranks need the same plan.
 Status Load::check_ranks_agree() const {
   if (!options_.run.ranks) return {};
   const Catalog &from = draft_.view.catalog, &to = target_view_;
@@ -140,7 +140,7 @@ Result<LoadReport> Load::run(std::span<const Destination> destinations) {
   return report;
 }
 
-// The parts of all first replicas make the tensor, and each element is held as often as there are replicas.
+// The parts of all first replicas make the tensor, and each element is held once per replica.
 Status Load::add_up(const LoadDigests& digests, LoadReport& report) const {
   std::vector<PartDigests> parts;
   const auto tensor_of = [&](std::size_t p) -> std::optional<std::size_t> {
@@ -163,7 +163,7 @@ Status Load::add_up(const LoadDigests& digests, LoadReport& report) const {
   for (std::size_t p = 0; p < report.proofs.size(); ++p) {
     LoadProof& proof = report.proofs[p];
     const auto& [first, all, read] = parts[p];
-    const auto tensor = tensor_of(p);  // unknown where this rank holds nothing of it: then others look
+    const auto tensor = tensor_of(p);  // unknown if this rank holds none of it; then others check it
     Digest expected = read;
     for (std::uint32_t& word : expected.words)
       word *= static_cast<std::uint32_t>(tensor ? target_->copies(*tensor) : 1);

@@ -8,7 +8,7 @@
 namespace reshard {
 namespace {
 
-// How far `elements` of a row-major part go along each of its dimensions.
+// Returns the steps along each dimension of a row-major part that `elements` elements make.
 Dims steps_along(Index elements, const Dims& shape) {
   const Dims strides = row_major_strides(shape);
   Dims steps = strides;
@@ -39,7 +39,7 @@ Status check_strides(const Dims& shape, const Dims& strides, Index element_bytes
     if (shape[d] > 1) steps.emplace_back(strides[d], shape[d]);
   }
   std::sort(steps.begin(), steps.end());
-  Index reach = 0;  // elements from the first to the furthest so far
+  Index reach = 0;  // element offset of the furthest element so far
   for (const auto& [stride, extent] : steps) {
     if (stride < 0) return refused("a negative one; expected memory in which no dimension is reversed");
     if (stride <= reach) return refused("elements would share a place");

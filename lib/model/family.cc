@@ -18,8 +18,8 @@ namespace reshard {
 namespace {
 
 constexpr std::string_view kHole = "{}";
-constexpr std::string_view kOver = "+";  // in a name, between those of two families
-// What quantized models have instead of a parameter, or beside it, by what follows its name.
+constexpr std::string_view kOver = "+";  // joins the names of two families
+// The suffixes of tensors that a quantized model stores instead of a parameter or next to it.
 constexpr std::pair<std::string_view, Quantized> kSuffixes[] = {{"_scale_inv", Quantized::kFloat8},
                                                                 {"_scale", Quantized::kFloat8},
                                                                 {kMxfp4Blocks, Quantized::kMxfp4},
@@ -45,11 +45,11 @@ constexpr std::string_view kActivationScales[] = {"input_scale",
                                                   "input_activation_scale",
                                                   "output_activation_scale",
                                                   "act_global_scale"};
-const NameRule kDerived = {.hf = ""};  // of names that stand for no parameter
+const NameRule kDerived = {.hf = ""};  // the rule of names that are not parameters
 
-// ---- names
+// ---- Names
 
-// Matches "layers.{}.x" against "layers.12.x". What no hole stands for is -1.
+// The numbers that match the holes of a pattern ("layers.{}.x" against "layers.12.x"). -1: no such hole.
 struct Numbers {
   Index layer = -1;
   Index expert = -1;
@@ -106,7 +106,7 @@ std::optional<ParsedName> parse_stored(const Family& family, std::string_view na
   return std::nullopt;
 }
 
-// Any matrix may be float8, if that is for the producer to choose.
+// Any matrix may be float8 if the producer chooses.
 bool may_be(const NameRule& rule, Quantized quantized) {
   return rule.quantized == quantized || (quantized == Quantized::kFloat8 && rule.is_matrix());
 }
@@ -173,11 +173,11 @@ NamePatterns model_names(const Catalog& catalog, const PackedWeights& packed = {
 bool knows(const Family& family, std::string_view name, Convention convention) {
   if (parse_as(family, name, convention)) return true;
   if (convention != Convention::kHf && !info(convention).extends_hf) return false;
-  const auto parsed = parse_name(family, name);  // looks past the family's prefix
+  const auto parsed = parse_name(family, name);  // ignores the family's optional prefix
   return parsed && parsed->convention == Convention::kHf;
 }
 
-// The convention that knows the most of the names; nothing where none knows any.
+// Returns the convention that matches the most names, or nothing if none does.
 std::optional<Convention> most_frequent(const Family& family, const NamePatterns& names) {
   std::optional<Convention> best;
   Index most = 0;
@@ -198,7 +198,7 @@ Index count_carried(const Family& family, const NamePatterns& names) {
   return out;
 }
 
-// How many are its parameters', or carried beside them.
+// Returns the number of names that are parameters or carried tensors.
 Index count_known(const Family& family, const NamePatterns& names) {
   Index known = 0;
   for (const auto& [pattern, alike] : names)
@@ -295,7 +295,7 @@ const Family* find_family(std::string_view name, Families families) {
 
 bool knows_quantization(const Family& family, const ModelConfig& config) {
   if (config.quantization.empty()) return true;
-  if (config.float8 && config.float8->is_chosen)  // any matrix may be, and experts are where they are matrices
+  if (config.float8 && config.float8->is_chosen)  // any matrix may be; experts only if they are matrices
     return std::none_of(family.rules.begin(), family.rules.end(),
                         [](const NameRule& rule) { return rule.stacks_experts(); });
   const Quantized how = config.float8 ? Quantized::kFloat8 : config.has_mxfp4() ? Quantized::kMxfp4 : Quantized::kNever;
@@ -409,7 +409,7 @@ TensorParallelCut tensor_parallel_cut(const ParsedName& name) {
   const NameRule& rule = *name.rule;
   TensorParallelCut cut{rule.tp_dim, rule.heads, rule.sections};
   const bool is_mxfp4 = name.is_of_quantized() && rule.quantized == Quantized::kMxfp4;
-  if (is_mxfp4 && cut.dim > 0) cut.dim = 3 - cut.dim;  // [E, out, in, ...] of [E, in, out]
+  if (is_mxfp4 && cut.dim > 0) cut.dim = 3 - cut.dim;  // [E, out, in, ...] for [E, in, out]
   if (!name.is_packed() || cut.dim < 0) return cut;
   switch (name.stored->form) {
     case Form::kQkvByGroup:
@@ -417,7 +417,7 @@ TensorParallelCut tensor_parallel_cut(const ParsedName& name) {
       cut.heads = "num_key_value_heads";
       break;
     case Form::kQkvOfGroups:
-    case Form::kQkv:  // three sections of different sizes, which no split expresses: every rank holds all of it
+    case Form::kQkv:  // three sections of different sizes cannot be expressed as a split, so every rank holds all of it
       cut = {};
       break;
     case Form::kSections:
@@ -472,7 +472,7 @@ void add_name(NamePatterns& names, std::string name) {
   if (alike.count++ == 0) alike.example = std::move(name);
 }
 
-// With a hole for each part that is a number.
+// Replaces each number by a hole.
 std::string pattern_of(std::string_view name) {
   std::string out;
   while (true) {
@@ -492,7 +492,7 @@ Index count_all(const NamePatterns& names) {
 
 namespace {
 
-// The names of a family's text model as they are without it, from files or memory; of what is beside it none.
+// Returns the names inside the text model without its prefix, from files or from memory. Names outside it are dropped.
 NamePatterns text_names(const Family& outer, const NamePatterns& names) {
   NamePatterns out;
   for (const auto& [pattern, alike] : names) {
@@ -634,8 +634,8 @@ KeyPath rename_path(const KeyPath& path, std::string_view from, std::string_view
   for (auto& part : out)
     if (auto* text = std::get_if<std::string>(&part)) *text = replace_first(*text, before.parameter, after.parameter);
   if (out.size() == 4 && dotted_name(out) != to && before.kind == StateKind::kOptimizer)
-    out[2] = after.parameter;  // of a part of what the path names
-  // ("model", "tok_embeddings.weight") for "model.tok_embeddings.weight": the name was spread over the path.
+    out[2] = after.parameter;  // a part of the tensor that the path names
+  // ("model", "tok_embeddings.weight") for "model.tok_embeddings.weight": the path splits the name.
   if (dotted_name(out) != to) return {std::string(to)};
   return out;
 }

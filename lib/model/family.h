@@ -316,7 +316,7 @@ struct NameAgreement {
   // known, and as many parameters are missing. (Additional modules leave no parameter missing, and a lost stage leaves
   // no name unknown.)
   bool is_of_others() const { return std::min(unknown.size(), missing.size()) > known.size(); }
-  // Describes such a mismatch: "no tensor is named as in it", "1 kind of name is its ('lm_head.weight'), and 9 are not
+  // Describes such a mismatch: "no tensor name matches it", "1 kind of name matches ('lm_head.weight'), and 9 do not
   // ('wte.weight', ...)".
   std::string text() const;
 };

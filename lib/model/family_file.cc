@@ -62,7 +62,7 @@ Result<Value> word(const Json& json, std::string_view member, const std::array<W
   return corrupt(std::string(member) + ": expected " + join(all, ", ") + ", got '" + printable(text) + "'");
 }
 
-// A family by its name; null where there is none.
+// Returns a family by its name, or null.
 using FamilyOf = std::function<const Family*(std::string_view name)>;
 
 class FamilyReader {
@@ -106,7 +106,7 @@ class FamilyReader {
     return std::move(out_);
   }
 
-  // What a family that is around a text model's is around another one's. Nothing where a name has no place in it.
+  // Returns a family with around_text over another text family. Nothing if a name of that does not fit.
   static std::optional<Family> over(const Family& outer, const Family& text, std::string name) {
     const FamilyOf none;
     FamilyReader reader(none);
@@ -128,7 +128,7 @@ class FamilyReader {
   }
 
  private:
-  // All of another family but what it is called and the model types it is for.
+  // Copies everything from another family except its name and model types.
   Status extend(std::string_view name) {
     const Family* base = family_of_(name);
     if (!base) return corrupt("extends: '" + printable(name) + "' is not a family");
@@ -154,7 +154,7 @@ class FamilyReader {
     return out;
   }
 
-  // What this extends begins its names otherwise.
+  // Changes the name prefixes of the extended family.
   void rename_all(const Prefixes& list) {
     if (list.empty()) return;
     const auto rename = [&](std::string& name) { name = replace_prefix(name, list); };
@@ -170,7 +170,7 @@ class FamilyReader {
       }
   }
 
-  // Every parameter under its name in memory.
+  // Adds the in-memory name of every parameter.
   void name_in_memory(Prefixes list) {
     out_.in_memory = std::move(list);
     ConventionTable& table = table_of(Convention::kTransformers);
@@ -199,7 +199,7 @@ class FamilyReader {
     return corrupt("'" + printable(pattern) + "' matches no name of what this extends");
   }
 
-  // A member's text.
+  // Returns a member's text, or `otherwise` if there is none.
   static Result<std::string> text(const Json& json, std::string_view member, const std::string& otherwise = {}) {
     if (!json.contains(member)) return otherwise;
     return std::string(TRY(json.get_string(member)));
@@ -212,7 +212,7 @@ class FamilyReader {
     return {};
   }
 
-  // Reads the items of an array; of none where there is no such member.
+  // Reads the items of an array member, which may be absent.
   template <class Read>
   static Status each(const Json& json, std::string_view member, Read read) {
     if (!json.contains(member)) return {};
@@ -234,7 +234,7 @@ class FamilyReader {
     return check_formula(out_.defaults.back().formula);
   }
 
-  // That it can be computed once its names have values.
+  // Fails if the formula cannot be computed even if all names have values.
   static Status check_formula(std::string_view formula) {
     TRY(evaluate(formula, [](std::string_view) {
           return std::optional<Index>(1);
@@ -301,7 +301,7 @@ class FamilyReader {
     return TRY(how->as_bool()) ? Quantized::kFloat8 : Quantized::kNever;
   }
 
-  // Adds a rule, in the place of the one of this name that the extended family has.
+  // Adds a rule, replacing the extended family's rule of the same name.
   template <class Rule>
   Status put(std::vector<Rule>& rules, Rule rule, std::string Rule::*name, std::string_view convention) {
     if (!own_.emplace(convention, rule.*name).second) return corrupt("'" + printable(rule.*name) + "' is there twice");
@@ -327,7 +327,7 @@ class FamilyReader {
                    ", got " + std::to_string(n));
   }
 
-  // "torchtitan, torchtitan-2026": rules of both; null: none of them, whatever the extended family has.
+  // Keys may list several conventions: "torchtitan, torchtitan-2026". null removes a convention of the extended family.
   Status read_names(const Json& json) {
     if (!json.contains("names")) return {};
     for (const Json::Member& m : TRY(json.get_object("names"))) {
@@ -402,7 +402,7 @@ class FamilyReader {
     }
   }
 
-  // That one convention does not keep the rows of a parameter in two orders.
+  // Fails if one convention stores the rows of a parameter in two orders.
   Status check_pairs() const {
     for (const ConventionTable& table : out_.conventions) {
       std::map<std::string_view, bool> paired;
@@ -417,7 +417,7 @@ class FamilyReader {
 
   const FamilyOf& family_of_;
   Family out_;
-  std::set<std::pair<std::string_view, std::string>> own_;  // the file's own names, of each convention
+  std::set<std::pair<std::string_view, std::string>> own_;  // names defined in the file itself, by convention
 };
 
 Result<Family> read_family(std::string_view text, std::string_view path, const FamilyOf& family_of) {
@@ -425,7 +425,7 @@ Result<Family> read_family(std::string_view text, std::string_view path, const F
   return FamilyReader(family_of).read(json).context(path);
 }
 
-// Families live as long as the process, threads that outlive main() included: configs and views keep pointers to them.
+// Families live as long as the process, even for threads that outlive main(), because configs and views point to them.
 const Family* keep_forever(Family family) {
   static std::mutex mutex;
   static auto* const kept = new std::deque<Family>;
@@ -445,7 +445,7 @@ class BuiltinReader {
   const Family* read(std::size_t i) {
     if (const Family* const family = families_[i].load(std::memory_order_relaxed)) return family;
     auto family = read_family(all_[i].text, all_[i].name, [this](std::string_view name) { return read(name); });
-    if (!family) {  // not found by any test before it was compiled in
+    if (!family) {  // a test parses all built-in families
       std::fprintf(stderr, "%s\n", family.error().message().c_str());
       std::abort();
     }
@@ -505,7 +505,7 @@ const Family* family_over(const Family& outer, const Family& text) {
 
 Result<const Family*> load_family(const std::string& path) {
   static std::mutex mutex;
-  static auto* const loaded = new std::map<std::string, const Family*>;  // by their texts
+  static auto* const loaded = new std::map<std::string, const Family*>;  // by text
   std::string text = TRY(read_whole_file(path, kMaxFamilyFile));
   Family family = TRY(parse_family(text, path));
   const std::lock_guard lock(mutex);

@@ -7,13 +7,13 @@
 namespace reshard {
 namespace {
 
-// One number or name of a formula, and the sign before it.
+// A number or name in a formula, with the operator before it.
 struct Factor {
   char sign = '+';  // +, * or /
   std::string_view text;
 };
 
-// The formula cut at its signs; empty where it is none.
+// Splits a formula at its operators; empty if it is malformed.
 std::vector<Factor> factors_of(std::string_view formula) {
   std::vector<Factor> out;
   char sign = '+';

@@ -5,7 +5,7 @@
 namespace reshard {
 namespace {
 
-// transformers' question answerers have "transformer." where the other classes of most families have "model.".
+// In transformers, question answering models have the prefix "transformer." instead of "model." for most families.
 bool is_named_otherwise(const Family& family, const ModelConfig& config) {
   return config.architecture.ends_with("ForQuestionAnswering") && base_prefix(family) == "model.";
 }
@@ -38,7 +38,7 @@ Result<Model> recognise(const Catalog& catalog, const ModelChoice& choice, std::
     return model;
   }
   const Family* said = model.config ? describing_family(*model.config) : nullptr;
-  if (model.config && !said) return model;  // another model whose names may look alike
+  if (model.config && !said) return model;  // another model with similar names
   if (const auto detected = detect_family(catalog, model.config_or_null(), choice.families);
       detected && (!said || is_kind_of(*detected->family, *said, *model.config))) {
     model.family = numbered_for(*detected->family, model.config);

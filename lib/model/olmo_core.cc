@@ -19,7 +19,7 @@ Error no_such_model(const std::string& what) {
                      "; --config gives the config.json of what it is");
 }
 
-// What is expected of a member that says how a model computes. One that is absent or null has the first of them.
+// Checks a member that says how a model computes. If it is absent or null, it has the first of the wanted values.
 Status expect(const Json& of, std::string_view where, std::string_view key, const std::vector<std::string>& wanted) {
   const Json* const value = of.find(key);
   if (!value || value->is_null()) return {};
@@ -28,7 +28,7 @@ Status expect(const Json& of, std::string_view where, std::string_view key, cons
   return no_such_model(std::string(where) + "." + std::string(key) + " '" + printable(got) + "'");
 }
 
-// Members that are absent from the models that transformers has.
+// Fails if a member is set that the models in transformers do not have.
 Status expect_none(const Json& of, std::string_view where, const std::vector<std::string_view>& keys) {
   for (const std::string_view key : keys) TRY(expect(of, where, key, {"false"}));
   return {};
@@ -45,11 +45,11 @@ Result<double> norm_eps(const Json& of, std::string_view where, std::string_view
   TRY(expect(norm, key, "name", {"rms", "fused_rms"}));
   TRY(expect(norm, key, "elementwise_affine", {"true"}));
   TRY(expect_none(norm, key, {"bias"}));
-  constexpr double kUsual = 1e-5;  // LayerNormConfig's
+  constexpr double kUsual = 1e-5;  // the default of LayerNormConfig
   return norm.contains("eps") ? norm.find("eps")->as_double() : kUsual;
 }
 
-// Which layers attend to a window, and to how many tokens.
+// The layer types (full attention or a window), and the size of the window.
 struct Windows {
   Json types = Json::array();
   std::optional<Index> size;
@@ -75,7 +75,7 @@ Result<Windows> windows_of(const Json& config, Index layers) {
   return out;
 }
 
-// What transformers calls this scaling of rotary embeddings; null where there is none.
+// Returns the scaling of rotary embeddings as transformers describes it, or null if there is none.
 // (olmo_core/nn/rope.py, to_hf_config of each class)
 Result<Json> rope_scaling(const Json* scaling) {
   if (!scaling || scaling->is_null()) return Json();
@@ -108,7 +108,7 @@ Result<Json> rope_scaling(const Json* scaling) {
   return no_such_model("scaling of rotary embeddings " + printable(name));
 }
 
-// Whether two values are the same but for members of this name. Absent and null are the same.
+// Returns whether two values are equal except for members of this name. Absent and null are the same.
 bool are_same_but(const Json& a, const Json& b, std::string_view name) {
   if (!a.is_object() || !b.is_object()) return to_text(a) == to_text(b);
   const auto is_in = [&](const Json::Member& member, const Json& other) {
@@ -123,7 +123,7 @@ bool are_same_but(const Json& a, const Json& b, std::string_view name) {
   return all_are_in(a, b) && all_are_in(b, a);
 }
 
-// The scaling in the layers that have a block of their own, which are those that attend to everything.
+// Returns the scaling in layers with their own block, which must be all layers with full attention.
 Result<Json> scaling_of_overrides(const Json& overrides, const Json& block, std::string_view mixer,
                                   const std::vector<bool>& is_full) {
   Json out;

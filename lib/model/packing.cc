@@ -10,18 +10,18 @@
 namespace reshard {
 namespace {
 
-constexpr Index kMaxExperts = 65'536;  // of one stack: bounds what a made-up shape can ask for
+constexpr Index kMaxExperts = 65'536;  // in one stack; limits what a forged shape can request
 
-// Canonical row n*D + t*(D/2) + j of head n is stored row base + 2j + t (t = 0, 1).
+// Canonical row n*D + t*(D/2) + j of head n is stored as row base + 2j + t (t = 0, 1).
 void add_rotary_head(std::vector<RowSegment>& out, Index canonical, Index stored, Index head_dim) {
   out.push_back({canonical, stored, head_dim / 2, 2});
   out.push_back({canonical + head_dim / 2, stored + 1, head_dim / 2, 2});
 }
 
-// The fragments of a tensor whose rows are renumbered. `rows` ascends in its stored rows, within one head.
+// Returns the fragments of a tensor with renumbered rows. `rows` ascends in its stored rows, within one head.
 FragmentList map_rows(const FragmentList& in, const std::vector<RowSegment>& rows, int rank, Index element_bytes) {
   FragmentList out(rank);
-  // No segment reaches further than this from its first stored row.
+  // The furthest that a segment reaches from its first stored row.
   Index reach = 0;
   for (const RowSegment& s : rows) reach = std::max(reach, s.count * s.step);
   for (std::size_t i = 0; i < in.size(); ++i) {
@@ -47,7 +47,7 @@ FragmentList map_rows(const FragmentList& in, const std::vector<RowSegment>& row
 
 Dims without_first(const Dims& dims) { return Dims(dims.span().subspan(1)); }
 
-// Those that reach `index` of the first dimension, without it.
+// Returns the fragments that contain `index` in the first dimension, without that dimension.
 FragmentList slice(const FragmentList& in, Index index, int rank, Index element_bytes) {
   FragmentList out(rank - 1);
   for (std::size_t i = 0; i < in.size(); ++i) {
@@ -96,7 +96,7 @@ std::string times(std::string_view a, Index x, std::string_view b, Index y) {
   return std::string(a) + " " + std::to_string(x) + " x " + std::string(b) + " " + std::to_string(y);
 }
 
-// `what` is the tensor, for messages.
+// `what` is the tensor in messages.
 Result<const ModelConfig*> need_head_counts(const ModelConfig* config, const std::string& what) {
   if (config) return config;
   return usage_error(what +
@@ -117,7 +117,7 @@ Result<std::vector<Index>> section_sizes(const StoredRule& stored, const ModelCo
   return out;
 }
 
-// Finds the parts of one tensor.
+// Computes the parts of one tensor.
 class Unpacker {
  public:
   Unpacker(const ParsedName& name, const Dims& shape, const ModelConfig* config, bool hf_rows, const std::string& what)
@@ -166,7 +166,7 @@ class Unpacker {
                    "), got shape " + to_string(shape_));
   }
 
-  // Query, key and value, a row for each number of a head.
+  // Checks the rows of query, key and value: one row for each number of a head.
   Status check_head_rows(const ModelConfig& c) const {
     const Index d = c.head_dim(), heads = c.num_attention_heads(), kv_heads = c.num_key_value_heads();
     return check_rows((heads + 2 * kv_heads) * d, c,
@@ -174,7 +174,7 @@ class Unpacker {
                           std::to_string(kv_heads) + ") x head_dim " + std::to_string(d));
   }
 
-  // The config, if its heads can be in rotary pairs.
+  // Returns the config, if its heads can be in rotary pairs.
   Result<const ModelConfig*> need_pairs() const {
     const ModelConfig* config = TRY(need_head_counts(config_, what_));
     if (config->head_dim() % 2 == 0) return config;
@@ -194,7 +194,7 @@ class Unpacker {
     return std::vector{std::move(part)};
   }
 
-  // Row ((kv * R + s) * D + i) with R = g + 2 blocks a key-value head: g query heads, the key, the value.
+  // Row ((kv * R + s) * D + i), where each key-value head has R = g + 2 blocks: g query heads, the key, the value.
   Result<std::vector<PackedPart>> by_group() {
     const bool pairs = form_ == Form::kRotaryQkvByGroup && hf_rows_;
     const ModelConfig& c = *TRY(pairs ? need_pairs() : need_head_counts(config_, what_));
@@ -412,7 +412,7 @@ Result<std::vector<PackedGroup>> pack(const Family& family, Convention conventio
                                       const std::vector<std::size_t>& tensors) {
   struct Open {
     std::size_t group = 0;
-    ParsedName name;  // the packed tensor's
+    ParsedName name;  // of the packed tensor
     StateKey key;
     std::map<std::string, std::size_t> parts;
   };

@@ -38,7 +38,7 @@ bool has_layer(const NameRule& rule, const ModelConfig& config, Index layer) {
   return config.is_sparse_layer(layer) == (rule.layers == Layers::kSparse);
 }
 
-// Adds those of a range of layers, or of none: of the model itself.
+// Collects the parameters of a range of layers, or of the model outside its layers.
 class ParameterList {
  public:
   ParameterList(const Family& family, const ModelConfig& config) : family_(family), config_(config) {}
@@ -65,14 +65,14 @@ class ParameterList {
   std::vector<Parameter> take_chosen_scales() { return std::move(scales_); }
 
  private:
-  // Of a head and its bias; a tied head is the embedding, and need not be there.
+  // Returns whether it belongs to a replaced head. A tied head is the embedding and need not be stored.
   bool is_optional(const NameRule& rule) const {
     return rule.shape.starts_with("vocab_size") && rule.place == NameRule::Place::kLast && has_other_head(config_) &&
            !config_.tie_word_embeddings();
   }
   Index experts_of(const NameRule& rule) const { return rule.is_per_expert() ? config_.number("num_experts") : 1; }
 
-  // Before any of them is made: 425 bytes of config.json would otherwise take gigabytes.
+  // Checks the number before creating any: 425 bytes of config.json could otherwise require gigabytes.
   Status check_count(Index begin, Index end) const {
     Index room = kMaxParameters;
     for (const NameRule& rule : family_.rules) {
@@ -141,7 +141,7 @@ class ParameterList {
     (float8->is_chosen ? scales_ : out_).push_back(std::move(scale));
   }
 
-  // Of [E, in, out].
+  // `p` is [E, in, out].
   void add_mxfp4(Parameter p) {
     Parameter scales = p;
     scales.name += kMxfp4Scales;
@@ -155,13 +155,13 @@ class ParameterList {
     out_.push_back(std::move(scales));
   }
 
-  static constexpr Index kMaxParameters = 500'000;       // DeepSeek-V3 has 46,000; scales are not counted
-  static constexpr Index kMaxElements = Index{1} << 55;  // so that what is counted of them in bytes can be counted
+  static constexpr Index kMaxParameters = 500'000;       // DeepSeek-V3 has 46,000, without scales
+  static constexpr Index kMaxElements = Index{1} << 55;  // so that sizes in bytes do not overflow
   const Family& family_;
   const ModelConfig& config_;
   Index elements_ = 0;
   std::vector<Parameter> out_;
-  std::vector<Parameter> scales_;  // of matrices that may be float8 or not
+  std::vector<Parameter> scales_;  // of matrices that may be float8
 };
 
 Status check_quantization(const Family& family, const ModelConfig& config) {

@@ -1,4 +1,4 @@
-// The parts of a training state. See parts.h.
+// Implements parts.h.
 #include "lib/model/parts.h"
 
 #include <algorithm>
@@ -13,12 +13,12 @@ namespace reshard {
 namespace {
 
 constexpr std::size_t kMaxWrapperParts = 5;  // "state.app.model.module.net."
-constexpr std::size_t kMaxPatterns = 2048;   // that are held against the families; a model has dozens
-constexpr std::size_t kMaxModels = 8;        // side by side
-constexpr Index kFewNames = 3;               // that a family may know by chance
+constexpr std::size_t kMaxPatterns = 2048;   // limit of patterns matched against the families; a model has dozens
+constexpr std::size_t kMaxModels = 8;        // in one catalog
+constexpr Index kFewNames = 3;               // a family may match this many by chance
 
-// Modules that wrap others under these names: torch.compile, activation checkpointing, FSDP1, DeepSpeed, torch.optim's
-// averaged models.
+// Removes the names of modules that wrap others: torch.compile, activation checkpointing, FSDP1, DeepSpeed,
+// torch.optim's averaged models.
 std::string without_inner_wrappers(std::string_view name) {
   static constexpr std::array<std::string_view, 4> kWrappers = {"_orig_mod.", "_checkpoint_wrapped_module.",
                                                                 "_fsdp_wrapped_module.", "_forward_module."};
@@ -28,38 +28,38 @@ std::string without_inner_wrappers(std::string_view name) {
   return out;
 }
 
-// Dictionaries that people put around everything.
+// Names of dictionaries that people put around a whole state.
 bool is_outer_word(std::string_view word) {
   static constexpr std::array<std::string_view, 7> kWords = {"app",         "state", "state_dict", "checkpoint",
                                                              "checkpoints", "train", "trainer"};
   return std::find(kWords.begin(), kWords.end(), word) != kWords.end();
 }
 
-// What trainers call the module that holds the model.
+// Names that trainers give the module that contains the model.
 bool is_module_word(std::string_view word) {
   static constexpr std::array<std::string_view, 4> kWords = {"model", "module", "net", "network"};
   return std::find(kWords.begin(), kWords.end(), word) != kWords.end();
 }
 
-// A name whose kind its first parts tell: "app.optim.state.x" is "optim" after "app.".
+// A name whose first components determine its kind: "app.optim.state.x" is "optim" after "app.".
 struct Told {
   StateKind kind = StateKind::kModel;
-  std::string_view prefix;  // up to and with the word
-  std::string plain;        // the plain key's beginning, "optimizer."
-  std::string_view rest;    // after the word's dot
+  std::string_view prefix;  // up to and including the word
+  std::string plain;        // start of the plain key, "optimizer."
+  std::string_view rest;    // after the dot that follows the word
   bool is_average = false;
-  bool is_named = false;  // an optimizer of a dict of them
+  bool is_named = false;  // an optimizer in a dict of optimizers
 };
 
-// Megatron-FSDP's word for groups whose options it keeps by parameter.
+// Megatron-FSDP's key for groups whose options are stored by parameter.
 constexpr std::string_view kGroupsByParameter = "param_to_group_meta.";
 
 bool is_of_optimizer(std::string_view rest) {
   return rest.starts_with("state.") || rest.starts_with("param_groups.") || rest.starts_with(kGroupsByParameter);
 }
 
-// `rest`: after the word in `name`. Of a list of optimizers (Lightning's "optimizer_states.0.state.") the position is
-// the number; in a dict of them (Composer's "state.optimizers.DecoupledAdamW.state.") they have names.
+// `rest` follows the word in `name`. In a list of optimizers (Lightning's "optimizer_states.0.state.") the position
+// becomes the number; in a dict (Composer's "state.optimizers.DecoupledAdamW.state.") optimizers have names.
 Told tell_optimizer(std::string_view name, std::string_view word, std::string_view rest) {
   std::string_view number = optimizer_number(word);
   bool is_named = false;
@@ -98,16 +98,16 @@ Told tell(std::string_view name) {
   return {};
 }
 
-// The plain key of an optimizer's value, but for what wraps the parameter in it.
+// Returns the plain key of an optimizer's value, with the parameter's wrappers still in it.
 std::string optimizer_key(const Told& told) {
   std::string_view rest = told.rest;
   const bool is_by_parameter = take(rest, kGroupsByParameter);
   return rest.empty() ? told.plain : told.plain + (is_by_parameter ? ".param_groups." : ".") + std::string(rest);
 }
 
-// ---- which prefix wraps a set of names
+// ---- Which prefix wraps a set of names
 
-// "" and what more than half of the names begin with, part by part: "app.", "app.model.".
+// Returns "" and the prefixes of more than half of the names, component by component: "app.", "app.model.".
 std::vector<std::string> common_prefixes(const NamePatterns& names) {
   std::vector<std::string> out = {""};
   const Index all = count_all(names);
@@ -127,7 +127,8 @@ std::vector<std::string> common_prefixes(const NamePatterns& names) {
   return out;
 }
 
-// best_known() of the names under the prefix, without it. Some that happen to be like a family's tell nothing.
+// Returns best_known() for the names that have the prefix, without it. If only a minority is known, the match is
+// chance.
 Known known_without(const NamePatterns& names, std::string_view prefix, Families families) {
   NamePatterns without;
   bool have_prefix = names.size() <= kMaxPatterns;
@@ -138,21 +139,21 @@ Known known_without(const NamePatterns& names, std::string_view prefix, Families
     without.emplace(pattern.substr(prefix.size()), AlikeNames{alike.example.substr(prefix.size()), alike.count});
   }
   Known best = best_known(without, families);
-  // The names in the memory of transformers are alike for more models than those in files, so more of them have to be
-  // known: Mamba without its head shares three quarters with Nemotron-H.
+  // Models are more similar in their in-memory names than in those in files, so more must be known: Mamba without its
+  // head shares three quarters with Nemotron-H.
   if (best.family && !best.family->in_memory.empty() && best.names * 5 <= count_all(without) * 4) return {};
   best.is_all = best.is_all && have_prefix;
   return best.names > count_all(without) / 2 ? best : Known{};
 }
 
 struct Wrapper {
-  std::string prefix = {};  // what is around the names
-  std::string base = {};    // what belongs before them instead, in a model saved without its head (base_prefix())
+  std::string prefix = {};  // prefix around the names
+  std::string base = {};    // prefix to add instead, for a model saved without its head (base_prefix())
   std::string evidence = {};
-  Index known = 0;  // how many names are, under the prefix
+  Index known = 0;  // number of known names under the prefix
 };
 
-// The common prefix without which the most names are known.
+// Returns the common prefix without which the most names are known.
 template <class WrapperOf>
 Wrapper best_wrapper(const NamePatterns& names, const WrapperOf& wrapper_of) {
   Wrapper out;
@@ -165,7 +166,7 @@ Wrapper best_wrapper(const NamePatterns& names, const WrapperOf& wrapper_of) {
   return out;
 }
 
-// A family whose names these all are, but for base_prefix(): where it has others in memory, those.
+// Returns a family that has all these names except for its base_prefix(); its in-memory names, if it has others there.
 const Family* family_without_base(const NamePatterns& names, std::string_view prefix, Families families) {
   if (count_all(names) < kFewNames) return nullptr;
   for (const Family* family : families) {
@@ -197,9 +198,9 @@ Wrapper wrapper_by_family(const NamePatterns& names, Families families) {
   });
 }
 
-// By what people call dictionaries and modules around a model, where every name has it before it: "app.model.",
-// "module.". "model." is also what transformers calls the module beside the head: it wraps where a head
-// ("lm_head.weight") is under it, too, or a training state ("app.") is around it.
+// Finds a wrapper from the usual names of dictionaries and modules around a model, if all names begin with it:
+// "app.model.", "module.". "model." is also transformers' module next to the head, so it only counts as a wrapper if a
+// head ("lm_head.weight") is inside it, or a training state ("app.") around it.
 Wrapper wrapper_by_words(const NamePatterns& names) {
   if (names.empty()) return {};
   std::string_view common = names.begin()->first;
@@ -227,7 +228,7 @@ Wrapper wrapper_by_words(const NamePatterns& names) {
 
 using PatternSet = std::set<std::string, std::less<>>;
 
-// By the names that are among `others` without it, with one of the bases before them.
+// Finds a wrapper without which the names, with one of the bases in front, are among `others`.
 Wrapper wrapper_by_match(const NamePatterns& names, const PatternSet& others,
                          const std::vector<std::string>& bases = {""}) {
   return best_wrapper(names, [&](const std::string& prefix) {
@@ -243,7 +244,7 @@ Wrapper wrapper_by_match(const NamePatterns& names, const PatternSet& others,
   });
 }
 
-// Why the names under `prefix`, all of these, are a model by themselves; nothing where they are none.
+// Returns the evidence that the names under `prefix`, which all names have, are a model, or nothing.
 std::optional<std::string> model_under(const NamePatterns& names, const std::string& prefix, Families families) {
   for (const std::string& inner : common_prefixes(names)) {
     if (inner.size() < prefix.size()) continue;
@@ -257,7 +258,7 @@ std::string unwrapped(std::string name, const Wrapper& wrapper) {
   return name.starts_with(wrapper.prefix) ? name.replace(0, wrapper.prefix.size(), wrapper.base) : name;
 }
 
-// ---- all names of a catalog
+// ---- All names of a catalog
 
 class PartFinder {
  public:
@@ -276,7 +277,7 @@ class PartFinder {
     for (Part& part : catalog_.parts) part.is_told = true;
     find_adapters();
     for (const Tensor& t : catalog_.tensors()) count(renamed(t.key()), t.elements() > 1);
-    // A count and a flag beside an average are no model (ema-pytorch's `step` and `initted`).
+    // A counter and a flag next to an average are not a model (ema-pytorch's `step` and `initted`).
     if (!averages_.empty() && !has_weights_) model_.clear();
     number_optimizers();
     if (given_.empty()) find_models();
@@ -329,7 +330,7 @@ class PartFinder {
       add_name(optimized_, without_inner_wrappers(key.parameter));
   }
 
-  // "_1" of the second of several named optimizers.
+  // Returns "_1" for the second of several named optimizers.
   std::string number_of_named(std::string_view prefix) const {
     const auto found = named_optimizers_.find(prefix);
     if (named_optimizers_.size() < 2 || found == named_optimizers_.end()) return {};
@@ -340,8 +341,9 @@ class PartFinder {
       if (part.kind == StateKind::kOptimizer) part.name += number_of_named(part.prefix);
   }
 
-  // PEFT puts the layers that an adapter changes under a name of their own. Without their weights the adapters are by
-  // themselves, with biases of such layers or not; in files of their own they have no names, and may have an embedding.
+  // PEFT renames the layers that an adapter changes. If their weights are missing, the file contains only adapters,
+  // possibly with biases of such layers. Adapters in their own files have no adapter names, and may include an
+  // embedding.
   void find_adapters() {
     bool has_layers = false;
     for (const Tensor& t : catalog_.tensors()) {
@@ -350,14 +352,14 @@ class PartFinder {
     }
     if (!has_layers || adapters_.contains("")) adapters_.clear();
   }
-  // The modules that an adapter has whole are trained beside what they were.
+  // Modules that an adapter contains completely are stored next to the original ones.
   static bool is_adapters(std::string_view name) {
     return is_adapter(name) || name.find(kTrainedModule) != std::string_view::npos;
   }
   bool is_beside_weights(std::string_view name) const { return !adapters_.empty() && is_adapters(name); }
 
-  // The adapter that a name is of, "default", and the name without: "x.lora_A.default.weight", "x.lora_A.weight";
-  // "x.modules_to_save.default.weight", "x.weight".
+  // Returns the adapter of a name and the name without it: "default" and "x.lora_A.weight" for
+  // "x.lora_A.default.weight", "default" and "x.weight" for "x.modules_to_save.default.weight".
   static std::pair<std::string, std::string> adapter_of(const std::string& name) {
     if (const std::size_t module = name.find(kTrainedModule); module != std::string::npos) {
       const std::size_t begin = module + kTrainedModule.size(), end = std::min(name.find('.', begin), name.size());
@@ -392,13 +394,13 @@ class PartFinder {
     catalog_.parts.push_back({kind, std::string(prefix), std::move(name), std::move(evidence)});
   }
 
-  // Models side by side under prefixes that differ in their last part.
+  // Finds several models: prefixes that differ in their last component.
   void find_models() {
     std::copy_if(catalog_.parts.begin(), catalog_.parts.end(), std::back_inserter(models_),
                  [](const Part& part) { return part.kind == StateKind::kModel; });
     if (!models_.empty()) return;
     const std::vector<std::string> bases = common_prefixes(model_);
-    // A family may have several networks: a language model and what sees for it.
+    // A family may have several networks, such as a language model and a vision model.
     if (std::any_of(bases.begin(), bases.end(),
                     [&](const auto& base) { return known_without(model_, base, families_).is_all; }))
       return;
@@ -430,7 +432,7 @@ class PartFinder {
     }
   }
 
-  // "ema", or where there are several the words that they are under.
+  // Names an average "ema" or, if there are several, after the words of its prefix.
   void name_averages() {
     for (const auto& average : averages_) {
       const std::string& prefix = average.first;
@@ -440,7 +442,7 @@ class PartFinder {
     }
   }
 
-  // Another part than the model in its place.
+  // Uses another part instead of the model.
   Status choose() {
     if (wanted_.empty() || is_training_state(wanted_)) return {};
     std::vector<std::string> names;
@@ -479,7 +481,7 @@ class PartFinder {
       model_wrapper_ = wrapper_by_family(model_, families_);
       const auto is_beside = [&](const auto& name) { return !name.first.starts_with(model_wrapper_.prefix); };
       if (is_model_ && std::any_of(model_.begin(), model_.end(), is_beside)) model_wrapper_ = {};
-      // A family's model may be one of several networks of what the optimizer trains.
+      // The family's model may be one of several networks that the optimizer trains.
       Wrapper trained = wrapper_by_match(model_, optimized);
       const bool is_part = trained.known > model_wrapper_.known && trained.prefix.size() < model_wrapper_.prefix.size();
       if (model_wrapper_.known == 0 || is_part) model_wrapper_ = std::move(trained);
@@ -488,7 +490,7 @@ class PartFinder {
     }
     if (!model_.empty() && models_.empty() && chosen_.empty())
       add_part(StateKind::kModel, model_wrapper_.prefix, "model", model_wrapper_.evidence);
-    // An optimizer of the model without its head: its names lack the "model." that the model's have here.
+    // The optimizer may belong to the model without its head: then its names lack the "model." of the model's names.
     NamePatterns parameters;
     PatternSet plain;
     for (const auto& [pattern, alike] : model_) {
@@ -528,15 +530,15 @@ class PartFinder {
                                     kTrainedModule = ".modules_to_save.";
 
   Catalog& catalog_;
-  std::set<std::string> adapters_;  // beside the weights they change, by their names in PEFT: "default"
+  std::set<std::string> adapters_;  // PEFT's names of adapters stored with the weights they change: "default"
   const std::vector<std::pair<std::string, std::string>>& renames_;
-  std::set<std::string, std::less<>> named_optimizers_;  // prefixes of those in a dict
+  std::set<std::string, std::less<>> named_optimizers_;  // prefixes of optimizers in a dict
   bool is_model_, as_stored_;
-  bool has_weights_ = false;  // of a model, more than numbers
+  bool has_weights_ = false;  // model tensors other than scalars
   Families families_;
   std::string given_, wanted_;
-  std::string chosen_;        // the prefix of the part that stands for the model; empty: none was chosen
-  std::vector<Part> models_;  // side by side; empty: there is one
+  std::string chosen_;        // prefix of the part chosen as the model; empty: none
+  std::vector<Part> models_;  // several models; empty: there is one
   std::map<std::string, NamePatterns> averages_;
   NamePatterns model_, optimized_;
   Wrapper model_wrapper_, optimizer_wrapper_;

@@ -1,4 +1,4 @@
-// Placement on a mesh. See placement.h.
+// Implements placement.h.
 #include "lib/model/placement.h"
 
 #include <algorithm>
@@ -9,7 +9,7 @@ namespace reshard {
 
 namespace {
 
-// What a user should know before cutting attention heads apart; empty where none is.
+// Returns a warning if tp splits attention heads, otherwise an empty string.
 std::string heads_warning(const Mesh& mesh, const ModelConfig& config) {
   const Index tp = mesh.size("tp");
   if (config.num_key_value_heads() % tp == 0) return {};
@@ -66,7 +66,7 @@ Placement Placer::place(const Of& tensor) const {
   return placement;
 }
 
-// Its dim is -1 where tensor parallelism leaves the tensor whole.
+// The result has dim -1 if tensor parallelism leaves the tensor whole.
 Split Placer::tp_split(const Of& tensor, std::string_view parameter) const {
   Split cut{{"tp"}, -1};
   if (family_) {
@@ -74,7 +74,7 @@ Split Placer::tp_split(const Of& tensor, std::string_view parameter) const {
     const auto parsed = by_shape ? *by_shape : parse_name(*family_, parameter);
     const TensorParallelCut by_rule = parsed ? tensor_parallel_cut(*parsed) : TensorParallelCut{};
     if (by_rule.dim >= tensor.shape.rank()) return cut;
-    // A scale of all that the matrix has along this dimension is every rank's.
+    // A scale for the whole dimension of the matrix is needed on every rank.
     if (by_rule.dim >= 0 && parsed->is_of_quantized() && tensor.shape[by_rule.dim] == 1) return cut;
     cut.dim = by_rule.dim;
     cut.groups = by_rule.sections;

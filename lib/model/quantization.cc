@@ -15,7 +15,7 @@ namespace {
 
 constexpr std::string_view kWeight = "weight";
 
-// The model tensors of a catalog by their plain keys.
+// The model tensors of a catalog, sorted by their plain keys.
 class Keys {
  public:
   explicit Keys(const Catalog& catalog) : catalog_(catalog) {
@@ -48,7 +48,8 @@ class Keys {
   std::vector<Entry> sorted_;
 };
 
-// What the weight is called that a tensor of this role and name is part of; empty: the name is none of the role's.
+// Returns the name of the weight that a tensor of this role and name belongs to, or an empty string if the name does
+// not match.
 std::string weight_of(const PackedRole& role, std::string_view key) {
   const std::string_view module = module_of(key);
   switch (role.where) {
@@ -70,7 +71,7 @@ std::string weight_of(const PackedRole& role, std::string_view key) {
   return {};
 }
 
-// The name of a role's tensor; empty where a weight of this name has none.
+// Returns the name of a role's tensor, or an empty string if a weight of this name has none.
 std::string key_of(const PackedRole& role, std::string_view weight) {
   const std::string_view module = module_of(weight), leaf = weight.substr(module.size());
   switch (role.where) {
@@ -90,13 +91,13 @@ bool contains(std::span<const std::string_view> list, std::string_view word) {
 
 bool is_wide_integer(DType dtype) { return dtype == DType::kInt64 || dtype == DType::kUint64; }
 
-// Whether elements of this dtype may be packed values.
+// Returns whether elements of this dtype may be packed values.
 bool may_be_packed(DType dtype) {
   return dtype != DType::kBool && !is_floating(dtype) && !is_wide_integer(dtype) && byte_size(dtype) <= 4 &&
          dtype != DType::kComplex32;
 }
 
-// A name that tells, beside packed values, that they are: "weight_scale", "zeros", "codebook".
+// Returns whether a name next to packed values suggests that they are packed: "weight_scale", "zeros", "codebook".
 bool tells_of_packing(std::string_view leaf) {
   static constexpr std::string_view kWords[] = {"scale", "zero", "absmax", "quant", "codebook", "centroid", "lut"};
   return std::any_of(std::begin(kWords), std::end(kWords),
@@ -114,7 +115,7 @@ class Finder {
   std::vector<PackedWeight> find() {
     if (std::none_of(keys_.all().begin(), keys_.all().end(),
                      [&](const Keys::Entry& e) { return !is_floating(keys_.tensor(e).dtype); }))
-      return {};  // packed values, or what describes them, are no ordinary floats
+      return {};  // packed values and their descriptions are not ordinary floats
     for (const PackedLayout& layout : packed_layouts()) find(layout, false);
     for (const PackedLayout& layout : packed_layouts())
       if (contains(layout.methods, method_)) find(layout, true);
@@ -125,8 +126,8 @@ class Finder {
   }
 
  private:
-  // Proposes a weight for each tensor whose name is a sign of the layout. `is_said`: the config's method has the
-  // layout, so that weights are found of which nothing is left but scales.
+  // Proposes a weight for each tensor whose name is a sign of the layout. With `is_said` the config's method has the
+  // layout, so weights are found even if only scales are left of them.
   void find(const PackedLayout& layout, bool is_said) {
     std::set<std::string, std::less<>> seen;
     for (const PackedRole& role : layout.roles) {
@@ -141,7 +142,8 @@ class Finder {
     }
   }
 
-  // Whether a name like "logit_scale" can be left out: nothing but its ending would tell that it is a scale of weights.
+  // Returns whether a name may count as missing its weight. One like "logit_scale" may not: only its ending suggests a
+  // scale of weights.
   static bool is_named_weight(std::string_view weight, const PackedRole& role) {
     return role.name != "scale" && weight.substr(module_of(weight).size()) == kWeight;
   }
@@ -166,7 +168,7 @@ class Finder {
     take(std::move(out));
   }
 
-  // Of several names of one role the first is told.
+  // If a role has several names, only the first is reported.
   static void note_missing(const PackedLayout& layout, PackedWeight& weight) {
     std::string_view told;
     for (const PackedRole& role : layout.roles) {
@@ -206,16 +208,16 @@ class Finder {
     return tensor ? &catalog_.tensors()[*tensor].shape : nullptr;
   }
 
-  // Tells layouts apart that have the same names.
+  // Distinguishes layouts whose tensors have the same names.
   void refine(PackedWeight& weight) const {
     if (weight.packing == Packing::kGptq && !weight.find("g_idx")) {
-      // Both pack along one dimension: GPTQ the rows, so that the columns are those of the scales, AWQ the columns.
+      // Both pack along one dimension: GPTQ along rows, so the columns equal those of the scales; AWQ along columns.
       const Dims *const values = shape(weight, "qweight"), *const scales = shape(weight, "scales");
       const bool packs_rows =
           values && scales && values->rank() == 2 && scales->rank() == 2 && (*values)[1] == (*scales)[1];
       if (method_ == "awq" || (method_ != "gptq" && values && scales && !packs_rows)) weight.packing = Packing::kAwq;
     }
-    if (weight.packing == Packing::kBitsandbytes4) {  // doubly quantized: the scales are packed too
+    if (weight.packing == Packing::kBitsandbytes4) {  // double quantization: the scales are packed too
       const auto absmax = weight.find("absmax");
       for (const std::string_view role : {"nested_absmax", "nested_quant_map"})
         if (absmax && catalog_.tensors()[*absmax].dtype == DType::kUint8 && !weight.find(role))
@@ -229,7 +231,7 @@ class Finder {
     }
   }
 
-  // Packed values of no layout, and everything else in their module or named after them.
+  // Finds packed values of no known layout, with everything else in their module or named after them.
   void find_unknown() {
     std::set<std::string_view> seen;  // modules
     for (const Keys::Entry& entry : keys_.all()) {
@@ -264,7 +266,7 @@ class Finder {
 
   const Catalog& catalog_;
   const Keys keys_;
-  const std::string method_;  // of the config; mostly empty
+  const std::string method_;  // of the config; usually empty
   std::vector<bool> is_taken_;
   std::vector<PackedWeight> out_;
 };
@@ -296,7 +298,7 @@ PackedWeights find_packed(const Catalog& catalog, const ModelConfig* config) {
 
 namespace {
 
-// The value of a name in a shape equation: "scales[1]", "scales[-1]", "size(scales)", "rank(scales)".
+// Returns the value of a name in a shape equation: "scales[1]", "scales[-1]", "size(scales)", "rank(scales)".
 std::optional<Index> shape_number(const Catalog& catalog, const PackedWeight& weight, std::string_view name) {
   const std::size_t open = name.find_first_of("([");
   if (open == std::string_view::npos) return std::nullopt;
@@ -311,7 +313,7 @@ std::optional<Index> shape_number(const Catalog& catalog, const PackedWeight& we
   return shape[static_cast<int>(d)];
 }
 
-// The first equation that does not hold; empty: all do.
+// Returns the first equation that does not hold, or an empty string.
 std::string_view failed_equation(const Catalog& catalog, const PackedWeight& weight, ShapeEquations equations) {
   const NumberOf number_of = [&](std::string_view name) { return shape_number(catalog, weight, name); };
   for (const std::string_view equation : equations) {
@@ -323,7 +325,7 @@ std::string_view failed_equation(const Catalog& catalog, const PackedWeight& wei
   return {};
 }
 
-// Whether scales of this shape can be those of equal blocks of a matrix: one, one for each row, or for each block.
+// Returns whether scales of this shape fit a matrix: a single one, one per row, or one per block.
 bool are_of_blocks(const Dims& scales, const Dims& matrix) {
   if (volume(scales) == 1 || (scales.rank() == 1 && matrix.rank() > 0 && scales[0] == matrix[0])) return true;
   if (scales.rank() != matrix.rank()) return false;

@@ -12,11 +12,11 @@
 namespace reshard {
 namespace {
 
-// A parameter, and how its dimensions are those of its rule.
+// A parameter, and how its dimensions correspond to those of its rule.
 struct Seen {
   const Tensor* tensor = nullptr;
   const NameRule* rule = nullptr;
-  bool is_transposed = false;  // the last two
+  bool is_transposed = false;  // the last two dimensions
 
   int dimension(int d) const {
     const int rank = tensor->shape.rank();
@@ -39,7 +39,7 @@ std::optional<Seen> see(const Family& family, const Tensor& tensor) {
 
 class Sizes {
  public:
-  // What a tensor tells of sizes that a dimension is, or where one contradicts what was told before.
+  // Learns sizes that are single dimensions of a tensor, or fails if one contradicts a known size.
   Status learn(const Seen& seen) {
     return each_dimension(seen, [&](const std::string& formula, int d, Index n) -> Status {
       if (!is_single_name(formula)) return {};
@@ -49,7 +49,7 @@ class Sizes {
     });
   }
 
-  // Whether what follows from the sizes that are known is there.
+  // Checks dimensions that follow from known sizes.
   Status check(const Seen& seen) const {
     return each_dimension(seen, [&](const std::string& formula, int d, Index n) -> Status {
       if (is_single_name(formula)) return {};
@@ -68,7 +68,7 @@ class Sizes {
  private:
   struct Known {
     Index size = 0;
-    const Tensor* of = nullptr;  // that told it
+    const Tensor* of = nullptr;  // the tensor that determined it
   };
 
   template <class Visit>
@@ -90,7 +90,7 @@ class Sizes {
     return {};
   }
 
-  // `names`: of the sizes that it contradicts.
+  // `names` are the sizes that it contradicts.
   Error contradiction(const Seen& seen, int d, const std::string& due, const std::set<std::string>& names) const {
     std::string by;
     for (const std::string& name : names) {
@@ -119,7 +119,7 @@ Status check_shapes_agree(const Family& family, const std::vector<const Tensor*>
   std::vector<Seen> all;
   for (const Tensor* const tensor : tensors)
     if (const auto seen = see(family, *tensor)) all.push_back(*seen);
-  // Those of the whole model come first: layers are many, and their matrices are what is transposed.
+  // Tensors outside the layers come first: layers are many, and their matrices may be transposed.
   std::stable_partition(all.begin(), all.end(), [](const Seen& s) { return s.rule->place != NameRule::Place::kLayer; });
   Sizes sizes;
   for (const Seen& seen : all) TRY(sizes.learn(seen));

@@ -1,4 +1,4 @@
-// The canonical view. See view.h.
+// Implements view.h.
 #include "lib/model/view.h"
 
 #include <algorithm>
@@ -23,7 +23,7 @@ Tensor renamed(const Tensor& from, std::string name) {
   return out;
 }
 
-// ---- the view, tensor by tensor
+// ---- The view, tensor by tensor
 
 class ViewBuilder {
  public:
@@ -83,7 +83,7 @@ class ViewBuilder {
     return put(std::move(as));
   }
 
-  // All elements of a parameter in one dimension, as FSDP's flat parameters leave them, get the shape that it has.
+  // Gives a one-dimensional tensor with all elements of a parameter, as FSDP's flat parameters leave it, its shape.
   Status unflatten(Tensor& tensor, const ParsedName& parsed) {
     if (tensor.shape.rank() != 1 || !options_.config || parsed.is_of_quantized()) return {};
     const auto shape = expected_shape(*parsed.rule, *options_.config, parsed.layer);
@@ -116,7 +116,7 @@ class ViewBuilder {
     return out;
   }
 
-  // A name that is taken is an error in the end, with all others.
+  // Names that are taken are reported together in the end.
   Status put(Tensor tensor) {
     if (!out_.find(tensor.name)) return out_.add(std::move(tensor));
     twice_.push_back(std::move(tensor));
@@ -125,7 +125,7 @@ class ViewBuilder {
 
   Status add_parts(const Tensor& tensor, const StateKey& key, const ParsedName& parsed) {
     const bool is_section = parsed.stored->is_section();
-    if (tensor.shape.rank() == 0) {  // an optimizer's step counts for all parts; stored it is the first one's
+    if (tensor.shape.rank() == 0) {  // an optimizer's step applies to all parts; stored, it belongs to the first
       const bool has_experts = parsed.stored->is_stacked();
       std::vector<std::string> names = part_names(parsed, has_experts ? TRY(experts_of(tensor, key)) : 0);
       if (options_.as_stored) names.resize(1);
@@ -140,7 +140,7 @@ class ViewBuilder {
     return {};
   }
 
-  // Adds its boxes to those of the sections that were there before.
+  // Adds the section's boxes to those of the sections seen before.
   Status put_section(Tensor section, const ParsedName& parsed) {
     Sections& known = sections_[section.name];
     known.of = parsed;
@@ -172,7 +172,7 @@ class ViewBuilder {
     return {};
   }
 
-  // How many experts the parameter of an optimizer's number has.
+  // Returns the number of experts of the parameter that an optimizer's scalar belongs to.
   Result<Index> experts_of(const Tensor& tensor, const StateKey& key) const {
     const auto parameter = from_.find_parameter(key.parameter);
     if (parameter && from_.tensors()[*parameter].shape.rank() > 0) return from_.tensors()[*parameter].shape[0];
@@ -184,7 +184,7 @@ class ViewBuilder {
 
   static std::string what(const Tensor& tensor) { return tensor_text(tensor.name); }
 
-  // A tied model stores the embedding once: the head is a second tensor over the same bytes.
+  // A tied model stores the embedding once, so the head is a second tensor over the same bytes.
   void add_tied_head() {
     if (options_.as_stored || !options_.config || !options_.config->tie_word_embeddings()) return;
     for (const NameRule& rule : options_.family->rules) {
@@ -231,12 +231,12 @@ class ViewBuilder {
   const PackedWeights packed_;
   Catalog out_;
   struct Sections {
-    ParsedName of;  // one of them
+    ParsedName of;  // any of them
     std::set<std::size_t> found;
   };
   std::map<std::string, Sections> sections_;  // by canonical name
   std::vector<std::string> unknown_;
-  std::vector<Tensor> twice_;  // under canonical names that others had already
+  std::vector<Tensor> twice_;  // under canonical names that were taken
 };
 
 }  // namespace

@@ -16,9 +16,9 @@ namespace reshard {
 namespace {
 
 constexpr std::string_view kFirst = "reshard 1\n";
-constexpr std::size_t kFrame = 8;                            // bytes before a payload
-constexpr std::size_t kItem = 40, kSum = 40;                 // of a payload: an item's, at most a run's; a sum's
-constexpr std::size_t kSumsPerEntry = std::size_t{1} << 20;  // where a journal is written at once
+constexpr std::size_t kFrame = 8;             // length and CRC before a payload
+constexpr std::size_t kItem = 40, kSum = 40;  // sizes in a payload: of an item (a run takes less), and of a checksum
+constexpr std::size_t kSumsPerEntry = std::size_t{1} << 20;  // when a journal is written at once
 
 template <class T>
 void put(std::string& out, T value) {
@@ -46,7 +46,7 @@ std::uint32_t entry_crc(std::uint32_t length, Bytes payload) {
   return crc32(crc32(0, std::as_bytes(std::span(&length, 1))), payload);
 }
 
-// Puts an entry at the end of `out`, whose payload write(out) puts there.
+// Appends an entry to `out`; write(out) appends its payload.
 template <class Write>
 void put_entry(std::string& out, Write write) {
   const std::size_t begin = out.size();
@@ -88,14 +88,14 @@ void put_group(std::string& out, const FinishedSlabs& group) {
   });
 }
 
-// Not negative.
+// Reads a number that must fit an Index.
 Result<Index> number(Cursor& cursor) {
   const auto value = to_index(TRY(cursor.read<std::uint64_t>("number")));
   if (!value) return cursor.error("number", "too large");
   return *value;
 }
 
-// How many of `bytes` bytes follow.
+// Reads a count of elements of `bytes` bytes each and checks that these follow.
 Result<std::uint32_t> count(Cursor& cursor, Index bytes) {
   const auto n = TRY(cursor.read<std::uint32_t>("count"));
   if (n > cursor.left() / bytes) return cursor.error("count", "more than there are bytes for");
@@ -224,7 +224,7 @@ Result<Index> write_journal(const File& file, const JournalText& text) {
     return {};
   };
   TRY(append([&](std::string& out) { put_first(out, text.cut, text.facts); }));
-  // Sums of much before the slabs that they are of.
+  // Checksums of many slabs come before the slabs, so that a torn journal never has slabs without them.
   const FinishedSlabs& all = text.finished;
   for (const bool is_read : {true, false}) {
     const std::vector<CrcPiece>& sums = is_read ? all.read : all.written;
@@ -275,7 +275,7 @@ Status Journal::add(Index slab, Index item, Index bytes, const FinishedSlabs::Di
   std::unique_lock lock(mutex_);
   closed_.wait(lock, [&] { return !closing_ || !is_due(); });
   if (stopped_) return {};
-  // Where there is no memory for one of these, the group still says nothing of the slab.
+  // If one of these allocations fails, the group does not contain the slab yet.
   group_.written.insert(group_.written.end(), written.begin(), written.end());
   FinishedSlabs::Digests& sums = group_.digests[item];
   group_.add_run(slab, 1);
@@ -300,11 +300,11 @@ Status Journal::close(std::unique_lock<std::mutex>& lock) {
   FinishedSlabs group = std::exchange(group_, {});
   const Index bytes = group.bytes;
   lock.unlock();
-  // Others wait for this group.
+  // Other threads wait for this group, so it must end without an exception.
   Status status = catch_out_of_memory([&] { return write(std::move(group)); });
   lock.lock();
   closing_ = false;
-  // What the disk did not take may be of any slab: nothing more is said of what is on it.
+  // A failed sync may have lost data of any slab, so no further group is recorded.
   if (!status) stopped_ = true;
   if (status) bytes_ += bytes;
   closed_.notify_all();
@@ -321,9 +321,9 @@ Index Journal::bytes() const {
   return bytes_;
 }
 
-// One thread at a time.
+// Called by one thread at a time.
 Status Journal::write(FinishedSlabs group) {
-  // Every slab of the group was read before: nothing is missing.
+  // Every slab of the group was read before, so no checksum is missing.
   if (take_read_) group.read = take_read_();
   TRY(sync_data_());
   if (!file_) file_.emplace(TRY(open_()));

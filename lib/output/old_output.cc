@@ -10,7 +10,7 @@
 namespace reshard {
 namespace {
 
-// What is in the directory and not of the checkpoint, but without what is in foreign directories.
+// Returns the files in the directory that are not part of the checkpoint. Does not descend into foreign directories.
 Result<std::vector<std::string>> foreign_files(const OutputPath& to, const std::string& destination,
                                                const OldOutput& old) {
   const auto files = to.files_of_checkpoint(destination);
@@ -56,7 +56,7 @@ Status check_not_mounted(const std::string& destination) {
 
 }  // namespace
 
-// Not a link to a checkpoint: taking its place would leave the checkpoint itself where it is.
+// A link to a checkpoint is not replaceable: the checkpoint itself would stay where it is.
 Result<OldOutput> replaceable_directory(const OutputPath& to, const std::string& destination) {
   TRY(check_not_mounted(destination));
   OldOutput old = TRY(look_at_old(destination));

@@ -22,9 +22,10 @@
 namespace reshard {
 namespace {
 
-constexpr Index kMinDirect = Index{128} << 10;  // shorter writes are better gathered by the page cache
+constexpr Index kMinDirect = Index{128} << 10;  // shorter writes are better combined by the page cache
 
-// The dimensions of a box by their strides in the file, the widest first: a transposed tensor is written in runs too.
+// Returns the dimensions of a box by their strides in the file, widest first, so that a transposed tensor is also
+// written in runs.
 std::vector<int> by_stride(const Piece& piece) {
   std::vector<int> order(static_cast<std::size_t>(piece.box.rank()));
   std::iota(order.begin(), order.end(), 0);
@@ -38,8 +39,8 @@ Dims reordered(const Dims& dims, std::span<const int> order) {
   return out;
 }
 
-// Hands on a piece that may leave gaps between its elements: run by run along the innermost dimensions, with the place
-// of each in the piece's extent. `scratch` holds the piece.
+// Writes a piece that may have gaps between its elements: calls `write` for each run along the innermost dimensions,
+// with its offset in the piece's extent. `scratch` must hold the whole piece.
 Status write_runs(const Piece& piece, Index element_bytes, const std::byte* data, const Dims& data_strides,
                   MutableBytes scratch, const std::function<Status(Index begin, Bytes run)>& write) {
   const int rank = piece.box.rank();
@@ -50,7 +51,7 @@ Status write_runs(const Piece& piece, Index element_bytes, const std::byte* data
   const auto last = [&](const Dims& dims, int n) {
     return Dims(dims.span().subspan(static_cast<std::size_t>(rank - n)));
   };
-  // The largest trailing part of the box that is one run in the file.
+  // Find the largest trailing part of the box that is one run in the file.
   int run_dims = 0;
   while (run_dims < rank && is_one_run(last(shape, run_dims + 1), last(to_strides, run_dims + 1))) ++run_dims;
   const int outer = rank - run_dims;
@@ -68,7 +69,7 @@ Status write_runs(const Piece& piece, Index element_bytes, const std::byte* data
   }
 }
 
-// The directories that the files lie in, a parent before what is in it; not the root.
+// Returns the directories that contain the files, without the root. A directory precedes its subdirectories.
 std::set<std::string> directories_of(const Catalog& catalog) {
   std::set<std::string> out;
   for (const CatalogFile& f : catalog.files)
@@ -86,7 +87,7 @@ std::string without_slash(std::string path) {
   return path;
 }
 
-// Forces files to disk; many of them several at a time, as a file system's journal writes once what many wait for.
+// Syncs files, several at a time if there are many: a file system's journal commits once for all that wait.
 Status sync_files(FilePool& files, const std::vector<std::string>& paths) {
   constexpr Index kFilesOfAThread = 8, kThreads = 64;
   const Index n = std::ssize(paths);
@@ -145,14 +146,14 @@ Status Output::prepare(Space space) {
     TRY(make_directory(path_join(work_, directory)));
   for (const CatalogFile& f : target_.catalog().files) {
     File file = TRY(File::create(path_join(work_, f.path)));
-    // How long encoded data will be nobody knows yet.
+    // The length of encoded data is not known yet.
     if (!target_.encodes()) TRY(space == Space::kReserved ? file.allocate(f.size) : file.set_length(f.size));
     TRY(file.close());
   }
   return {};
 }
 
-// Resumes what a killed run has left in the work directory, or removes it.
+// Resumes from the leftover of a killed run, or removes it.
 Status Output::take_leftover() {
   const Resume resume = continuation_ ? continuation_->resume : Resume::kNever;
   if (path_exists(publishing_)) {
@@ -191,7 +192,7 @@ Status Output::take_leftover() {
 Status Output::start_over(const std::string& why) {
   if (rank_of(ranks_) == 0) {
     const bool is_required = continuation_->resume == Resume::kRequire;
-    continued_.reset();  // and the directory stays as it is
+    continued_.reset();  // and the directory stays
     if (is_required) return cannot_resume(work_, why);
     const File marker = TRY(File::open(path_join(work_, kMarker), File::Access::kReadWrite));
     TRY(marker.set_length(0));
@@ -215,7 +216,7 @@ void Output::make_journal() {
                                        [this] { return sync_written(); });
 }
 
-// Forces to disk what this rank has written since it last did; by one thread at a time.
+// Syncs what this rank has written since the last call. Called by one thread at a time.
 Status Output::sync_written() {
   std::vector<std::string> written;
   for (std::uint32_t f = 0; f < unsynced_.size(); ++f)
@@ -232,7 +233,7 @@ Error Output::give_up(const Error& error) {
   const bool may_pass = error.code() == ErrorCode::kIo || error.code() == ErrorCode::kPeer;
   const bool is_there = path_exists(path_join(work_, kMarker));
   if (!journal_ || !is_there) return error;
-  // The next run would meet it again.
+  // The next run would fail in the same way.
   if (!may_pass) {
     made_work_ = made_work_ || continued_.has_value();
     return error;
@@ -303,7 +304,7 @@ Result<bool> Output::write(const FragmentList& fragments, const FragmentIndex& i
     const auto length = static_cast<std::size_t>(group.length());
     const bool direct = group.pieces.size() == 1 && is_one_run(first.box.shape, first.strides) &&
                         is_one_run(first.box.shape, data_strides);
-    // Packed at the same distance from a page's start as in the file, so that whole pages can be written directly.
+    // Packed with the same offset within a page as in the file, so that whole pages can be written directly.
     const auto shift = static_cast<std::size_t>((group.extent.offset + group.begin) % File::kDirectUnit);
     const MutableBytes packed = scratch.subspan(shift, length);
     Bytes bytes(place(first), length);
@@ -340,7 +341,7 @@ Status Output::encode(Index offset, Bytes bytes) {
                         [&](const EncodedChunk& chunk, Bytes stored) { return chunks_->add(chunk, stored); });
 }
 
-// Writes the pages that `bytes` fill past the page cache, and the rest of it through it.
+// Writes the whole pages in `bytes` bypassing the page cache, and the rest through it.
 Status Output::put(std::uint32_t f, Index offset, Bytes bytes, MutableBytes scratch) {
   constexpr Index kUnit = File::kDirectUnit;
   written_[f] = true;
@@ -362,12 +363,12 @@ Status Output::put(std::uint32_t f, Index offset, Bytes bytes, MutableBytes scra
   TRY(buffered->write_at(offset, bytes.first(static_cast<std::size_t>(head))));
   TRY(buffered->write_at(offset + head + pages, tail));
   if (!aligned) {
-    // Moves the pages to the start of the scratch memory, which is aligned; they may lie in it already.
+    // Direct I/O needs aligned memory, so move the pages to the start of the scratch memory. They may be in it already.
     std::memmove(scratch.data(), middle.data(), middle.size());
     middle = scratch.first(middle.size());
   }
   if ((*direct)->write_at(offset + head, middle)) return {};
-  // Whatever it was that the direct way did not like: the ordinary one decides.
+  // Direct I/O failed for whatever reason: fall back to buffered writes, whose errors count.
   direct_ = false;
   return buffered->write_at(offset + head, middle);
 }
@@ -409,7 +410,7 @@ Status Output::add_text(const std::string& name, const std::function<void(const 
 }
 
 Status Output::commit() {
-  // A group that was begun may not be closed once a sync of ours has failed.
+  // After one of our own syncs has failed, no group may be closed.
   if (journal_) journal_->stop();
   if (rank_of(ranks_) > 0) {
     TRY(write_held());
@@ -419,12 +420,12 @@ Status Output::commit() {
     TRY(stream_values<CrcPiece>(
         ranks_, [&](const VisitPiece& visit) { crcs_.tell_everything(visit); },
         [&](const CrcPiece& p) { crcs_.add(p.extent, p.begin, p.length, p.crc); }));
-  TRY(barrier(ranks_));  // every rank's data are on disk
+  TRY(barrier(ranks_));  // every rank's data is on disk
   if (rank_of(ranks_) == 0) {
     TRY(seal());
     TRY(publish());
   }
-  return barrier(ranks_);  // the output is there
+  return barrier(ranks_);  // the output is published
 }
 
 Status Output::write_held() {
@@ -433,7 +434,7 @@ Status Output::write_held() {
   return joined.finish();
 }
 
-// Forces to disk what this rank wrote: on a shared file system nobody else can.
+// Syncs what this rank wrote: on a shared file system no other rank can.
 Status Output::flush() {
   std::vector<std::string> written;
   for (std::uint32_t f = 0; f < written_.size(); ++f)
@@ -441,7 +442,7 @@ Status Output::flush() {
   return sync_files(files_, written);
 }
 
-// Writes what surrounds the data, and forces everything to disk.
+// Writes what surrounds the data, and syncs everything.
 Status Output::seal() {
   if (continued_)
     for (const CrcPiece& p : continued_->finished.written) crcs_.add(p.extent, p.begin, p.length, p.crc);
@@ -452,14 +453,14 @@ Status Output::seal() {
     if (!whole) missing_crc = at(target_.catalog().files[e.file].path, e.offset);
     return whole.value_or(0);
   };
-  std::shared_ptr<const File> last;  // that was written to
+  std::shared_ptr<const File> last;  // the last file written to
   std::uint32_t last_number = 0;
   const auto write = [&](std::uint32_t f, Index offset, Bytes bytes) -> Status {
     if (!last || f != last_number) last = TRY(files_.open(file_path(f)));
     last_number = f;
     return last->write_at(offset, bytes);
   };
-  // Where one item ends another begins.
+  // Adjacent items become one write.
   JoinedWrites joined(write);
   const EmitBytes emit = [&](std::uint32_t f, Index offset, Bytes bytes) { return joined.add(f, offset, bytes); };
   TRY(target_.seal(crc, [&](std::uint32_t f, Index offset, Bytes bytes) -> Status {
@@ -481,8 +482,8 @@ Status Output::seal() {
   return sync_directory(work_);
 }
 
-// Moves what was made to the destination's name. Returns whether the old one that create() saw is now where that was.
-// Anything else that has appeared under the name stays there, or is put back.
+// Moves the finished output to the destination. Returns whether `made` now is the old destination that create() saw.
+// Anything else that has appeared at the destination stays there or is put back.
 Result<bool> Output::take_place(const std::string& made) {
   if (!old_ || !path_exists(destination_)) {
     const Status moved = rename_no_replace(made, destination_);
@@ -496,7 +497,7 @@ Result<bool> Output::take_place(const std::string& made) {
   const Result<bool> is_replaced = is_old(made);
   if (is_replaced && *is_replaced) return true;
   if (!is_replaced && exchange_paths(made, destination_)) return is_replaced.error();
-  // What came in between is not ours, nor the next run's to remove.
+  // What appeared in between is neither ours nor the next run's to remove.
   made_work_ = made_publishing_ = false;
   (void)remove_markers(around());
   TRY(exchange_paths(made, destination_)
@@ -504,8 +505,8 @@ Result<bool> Output::take_place(const std::string& made) {
   return keep_finished(made, changed);
 }
 
-// Returns the error of an output that is complete but cannot have its name, and leaves the output to the user: in the
-// work directory, without its marker.
+// Returns the error of an output that is complete but cannot be published, and leaves the output to the user: in the
+// work directory, without a marker.
 Error Output::keep_finished(const std::string& made, const Error& error) {
   if (!remove_markers(around())) return error;
   made_work_ = made_publishing_ = false;
@@ -515,21 +516,20 @@ Error Output::keep_finished(const std::string& made, const Error& error) {
                             ": move it to where it is wanted"};
 }
 
-// Removes what was replaced, which is now where the output was made: the files that create() saw, and no others.
+// Removes the replaced destination, which is now where the output was made: only the files that create() saw.
 Status Output::remove_old(const std::string& made) {
   const auto remove = [](const Node& node, const std::string& path) {
     return node.is_directory() ? remove_directory(path) : remove_file(path);
   };
   for (auto node = old_->inside.rbegin(); node != old_->inside.rend(); ++node)
     TRY(remove(*node, path_join(made, node->name)));
-  // A run that was killed by an earlier version may have left its marker there.
+  // An earlier version of reshard may have left its marker there when it was killed.
   if (old_->self.is_directory()) TRY(remove_markers(made));
   return remove(old_->self, made);
 }
 
-// Moves the finished directory into one that has the marker in its place. The syncs are in the order in which a power
-// cut may lose what comes before them: until the move is lasting the output needs its own marker, and what is published
-// must not have one.
+// Moves the finished directory into one that has the marker beside it. The order of the syncs allows for a power cut at
+// any time: until the move is durable the output needs its own marker, and a published directory must not have one.
 Status Output::move_aside(const std::string& made) {
   publishing_lock_.emplace(TRY(make_work(publishing_)));
   made_publishing_ = true;
@@ -540,8 +540,8 @@ Status Output::move_aside(const std::string& made) {
   return sync_directory(made);
 }
 
-// Moves the finished directory or file to its name. If that cannot be made lasting it is taken back: after an error the
-// destination is what it was before.
+// Moves the finished directory or file to the destination. If that cannot be made durable it is undone: after an error
+// the destination is what it was before.
 Status Output::publish() {
   const std::string made = target_.is_file() ? file_path(0) : path_join(publishing_, "output");
   if (!target_.is_file()) TRY(move_aside(made));

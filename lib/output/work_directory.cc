@@ -40,7 +40,7 @@ Result<DirectoryLock> make_work(const std::string& work) {
   if (!lock.is_held()) return usage_error(work + ": another reshard is writing there now");
   const auto mark = [&]() -> Status {
     TRY(File::create(path_join(work, kMarker)));
-    return sync_directory(work);  // before there is anything else in it
+    return sync_directory(work);  // before anything else is in it
   };
   const Status marked = mark();
   if (marked) return lock;
@@ -68,7 +68,7 @@ std::vector<std::string> journals_of_ranks(const std::string& work) {
 
 namespace {
 
-// How many names a file has; 0 where it is not there.
+// Returns the number of hard links of a file, 0 if it does not exist.
 Index names_of(const std::string& path) {
   struct stat st {};
   return ::lstat(path.c_str(), &st) == 0 ? static_cast<Index>(st.st_nlink) : 0;
@@ -81,7 +81,7 @@ Result<Leftover> read_leftover(const std::string& work, const Target& target, co
   const auto file = path_exists(marker) ? File::open(marker) : Result<File>(io_error("none"));
   std::optional<JournalText> text;
   if (file) text = TRY(read_journal(*file));
-  // Rank 0 may have been killed before any of its slabs was finished for good.
+  // Rank 0 may have been killed before any of its slabs was recorded.
   for (const std::string& name : journals_of_ranks(work)) {
     const auto other = File::open(path_join(work, name));
     if (!other) continue;

@@ -10,16 +10,16 @@
 namespace reshard {
 namespace {
 
-// A read where a file is read from end to end, bytes.
+// The size of a read in a file that is read sequentially, in bytes.
 constexpr Index kLongRun = Index{8} << 20;
-// What a rank works on at a time, in bytes: 256 KiB of each of the pieces that lie side by side (lib/engine).
+// The bytes that a rank processes at a time: 256 KiB of each of the pieces side by side (lib/engine).
 constexpr Index kSlab = Index{1} << 20;
 constexpr Index kPiece = Index{256} << 10;
 
-// Seconds each. Where they come from: docs/cluster.md.
+// Costs in seconds. docs/cluster.md explains where they come from.
 struct Prices {
-  double read, open;      // of a rank
-  double open_of_all;     // of a file system that serves all ranks
+  double read, open;      // per rank
+  double open_of_all;     // for a file system that serves all ranks
   double byte_exchanged;  // packed, sent, received and unpacked
 };
 constexpr Prices kCluster = {33e-6, 200e-6, 20e-6, 1 / 12e9 + 2 / 8e9};
@@ -34,18 +34,18 @@ void estimate(StrategyCost& cost, const Prices& prices) {
                  times(cost.bytes_sent, prices.byte_exchanged);
 }
 
-// What a plan takes of one source file.
+// What a plan reads from one source file.
 struct FileUse {
-  Index begin = std::numeric_limits<Index>::max();  // of the span of all items
+  Index begin = std::numeric_limits<Index>::max();  // of the range that contains all items
   Index end = 0;
   Index bytes = 0;
   Index items = 0;
 
-  // From end to end where at least half of that is wanted.
+  // Sequential if at least half of the range is needed.
   Index long_reads() const { return bytes * 2 >= end - begin ? ceil_div(end - begin, kLongRun) : items; }
 };
 
-// In how many pieces the shards hold a box of whole rows.
+// Returns the number of shards among which a box of whole rows is divided.
 Index columns(const FragmentList& fragments, const Dims& shape) {
   Index widest = 0, row = 1;
   for (int d = 1; d < shape.rank(); ++d) row *= shape[d];
@@ -58,13 +58,13 @@ Index columns(const FragmentList& fragments, const Dims& shape) {
   return widest == 0 ? 1 : ceil_div(row, widest);
 }
 
-// Reads of whole rows, slab by slab; each stored item that a slab ends in is read in two.
+// Returns the number of reads of whole rows, slab by slab. A stored item at the end of a slab takes two.
 Index slab_reads(const Tensor& tensor, Index items) {
   const Index pieces = columns(tensor.fragments, tensor.shape);
   return items + ceil_div(tensor.bytes(), std::clamp(kPiece * pieces, kSlab, kLongRun)) * pieces;
 }
 
-// The files that each rank opens when the source's items are dealt out in order, evenly by bytes.
+// Counts the files that each rank opens if the source's items are divided in order, evenly by bytes.
 class Opens {
  public:
   Opens(std::size_t files, Index total_bytes, Index ranks)
@@ -108,7 +108,7 @@ void count(const Plan& plan, const Catalog& source, Index ranks, StrategyChoice&
     for (std::size_t i = 0; i < fragments.size(); ++i) {
       const Extent& extent = fragments.extent(i);
       elements += volume(fragments.box(i));
-      // A view may have cut a stored item into several fragments, one after the other.
+      // A view may have split a stored item into several consecutive fragments.
       if (i + 1 < fragments.size() && fragments.extent(i + 1) == extent) continue;
       const Index bytes = std::exchange(elements, 0) * byte_size(tensor.dtype);
       FileUse& use = files[extent.file];
@@ -131,7 +131,7 @@ void count(const Plan& plan, const Catalog& source, Index ranks, StrategyChoice&
   }
   out.exchange.reads = ceil_div(long_reads, ranks);
   out.exchange.opens = ceil_div(out.exchange.total_opens, ranks);
-  // Of what a rank writes it has read one byte of `ranks` itself.
+  // A rank has read one in `ranks` of the bytes that it writes itself.
   const Index mine = ceil_div(plan.bytes_read, ranks);
   out.exchange.bytes_sent = mine - ceil_div(mine, ranks);
 }

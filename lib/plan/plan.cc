@@ -219,8 +219,8 @@ Dims tile(const Dims& shape, const Orders& orders, Index elements, Index element
     return n >= extent(d) ? extent(d) : n > page ? n / page * page : std::max<Index>(1, n);
   };
   Dims step = Dims::filled(rank, 1);
-  // Write each line in one run if that reads at least an eighth of each line of the source; the rest of what is read
-  // for it is still in the page cache.
+  // Span all of `a`, so that writes are long runs, if an eighth of `b` then still fits into the slab: whatever else is
+  // read around it stays in the page cache for the next slabs. Otherwise begin with a square.
   Index side = extent(a);
   if (elements / side < ceil_div(extent(b), kMaxWaste))
     for (side = 1; 4 * side * side <= elements;) side *= 2;

@@ -13,20 +13,20 @@
 namespace reshard {
 namespace {
 
-// What a big-endian writer swapped: complex numbers are two parts.
+// Returns the unit that a big-endian writer swapped: complex numbers have two parts.
 Index swap_unit(DType dtype) {
   const bool complex = dtype == DType::kComplex32 || dtype == DType::kComplex64 || dtype == DType::kComplex128;
   return byte_size(dtype) / (complex ? 2 : 1);
 }
 
-// Whether a group is one piece that lies in one run in its file and in memory with these strides.
+// Returns whether a group is one piece that is contiguous in its file and in memory with these strides.
 bool is_one_run(const PieceGroup& group, const Dims& out_strides) {
   const Piece& first = group.pieces.front();
   return group.pieces.size() == 1 && is_one_run(first.box.shape, first.strides) &&
          is_one_run(first.box.shape, out_strides);
 }
 
-// Whether a group is read through bytes that are not wanted: slabs that follow may want them.
+// Returns whether a group contains unwanted bytes. Later slabs may need them.
 bool has_gaps(const PieceGroup& group, Index element_bytes) {
   Index held = 0;
   for (const Piece& p : group.pieces) held += volume(p.box) * element_bytes;
@@ -77,9 +77,9 @@ Status FileSource::check_crc(const Tensor& tensor, const Fragment& f, std::uint3
                  to_string(f.box) + ": " + text + ": the bytes changed after they were saved");
 }
 
-// Counts bytes of a group towards the CRC of its extent, and checks that once it is whole.
+// Adds the bytes of a group to the CRC of its extent, and verifies the CRC once the extent is complete.
 Status FileSource::add_crc(const Tensor& tensor, const Fragment& fragment, const PieceGroup& group, Bytes bytes) {
-  // Where runs are short, what lies between them is read again and again.
+  // If runs are short, the bytes between them are read repeatedly.
   if (!fragment.crc || !crcs_.is_new(group.extent, group.begin, group.length())) return {};
   const auto whole = crcs_.add(group.extent, group.begin, group.length(), crc32(0, bytes));
   if (!whole) return {};
@@ -128,7 +128,7 @@ Status FileSource::decode(const Tensor& tensor, const Fragment& fragment, const 
   return {};
 }
 
-// The pieces of a group that lies in one encoded fragment.
+// Reads the pieces of a group in one encoded fragment.
 Status FileSource::read_encoded(const Tensor& tensor, const PieceGroup& group, const Fragment& fragment,
                                 const File& file, const Box& box, MutableBytes out) {
   const Index eb = byte_size(tensor.dtype);
@@ -205,7 +205,7 @@ Result<Index> FileSource::read_as_stored(std::size_t number, const Box& box, con
 
 void FileSource::expect_once() {
   in_order_ = true;
-  // All files lie where the first does, as a rule.
+  // Usually all files are on the file system of the first.
   once_ = !catalog_.files.empty() && DirectReader::pays_at(catalog_.file_path(0));
 }
 
@@ -224,7 +224,7 @@ Status FileSource::read_pieces(std::size_t number, const Box& box, const PieceFi
   const Tensor& tensor = catalog_.tensors()[number];
   const Index eb = byte_size(tensor.dtype);
   const Dims out_strides = row_major_strides(box.shape);
-  // Past the page cache, whole units of a file are read around a group.
+  // When the page cache is bypassed, whole units of the file are read around a group.
   const Index room = std::ssize(scratch) - (once_ ? 2 * File::kDirectUnit : 0);
   for (const PieceGroup& group : pieces_of(tensor.fragments, index(number), box, eb, room, wanted)) {
     const auto file = TRY(files_.open(catalog_.file_path(group.extent.file)));
@@ -234,7 +234,7 @@ Status FileSource::read_pieces(std::size_t number, const Box& box, const PieceFi
       continue;
     }
     const auto place = [&](const Piece& p) { return out.data() + offset_in(box, out_strides, p.box) * eb; };
-    // A piece that lies in one run on both sides needs no scratch memory.
+    // A piece that is contiguous on both sides needs no scratch memory.
     const Piece& first = group.pieces.front();
     const bool direct = is_one_run(group, out_strides);
     const auto length = static_cast<std::size_t>(group.length());
@@ -260,12 +260,12 @@ Status FileSource::read_pieces(std::size_t number, const Box& box, const PieceFi
   return {};
 }
 
-// Brings what the ranks have seen of extents that none of them saw whole to rank 0. Returns the CRCs of those that are
-// whole now.
+// Sends what the ranks have seen of extents that none of them read completely to rank 0. Returns the CRCs of those that
+// are complete now.
 Result<FileSource::ByPlace> FileSource::bring_together(Transport* ranks) {
   ByPlace whole;
   if (rank_count(ranks) == 1) return whole;
-  // What earlier runs have seen may be read once more by any rank: each is counted once, on rank 0.
+  // Any rank may have read again what earlier runs have seen, so everything is counted once, on rank 0.
   const bool is_continued = !continued_.empty();
   const Index counts[1] = {is_continued && ranks->rank() > 0 ? 0 : checked_.load()};
   TRY(stream_values<CrcPiece>(
@@ -294,9 +294,9 @@ void FileSource::keep_seen(const std::vector<CrcPiece>& seen, const std::vector<
 }
 
 Status FileSource::finish(MutableBytes scratch, Transport* ranks) {
-  // Extents to look at once more: with their CRC where the ranks have read all of it together, without where some bytes
-  // were never needed, or only together with others that were read before: those bytes are read now. What earlier runs
-  // have seen is held against the source once more.
+  // The extents to look at once more: with a CRC if the ranks together have read all of them, or without one if some
+  // bytes were never needed or were only read again with others. Those bytes are read now. CRCs recorded by earlier
+  // runs are checked against the source again.
   ByPlace rest = TRY(bring_together(ranks));
   if (rank_of(ranks) > 0) return {};
   rest.insert(seen_before_.begin(), seen_before_.end());
@@ -332,7 +332,7 @@ Result<std::uint32_t> FileSource::crc_of(const Extent& extent, MutableBytes scra
       whole = crcs_.add(extent, at, std::ssize(part), crc32(0, part));
       at += std::ssize(part);
     }
-  return whole.value_or(0);  // of no bytes
+  return whole.value_or(0);  // 0 for an empty extent
 }
 
 }  // namespace reshard

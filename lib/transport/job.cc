@@ -41,7 +41,7 @@ Launch how_launched(const std::function<const char*(const char* name)>& environm
   // Open MPI; MPICH, Intel MPI and srun --mpi=pmi2.
   for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"})
     if (const char* count = environment(name)) return is_more_than_one(count) ? Launch::kMpi : Launch::kAlone;
-  if (environment("PMIX_RANK") != nullptr) return Launch::kMpi;  // PMIx tells the number of ranks to MPI only
+  if (environment("PMIX_RANK") != nullptr) return Launch::kMpi;  // PMIx tells only MPI the number of ranks
   const char* const tasks = environment("SLURM_STEP_NUM_TASKS");
   return tasks && is_more_than_one(tasks) ? Launch::kSlurmWithoutMpi : Launch::kAlone;
 }

@@ -1,11 +1,11 @@
-// Ranks as processes started by mpirun or srun, over any MPI of version 3 or newer.
+// Ranks as processes started by mpirun or srun, over any MPI of version 3 or later.
 //
-// Messages are non-blocking sends and receives, cut into parts of at most 1 GiB (MPI counts are ints). All waiting is
-// polling, so that a rank that waits still hears that another one failed. MPI is called from two threads, the one that
-// works and the one that keeps in touch, one at a time (MPI_THREAD_SERIALIZED).
+// Messages are non-blocking sends and receives, in parts of at most 1 GiB because MPI counts are ints. All waiting is
+// polling, so that a waiting rank learns of another's failure. Two threads call MPI, the one that works and the one
+// that keeps in touch, one at a time (MPI_THREAD_SERIALIZED).
 //
-// The library is opened when ranks are asked for: a program that runs alone does not need it, nor the time it takes to
-// load.
+// The library is loaded when ranks are needed: a program that runs alone needs neither the library nor the time to load
+// it.
 #include <dlfcn.h>
 #include <mpi.h>
 
@@ -35,11 +35,11 @@ using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
 constexpr std::size_t kMaxPart = std::size_t{1} << 30;
-// How long the launcher's own signal leaves to say why: Open MPI kills a second after it asked.
+// Time to report the reason after the launcher's signal: Open MPI kills the process one second later.
 constexpr milliseconds kLastWords{500};
 constexpr milliseconds kBetweenSums{50};
 
-// The functions of the library that are used, by their names without "MPI_".
+// The functions that are used, without the prefix "MPI_".
 #define RESHARD_MPI_FUNCTIONS(each)                                                                                    \
   each(Abort) each(Cancel) each(Comm_dup) each(Comm_rank) each(Comm_set_errhandler) each(Comm_size) each(Error_string) \
       each(Finalize) each(Get_library_version) each(Iallreduce) each(Init_thread) each(Irecv) each(Isend) each(Test)   \
@@ -54,11 +54,11 @@ struct Library {
 
 Result<Library> load_library() {
   Library out;
-  // Its plugins look for its symbols among those of the whole process.
+  // Open MPI's plugins look up its symbols among the global ones.
   out.opened = ::dlopen(RESHARD_MPI_NAME, RTLD_NOW | RTLD_GLOBAL);
   if (!out.opened) {
     const std::string why = ::dlerror();
-    out.opened = ::dlopen(RESHARD_MPI_LIBRARY, RTLD_NOW | RTLD_GLOBAL);  // where it was when this was built
+    out.opened = ::dlopen(RESHARD_MPI_LIBRARY, RTLD_NOW | RTLD_GLOBAL);  // its path when this was built
     if (!out.opened) return unsupported("MPI: cannot open " RESHARD_MPI_NAME ": " + why);
   }
 #define RESHARD_FIND(name) TRY(find_function(out.opened, RESHARD_MPI_NAME, "MPI_" #name, out.name));
@@ -71,16 +71,16 @@ Result<Library> load_library() {
   return out;
 }
 
-// Loaded once, and never unloaded.
+// Loads the library once; it is never unloaded.
 const Result<Library>& library() {
   static const Result<Library> loaded = load_library();
   return loaded;
 }
 
-// Where join_mpi_job() has found it.
+// Requires that join_mpi_job() has loaded the library.
 const Library& lib() { return *library(); }
 
-// Open MPI's constants are addresses within the library.
+// Open MPI's constants are addresses inside the library.
 #ifdef OMPI_PREDEFINED_GLOBAL
 #undef OMPI_PREDEFINED_GLOBAL
 #define OMPI_PREDEFINED_GLOBAL(type, global) static_cast<type>(::dlsym(lib().opened, #global))
@@ -91,7 +91,7 @@ std::mutex& mpi_mutex() {
   return mutex;
 }
 
-// Calls an MPI function, alone; its error as a Status.
+// Calls an MPI function under the lock and returns its error as a Status.
 template <class Call>
 Status mpi(const char* what, Call call) {
   const std::lock_guard lock(mpi_mutex());
@@ -113,7 +113,7 @@ class MpiTransport : public Transport {
 
   void stop() { stopped_ = true; }
   void abandon() { abandoned_ = true; }
-  bool abandoned() const { return abandoned_; }  // whether messages were left under way
+  bool abandoned() const { return abandoned_; }  // whether messages were left in flight
 
  private:
   MPI_Comm comm_;
@@ -124,7 +124,7 @@ class MpiTransport : public Transport {
 class MpiTransfer : public Transfer {
  public:
   explicit MpiTransfer(MpiTransport& transport) : transport_(transport) {}
-  // After an error: takes back what can be taken back, so that nobody writes to memory that is the caller's again.
+  // After an error: cancels what can be cancelled, so that MPI does not write to memory that the caller owns again.
   ~MpiTransfer() override {
     if (done_) return;
     for (std::size_t i = 0; i < requests_.size(); ++i)
@@ -162,7 +162,7 @@ class MpiTransfer : public Transfer {
   }
 
   MpiTransport& transport_;
-  std::vector<MPI_Request> requests_;  // those that receive first
+  std::vector<MPI_Request> requests_;  // receives first
   std::size_t received_ = 0;
   bool done_ = false;
 };
@@ -219,18 +219,18 @@ class MpiJob : public Job {
   JobOptions options_;
   MPI_Comm control_;
   std::unique_ptr<MpiTransport> transport_;
-  bool broken_ = false;  // a rank does not answer: MPI can only be aborted
+  bool broken_ = false;  // a rank does not answer, so MPI can only be aborted
   std::atomic<Index> done_{0};
   std::mutex listener_mutex_;
   std::function<void(Index done)> listener_;
   std::mutex end_mutex_;
   std::condition_variable end_;
-  std::optional<Result<int>> result_;  // of this rank's work, once it has ended
+  std::optional<Result<int>> result_;  // of this rank's work, once it has finished
   std::vector<std::shared_ptr<void>> unfinished_;
 };
 
-// Waits for one of the operations that all ranks take part in to keep in touch. No patience is needed but for the dead:
-// the threads that answer do nothing else.
+// Waits for a keep-in-touch reduction. Only dead ranks exceed the patience, because the threads that answer do nothing
+// else.
 Status MpiJob::await(MPI_Request request) {
   auto deadline =
       Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(options_.patience));
@@ -266,7 +266,7 @@ Status MpiJob::combine(std::vector<T>& values, MPI_Datatype type, MPI_Op op) {
   }));
   Status ended = await(request);
   values = buffers->second;
-  // MPI may still write to these when a dead rank comes back to life.
+  // MPI may still write to these if an unresponsive rank comes back.
   if (!ended) unfinished_.push_back(std::move(buffers));
   return ended;
 }
@@ -276,7 +276,7 @@ bool MpiJob::wait_for_end(Clock::duration time) {
   return end_.wait_for(lock, time, [&] { return result_.has_value(); });
 }
 
-// Until every rank's work has ended.
+// Reduces until every rank's work has finished.
 Status MpiJob::keep_in_touch() {
   while (true) {
     const bool ended = wait_for_end(kBetweenSums);
@@ -291,10 +291,10 @@ Status MpiJob::keep_in_touch() {
   }
 }
 
-// What came of it, once all ranks have ended.
+// Returns the common result, once all ranks have finished.
 Result<int> MpiJob::verdict() {
   const int rank = transport_->rank(), size = transport_->size();
-  // The lowest rank that failed by itself speaks for all; else one that failed at all.
+  // The lowest rank that failed by itself reports for all; if there is none, any rank that failed.
   std::vector<std::int64_t> who = {failed_by_itself() ? rank : INT_MAX, *result_ ? INT_MAX : rank};
   TRY(combine(who, MPI_INT64_T, MPI_MIN));
   std::vector<std::int64_t> most = {*result_ ? **result_ : 0, transport_->abandoned() ? 1 : 0};
@@ -313,7 +313,7 @@ Result<int> MpiJob::verdict() {
                                      std::string(bytes.begin(), bytes.end()));
 }
 
-// That other ranks are lost, and what this rank's work says of what is left behind.
+// Returns the error for lost ranks, plus what this rank's own error says about leftovers on disk.
 Error MpiJob::lost(const Error& why) const {
   const std::string over = job_is_over().message();
   const std::string said = *result_ ? "" : result_->error().message();
@@ -330,7 +330,7 @@ Result<int> MpiJob::run(const std::function<Result<int>()>& work) {
   Status touch = keep_in_touch();
   if (!touch) {
     transport_->stop();
-    // The work sees it at its next message or slab; one that hangs in a call to a dead file server does not.
+    // The work notices at its next message or slab, unless it hangs in a call to a dead file server.
     if (!wait_for_end(broken_ ? Clock::duration(kLastWords) : Clock::duration(std::chrono::seconds(10)))) {
       worker.detach();
       return std::move(touch).error();
@@ -347,7 +347,7 @@ int MpiJob::end(int exit_code) {
     std::vector<std::int64_t> said = {1};
     if (!combine(said, MPI_INT64_T, MPI_SUM)) broken_ = true;
   }
-  if (broken_) std::this_thread::sleep_for(kLastWords);  // the others are about to find the same, and to say it
+  if (broken_) std::this_thread::sleep_for(kLastWords);  // let the others find and report the same
   if (broken_ || transport_->abandoned()) {
     lib().Abort(MPI_COMM_WORLD, exit_code);
     std::_Exit(exit_code);
@@ -381,7 +381,7 @@ Result<std::unique_ptr<Job>> join_mpi_job(const JobOptions& options) {
   lib().Comm_rank(data, &rank);
   lib().Comm_size(data, &size);
   if (size == 1) {
-    // One rank needs no company; what is left is to leave in good order.
+    // A job of one needs no MPI; finalize it properly.
     lib().Finalize();
     return job_of_one();
   }

@@ -1,4 +1,4 @@
-// Stands for mpi.cc in a program built without MPI.
+// Replaces mpi.cc in a build without MPI.
 #include "lib/transport/job.h"
 
 namespace reshard {

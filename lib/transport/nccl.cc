@@ -1,8 +1,8 @@
-// Messages are sends and receives of bytes in one group for each transfer, cut into parts of at most 1 GiB, on a stream
-// of the communicator's own. Nothing blocks: the communicator is a non-blocking one, and all waiting is looking at
-// events, at the communicator's own errors, at the job, and at the clock; whoever gives up aborts the communicator,
-// which ends its kernels. A thread of its own looks at the job too: a kernel that waits for a rank that failed keeps
-// the GPU from freeing memory, and whoever frees it from looking.
+// A transfer is one group of sends and receives of bytes, cut into parts of at most 1 GiB, on the communicator's own
+// stream. Nothing blocks: the communicator is non-blocking, and waiting polls events, the communicator's errors, the
+// job and the clock. A rank that gives up aborts the communicator, which ends its kernels. A separate thread also
+// watches the job: a kernel that waits for a failed rank prevents CUDA from freeing memory, so a thread that frees
+// memory cannot poll.
 #include "lib/transport/nccl.h"
 
 #include <cuda_runtime_api.h>
@@ -36,16 +36,16 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr std::size_t kMaxPart = std::size_t{1} << 30;
-constexpr auto kBetweenLooks = std::chrono::milliseconds(20);  // of the thread that looks at the job
-constexpr auto kStuck = std::chrono::seconds(1);      // a call of NCCL's that takes longer is waiting for a kernel
-constexpr auto kLastWords = std::chrono::seconds(5);  // an abort that takes longer is left to itself
+constexpr auto kBetweenLooks = std::chrono::milliseconds(20);  // polling interval of the thread that watches the job
+constexpr auto kStuck = std::chrono::seconds(1);               // an NCCL call that takes longer is waiting for a kernel
+constexpr auto kLastWords = std::chrono::seconds(5);           // an abort that takes longer is left running
 
-// What it is opened by.
+// The library's file name.
 #ifndef RESHARD_NCCL_NAME
 #define RESHARD_NCCL_NAME "libnccl.so.2"
 #endif
 
-// The functions of the library that are used.
+// The functions that are used.
 struct Library {
   decltype(&::ncclGetErrorString) error_string = nullptr;
   decltype(&::ncclGetVersion) version = nullptr;
@@ -65,7 +65,7 @@ Result<Library> load_library() {
   void* library = ::dlopen(RESHARD_NCCL_NAME, RTLD_NOW | RTLD_LOCAL);
   if (!library) {
     const std::string why = ::dlerror();
-    library = ::dlopen(RESHARD_NCCL_LIBRARY, RTLD_NOW | RTLD_LOCAL);  // where it was when this was built
+    library = ::dlopen(RESHARD_NCCL_LIBRARY, RTLD_NOW | RTLD_LOCAL);  // its path when this was built
     if (!library) return unsupported("nccl: cannot open " RESHARD_NCCL_NAME ": " + why);
   }
   const std::string what = "nccl: " RESHARD_NCCL_NAME;
@@ -85,7 +85,7 @@ Result<Library> load_library() {
   return out;
 }
 
-// Loaded once, and never unloaded.
+// Loads the library once; it is never unloaded.
 const Result<Library>& library() {
   static const Result<Library> loaded = load_library();
   return loaded;
@@ -116,14 +116,14 @@ class Event {
   Event(const Event&) = delete;
   Event& operator=(const Event&) = delete;
 
-  // Whether it is reached; an error of anything queued before it.
+  // Returns whether the point is reached, or an error of anything queued before it.
   Result<bool> reached() const {
     bool waits = false;
     TRY(context_->run("waiting for messages", [&] {
       const cudaError_t code = cudaEventQuery(event_);
       waits = code == cudaErrorNotReady;
       if (!waits) return code;
-      static_cast<void>(cudaGetLastError());  // it is no error of the next kernel's
+      static_cast<void>(cudaGetLastError());  // clear it: it is not an error of the next kernel
       return cudaSuccess;
     }));
     return !waits;
@@ -135,7 +135,7 @@ class Event {
   cudaEvent_t event_ = nullptr;
 };
 
-// One end of a message, for the communicator.
+// One side of a message.
 struct End {
   bool send = false;
   int peer = 0;
@@ -190,7 +190,7 @@ class Communicator {
     return {};
   }
 
-  // Queues messages as one group; the point at which they are done.
+  // Queues messages as one group and returns the event of their completion.
   Result<std::shared_ptr<Event>> post(const std::vector<End>& ends) {
     const CudaContext::Current current(*context_);
     const std::lock_guard lock(mutex_);
@@ -199,19 +199,19 @@ class Communicator {
     Status queued;
     for (const End& end : ends)
       if (queued) queued = queue(end);
-    // A group that was begun must be ended, whatever happened in it.
+    // A group that was started must be ended even after an error.
     TRY(finish(nccl_.group_end(), "ending a group"));
     TRY(std::move(queued));
     return Event::record(context_, stream_);
   }
 
-  // Returns when that point is reached, or with an error, at the latest after the time that a transfer may take.
+  // Returns once the event is reached, or with an error, at the latest after the time allowed for a transfer.
   Status wait(const Event& event) {
     const Clock::time_point deadline = from_now();
     for (Pause pause;; pause()) {
       const Result<bool> reached = event.reached();
       const std::lock_guard lock(mutex_);
-      // Kernels of a communicator that was aborted end early, and events look as if all were well.
+      // Kernels of an aborted communicator end early, and their events look successful.
       if (!comm_) return job_is_over();
       if (!reached) return give_up(reached.error());
       if (*reached) return {};
@@ -223,8 +223,8 @@ class Communicator {
     }
   }
 
-  // Ends everything under way, here and for whoever waits for it. A call of NCCL's that is under way for long waits for
-  // what only this ends; NCCL allows it to come from another thread.
+  // Aborts all transfers, also for threads waiting in wait(). If an NCCL call holds the lock for long, only this abort
+  // can end it; NCCL allows the abort from another thread.
   void abort() {
     const std::unique_lock lock(mutex_, kStuck);
     abort_now();
@@ -253,7 +253,7 @@ class Communicator {
     return {};
   }
 
-  // Sees a call of a non-blocking communicator through.
+  // Waits until a call on a non-blocking communicator has completed.
   Status finish(ncclResult_t code, const std::string& doing) {
     const Clock::time_point deadline = from_now();
     for (Pause pause; code == ncclInProgress; pause()) {
@@ -275,12 +275,13 @@ class Communicator {
 
   bool is_over() const { return control_ && control_->stopped(); }
 
-  // What another rank's failure looks like from here is not this rank's.
+  // Aborts. If the job is over, returns that as the reason, because the local error is only a consequence.
   Error give_up(Error why) {
     abort_now();
     return is_over() ? job_is_over() : std::move(why);
   }
-  // In a thread of its own, as NCCL's may block; on this GPU, as NCCL goes back to the one that it was called on.
+  // Runs the abort on a separate thread, because it may block, and on this GPU, because NCCL returns to the device it
+  // was called on.
   void abort_now() {
     aborted_ = true;
     const ncclComm_t comm = comm_.exchange(nullptr);
@@ -297,7 +298,7 @@ class Communicator {
     };
     try {
       std::thread(end).detach();
-    } catch (const std::system_error&) {  // no more threads
+    } catch (const std::system_error&) {  // no thread available
       end();
     }
   }
@@ -307,7 +308,7 @@ class Communicator {
   double patience_;
   const Transport* control_;
   std::timed_mutex mutex_;
-  std::atomic<ncclComm_t> comm_ = nullptr;  // null: aborted, or parted
+  std::atomic<ncclComm_t> comm_ = nullptr;  // null: aborted or parted
   cudaStream_t stream_ = nullptr;
   std::atomic<bool> aborted_{false}, closing_{false};
   std::future<void> aborting_;
@@ -319,7 +320,7 @@ std::byte* writable(Bytes bytes) { return const_cast<std::byte*>(bytes.data()); 
 class NcclTransfer : public Transfer {
  public:
   NcclTransfer(Communicator& comm, std::shared_ptr<Event> done) : comm_(comm), done_(std::move(done)) {}
-  // The memory of one that nobody waited for is about to be used for something else.
+  // Nobody waited for this transfer, and its memory is about to be reused.
   ~NcclTransfer() override {
     if (!waited_for_) comm_.abort();
   }

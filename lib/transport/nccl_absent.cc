@@ -1,4 +1,4 @@
-// What stands for ranks on GPUs where NCCL is not built.
+// Replaces nccl.cc in a build without NCCL.
 #include "lib/transport/nccl.h"
 
 namespace reshard {

@@ -1,4 +1,4 @@
-// Whether ranks can open NCCL, found out without it: what it says itself where it cannot is late and hard to read.
+// Finds out without NCCL whether ranks can use it: NCCL's own errors come late and are hard to understand.
 #include <map>
 #include <utility>
 

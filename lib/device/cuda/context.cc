@@ -8,8 +8,8 @@
 namespace reshard {
 namespace {
 
-// Functions of the driver's own interface, which the runtime knows; so nothing is linked that a machine without a GPU
-// does not have.
+// The driver's functions that are used. They are looked up through the runtime, so that nothing is linked that a
+// machine without a GPU lacks.
 struct Driver {
   decltype(&::cuDeviceGet) device = nullptr;
   decltype(&::cuDevicePrimaryCtxRetain) retain = nullptr;
@@ -23,8 +23,8 @@ Status find(const char* name, Function& out) {
   void* found = nullptr;
   cudaDriverEntryPointQueryResult result = cudaDriverEntryPointSymbolNotFound;
 #if CUDART_VERSION >= 12050
-  const cudaError_t code =
-      cudaGetDriverEntryPointByVersion(name, &found, 12000, cudaEnableDefault, &result);  // the least that is built for
+  const cudaError_t code = cudaGetDriverEntryPointByVersion(name, &found, 12000, cudaEnableDefault,
+                                                            &result);  // the oldest supported version
 #else
   const cudaError_t code = cudaGetDriverEntryPoint(name, &found, cudaEnableDefault, &result);
 #endif
@@ -46,7 +46,7 @@ Result<Driver> find_driver() {
   return out;
 }
 
-// Never destroyed: what NCCL blocks in may come back to it when the program has ended.
+// Never destroyed: an NCCL call that was blocked may return to it after the program has ended.
 const Result<Driver>& driver() {
   static const auto* const found = new Result<Driver>(find_driver());
   return *found;
@@ -62,7 +62,7 @@ Status cuda_status(int ordinal, int code, const std::string& doing) {
 }
 
 Result<std::shared_ptr<const CudaContext>> CudaContext::retain(int ordinal) {
-  TRY(count_cuda_devices());  // which says it where there is no driver to ask
+  TRY(count_cuda_devices());  // reports a missing driver
   if (!driver()) return driver().error();
   CUdevice device = 0;
   CUcontext context = nullptr;

@@ -1,4 +1,4 @@
-// What stands for the CUDA device where it is not built.
+// Replaces the CUDA device in a build without CUDA.
 #include "lib/device/cuda/cuda_device.h"
 
 namespace reshard {

@@ -18,11 +18,11 @@
 namespace reshard {
 namespace {
 
-constexpr int kLeastCapability = 8;  // that kernels are compiled for (CMakeLists.txt)
+constexpr int kLeastCapability = 8;  // the lowest that kernels are compiled for (CMakeLists.txt)
 
 using ContextPtr = std::shared_ptr<const CudaContext>;
 
-// Memory of a GPU, freed when this ends.
+// Device memory, freed by the destructor.
 class GpuMemory {
  public:
   GpuMemory() = default;
@@ -79,19 +79,19 @@ class CudaMemory : public Device::Memory {
   GpuMemory device_;
 };
 
-// cuFile's functions, or null where it cannot be used. Loaded once, and never unloaded.
+// Returns cuFile's functions, or null if it cannot be used. Loads the library once; it is never unloaded.
 const cufile::Functions* cufile_functions() {
   static const Result<cufile::Functions> loaded = load_cufile(kCuFileLibrary, kCuFileNeeds);
   return loaded ? &*loaded : nullptr;
 }
 
-// The results of digests that kernels are adding up: slots of kSlotBytes in the stream's result memory.
+// Digest results: slots of kSlotBytes in the stream's result memory, to which kernels add.
 constexpr Index kSlots = 256;
 constexpr Index kSlotBytes = sizeof(Digest);
 
 class CudaStream : public Stream {
  public:
-  // `files` is null where there is no cuFile.
+  // `files` is null without cuFile.
   static Result<std::unique_ptr<Stream>> make(ContextPtr context, int multiprocessors, PinnedPool& pinned,
                                               std::shared_ptr<CuFileReader> files) {
     std::unique_ptr<CudaStream> out(new CudaStream(std::move(context), std::move(files)));
@@ -188,7 +188,7 @@ class CudaStream : public Stream {
                [&] { return cudaMemcpyAsync(to, from, static_cast<std::size_t>(bytes), kind, place_.stream); });
   }
 
-  // Digests are added to what is in their slots: those that were fetched are zero again for the next.
+  // Zeroes the slots that were fetched, because kernels add to them.
   Status clear_results(Index slots) {
     return run("clearing digests", [&] {
       return cudaMemsetAsync(results_.bytes().data(), 0, static_cast<std::size_t>(slots * kSlotBytes), place_.stream);
@@ -201,7 +201,7 @@ class CudaStream : public Stream {
   PinnedPool::Piece host_results_;
   GpuMemory results_;
   cudaEvent_t done_ = nullptr;
-  std::vector<Digest*> pending_;  // where the slots in use go
+  std::vector<Digest*> pending_;  // destinations of the slots in use
 };
 
 class CudaDevice : public Device {
@@ -218,7 +218,7 @@ class CudaDevice : public Device {
   bool is_cpu() const override { return false; }
   int ordinal() const override { return context_->ordinal(); }
   Index host_bytes() const override { return host_bytes_; }
-  // Of less, starting transfers and kernels takes as long as they do.
+  // Below this size, launching transfers and kernels takes as long as running them.
   Index slab_bytes() const override { return Index{8} << 20; }
 
   Result<std::unique_ptr<Memory>> allocate(Index bytes, Sides sides) override {
@@ -244,7 +244,8 @@ class CudaDevice : public Device {
     return std::unique_ptr<Memory>(std::make_unique<CudaMemory>(budget_, std::move(host), std::move(device)));
   }
 
-  // One for all streams, and no longer than there are any: a device may be kept, the files that were read on it not.
+  // Returns the reader that all streams share. It lives only as long as the streams: the device may be kept, but files
+  // need not stay open.
   std::shared_ptr<CuFileReader> file_reader() {
     const cufile::Functions* functions = cufile_functions();
     if (!functions) return nullptr;
@@ -297,7 +298,7 @@ Result<std::unique_ptr<Device>> open_cuda_device(int ordinal, Index memory_cap) 
                        std::to_string(properties.minor));
   const Index before = resident_bytes();
   auto context = TRY(CudaContext::retain(ordinal));
-  // A kernel that is loaded when it is first started may wait for all others, of which one may wait for another rank.
+  // Loading a kernel at its first launch may wait for all running kernels, one of which may wait for another rank.
   TRY(context->run("loading kernels", [] { return load_kernels(); }));
   const Index host_bytes = std::max<Index>(0, resident_bytes() - before);
   return std::unique_ptr<Device>(

@@ -29,7 +29,8 @@ Result<cufile::Functions> load_cufile(const std::string& library, const std::vec
   return out;
 }
 
-// A file of cuFile's. Has a descriptor of its own, past the page cache, and is let go of before that closes.
+// A file registered with cuFile. Has its own descriptor, which bypasses the page cache and is deregistered before it is
+// closed.
 class CuFileReader::Registration {
  public:
   Registration(const cufile::Functions& functions, File file, cufile::Handle handle)
@@ -54,7 +55,7 @@ Result<bool> CuFileReader::read(const std::shared_ptr<const File>& file, Index o
     const ssize_t n =
         cufile_.read(registration->handle(), to.data(), static_cast<std::size_t>(size - done), offset + done, done);
     if (n == -1 && errno == EINTR) continue;
-    // The mount, the file or the place cannot be read that way; a drive that fails says EIO.
+    // The mount, file or memory cannot be read that way; a failing drive gives EIO instead.
     const bool refused = n < -1 || (n == -1 && (errno == EINVAL || errno == EOPNOTSUPP));
     if (refused) {
       registrations_.refuse(*file);

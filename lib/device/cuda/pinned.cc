@@ -46,7 +46,7 @@ Result<PinnedPool::Piece> PinnedPool::take(Index bytes) {
   if (bytes == 0) return Piece();
   const auto size = static_cast<std::size_t>(bytes);
   const std::lock_guard lock(mutex_);
-  // The smallest that suffices, unless most of it would lie idle.
+  // The smallest block that suffices, unless it is more than twice as large.
   auto best = idle_.end();
   for (auto it = idle_.begin(); it != idle_.end(); ++it)
     if (it->bytes >= size && it->bytes / 2 <= size && (best == idle_.end() || it->bytes < best->bytes)) best = it;
