@@ -34,7 +34,7 @@ Index stage_of(const Parameter& p, Index layers, Index stages) {
 }
 
 // A rank's coordinates within its stage.
-struct PathSnapshot {
+struct RankCoordinates {
   Index shard = 0;  // over dp_shard x cp
   Index tp = 0;
 };
@@ -44,10 +44,10 @@ class Counter {
   Counter(const Degrees& degrees, const MemoryOptions& options)
       : degrees_(degrees), options_(options), tp_(degrees.mesh.size("tp")), experts_(*expert_sharding(degrees)) {}
 
-  RankMemory count(const std::vector<Alike>& tensors, const PathSnapshot& place) const {
+  RankMemory count(const std::vector<Alike>& tensors, const RankCoordinates& at_rank) const {
     RankMemory memory;
     for (const Alike& t : tensors) {
-      const Index elements = local_elements(t, place);
+      const Index elements = local_elements(t, at_rank);
       memory.weights += ceil_div(elements * byte_size(t.dtype), t.packed);
       if (t.is_scale) continue;
       memory.parameters += elements;
@@ -59,19 +59,19 @@ class Counter {
   }
 
  private:
-  Index local_elements(const Alike& t, const PathSnapshot& place) const {
-    Index copies = t.count, shards = degrees_.shards(), shard = place.shard;
+  Index local_elements(const Alike& t, const RankCoordinates& at_rank) const {
+    Index copies = t.count, shards = degrees_.shards(), shard = at_rank.shard;
     bool is_cut = t.rule->tp_dim >= 0 && t.rule->tp_dim < t.shape.rank();
     if (t.rule->is_per_expert()) {
       // The ranks of one expert are ep apart.
-      const Index at = experts_.is_cut_by_tp ? place.shard : place.shard * tp_ + place.tp;
+      const Index at = experts_.is_cut_by_tp ? at_rank.shard : at_rank.shard * tp_ + at_rank.tp;
       copies *= local_extent(t.experts, 1, degrees_.ep, at % degrees_.ep);
       shards = experts_.shards;
       shard = at / degrees_.ep;
       is_cut = is_cut && experts_.is_cut_by_tp;
     }
     Dims local = t.shape;
-    if (is_cut) local[t.rule->tp_dim] = local_extent(local[t.rule->tp_dim], t.rule->sections, tp_, place.tp);
+    if (is_cut) local[t.rule->tp_dim] = local_extent(local[t.rule->tp_dim], t.rule->sections, tp_, at_rank.tp);
     if (local.rank() > 0) local[0] = local_extent(local[0], 1, shards, shard);
     return copies * volume(local);
   }

@@ -8,10 +8,10 @@
 namespace reshard::cut_hypotheses {
 namespace {
 
-std::optional<Owner> owner_of(const Box& box, const Dims& shape, const CutHypothesis& way, const Axes& axes) {
+std::optional<Owner> owner_of(const Box& box, const Dims& shape, const CutHypothesis& hypothesis, const Axes& axes) {
   Owner owner;
   Box local = whole(shape);
-  for (const Cut& cut : way.cuts) {
+  for (const Cut& cut : hypothesis.cuts) {
     const Index n = cut.by_tp ? axes.tp : axes.fsdp;
     const Index piece = ceil_div(local.shape[cut.dim], n);
     const Index k = (box.begin(cut.dim) - local.begin(cut.dim)) / piece;
@@ -29,14 +29,14 @@ std::optional<Owner> owner_of(const Box& box, const Dims& shape, const CutHypoth
 }  // namespace
 
 std::vector<CutHypothesis> cut_hypotheses_for(int rank, const Axes& axes) {
-  std::vector<CutHypothesis> ways;
+  std::vector<CutHypothesis> hypotheses;
   const auto add = [&](std::initializer_list<Cut> cuts, bool is_usual) {
-    CutHypothesis way{{}, is_usual};
+    CutHypothesis hypothesis{{}, is_usual};
     for (const Cut& c : cuts)
-      if ((c.by_tp ? axes.tp : axes.fsdp) > 1) way.cuts.push_back(c);
-    if (way.cuts.size() == cuts.size() || is_usual) ways.push_back(std::move(way));
+      if ((c.by_tp ? axes.tp : axes.fsdp) > 1) hypothesis.cuts.push_back(c);
+    if (hypothesis.cuts.size() == cuts.size() || is_usual) hypotheses.push_back(std::move(hypothesis));
   };
-  if (rank == 0) return ways;
+  if (rank == 0) return hypotheses;
   if (axes.fsdp > 1) add({{0, false}}, true);
   if (axes.tp > 1) {
     for (int d = 1; d < rank; ++d) add({{d, true}, {0, false}}, true);
@@ -45,15 +45,15 @@ std::vector<CutHypothesis> cut_hypotheses_for(int rank, const Axes& axes) {
     for (int d = 0; d < rank && axes.fsdp > 1; ++d) add({{d, true}}, false);
   }
   for (int d = 1; d < rank; ++d) add({{d, false}}, false);
-  return ways;
+  return hypotheses;
 }
 
-std::optional<std::vector<Owner>> owners_of(const FragmentList& boxes, const Dims& shape, const CutHypothesis& way,
-                                            const Axes& axes) {
+std::optional<std::vector<Owner>> owners_of(const FragmentList& boxes, const Dims& shape,
+                                            const CutHypothesis& hypothesis, const Axes& axes) {
   std::vector<Owner> owners;
   for (std::size_t i = 0; i < boxes.size(); ++i) {
     const Box box = boxes.box(i);
-    const auto owner = box.empty() ? Owner{} : owner_of(box, shape, way, axes);
+    const auto owner = box.empty() ? Owner{} : owner_of(box, shape, hypothesis, axes);
     if (!owner) return std::nullopt;
     if (i == 0) owners.reserve(boxes.size());
     owners.push_back(*owner);

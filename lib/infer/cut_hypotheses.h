@@ -44,7 +44,7 @@ struct Owner {
 };
 
 // The owner of each box of a list, or nothing when one of the boxes is not what the way gives anybody.
-std::optional<std::vector<Owner>> owners_of(const FragmentList& boxes, const Dims& shape, const CutHypothesis& way,
-                                            const Axes& axes);
+std::optional<std::vector<Owner>> owners_of(const FragmentList& boxes, const Dims& shape,
+                                            const CutHypothesis& hypothesis, const Axes& axes);
 
 }  // namespace reshard::cut_hypotheses

@@ -123,14 +123,14 @@ class Choosing {
     MeshTrial trial;
     trial.axes = axes;
     bool tp_is_seen = axes.tp == 1;
-    for (int rank = 0; rank <= kMaxRank; ++rank) trial.ways.push_back(cut_hypotheses_for(rank, axes));
+    for (int rank = 0; rank <= kMaxRank; ++rank) trial.hypotheses.push_back(cut_hypotheses_for(rank, axes));
     for (const std::size_t p : cut) {
       const BoxPattern& pattern = out_.patterns[p];
       const auto n = static_cast<Index>(pattern.tensors.size());
       const FragmentList& boxes = catalog_.tensors()[pattern.tensors[0]].fragments;
       const CutHypothesis* fit = nullptr;
-      for (const CutHypothesis& way : trial.ways[static_cast<std::size_t>(pattern.shape.rank())])
-        if (!fit && owners_of(boxes, pattern.shape, way, axes)) fit = &way;
+      for (const CutHypothesis& hypothesis : trial.hypotheses[static_cast<std::size_t>(pattern.shape.rank())])
+        if (!fit && owners_of(boxes, pattern.shape, hypothesis, axes)) fit = &hypothesis;
       if (!fit) {
         if (pattern.shape.rank() <= 2) trial.misfits += n;  // experts have a mesh of their own
         continue;
@@ -153,35 +153,37 @@ class Choosing {
   }
 
   // Tensor parallelism leaves norms whole.
-  static bool is_surprise(const CutHypothesis& way, int rank) {
-    return !way.is_usual || (rank == 1 && way.cuts_by_tp());
+  static bool is_surprise(const CutHypothesis& hypothesis, int rank) {
+    return !hypothesis.is_usual || (rank == 1 && hypothesis.cuts_by_tp());
   }
 
   // Finds the hypothesis for each tensor under which its boxes' writers owned them, and counts tensors without one.
   void try_writers(MeshTrial& trial) const {
     const std::vector<RankPosition> at = out_.ranks > 0 ? out_.positions(trial.axes) : std::vector<RankPosition>();
-    trial.way_of.assign(catalog_.tensors().size(), nullptr);
+    trial.hypothesis_of.assign(catalog_.tensors().size(), nullptr);
     for (const BoxPattern& pattern : out_.patterns) {
       if (pattern.is_whole) continue;
       struct Fit {
-        const CutHypothesis* way;
+        const CutHypothesis* hypothesis;
         std::vector<Owner> owners;
       };
       std::vector<Fit> fits;
       const FragmentList& boxes = catalog_.tensors()[pattern.tensors[0]].fragments;
-      for (const CutHypothesis& way : trial.ways[static_cast<std::size_t>(pattern.shape.rank())])
-        if (auto owners = owners_of(boxes, pattern.shape, way, trial.axes)) fits.push_back({&way, std::move(*owners)});
+      for (const CutHypothesis& hypothesis : trial.hypotheses[static_cast<std::size_t>(pattern.shape.rank())])
+        if (auto owners = owners_of(boxes, pattern.shape, hypothesis, trial.axes))
+          fits.push_back({&hypothesis, std::move(*owners)});
       for (const std::size_t i : pattern.tensors) {
         for (const Fit& fit : fits) {
           if (!at.empty() && !writers_agree(catalog_.tensors()[i].fragments, fit.owners, at)) continue;
-          trial.way_of[i] = fit.way;
+          trial.hypothesis_of[i] = fit.hypothesis;
           break;
         }
         if (fits.empty() || pattern.shape.rank() > 2) continue;  // counted before
-        const CutHypothesis* way = trial.way_of[i];
-        if (!way) {
+        const CutHypothesis* hypothesis = trial.hypothesis_of[i];
+        if (!hypothesis) {
           ++trial.misfits;
-        } else if (is_surprise(*way, pattern.shape.rank()) && !is_surprise(*fits[0].way, pattern.shape.rank())) {
+        } else if (is_surprise(*hypothesis, pattern.shape.rank()) &&
+                   !is_surprise(*fits[0].hypothesis, pattern.shape.rank())) {
           ++trial.surprises;
         }
       }

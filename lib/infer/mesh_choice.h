@@ -35,10 +35,11 @@ struct RankPosition {
 // How well one mesh explains the catalog.
 struct MeshTrial {
   cut_hypotheses::Axes axes;
-  Index misfits = 0;                                         // tensors with a box that its writer would not have owned
-  Index surprises = 0;                                       // tensors that fit, but not as parallelism usually has it
-  std::vector<const cut_hypotheses::CutHypothesis*> way_of;  // of each tensor; null: whole, or a misfit
-  std::vector<std::vector<cut_hypotheses::CutHypothesis>> ways;  // by rank; what way_of points into
+  Index misfits = 0;    // tensors with a box that its writer would not have owned
+  Index surprises = 0;  // tensors that fit, but not as parallelism usually has it
+  // For each tensor, a pointer into `hypotheses`; null: whole, or a misfit.
+  std::vector<const cut_hypotheses::CutHypothesis*> hypothesis_of;
+  std::vector<std::vector<cut_hypotheses::CutHypothesis>> hypotheses;  // by rank; what hypothesis_of points into
 
   auto badness() const { return std::pair(misfits, surprises); }
 };

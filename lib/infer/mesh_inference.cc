@@ -203,9 +203,9 @@ class Inference {
   // tp first.
   std::string names_cut(bool by_tp, bool on_first_dim, std::optional<bool> strided = std::nullopt) const {
     return names_of([&](std::size_t i) {
-      const CutHypothesis* way = best_->way_of[i];
-      if (!way || (strided && way->is_strided() != *strided)) return false;
-      return std::any_of(way->cuts.begin(), way->cuts.end(),
+      const CutHypothesis* hypothesis = best_->hypothesis_of[i];
+      if (!hypothesis || (strided && hypothesis->is_strided() != *strided)) return false;
+      return std::any_of(hypothesis->cuts.begin(), hypothesis->cuts.end(),
                          [&](const Cut& c) { return c.by_tp == by_tp && (c.dim == 0) == on_first_dim; });
     });
   }
@@ -256,8 +256,9 @@ class Inference {
                       (best_->axes.fsdp > 1 ? ", before dp_shard cuts" : ""));
     const std::string untouched = names_of([&](std::size_t i) {
       const Tensor& t = catalog_.tensors()[i];
-      const CutHypothesis* way = best_->way_of[i];
-      return t.shape.rank() == 1 && (way ? !way->cuts_by_tp() : choice_.patterns[choice_.pattern_of[i]].is_whole);
+      const CutHypothesis* hypothesis = best_->hypothesis_of[i];
+      return t.shape.rank() == 1 &&
+             (hypothesis ? !hypothesis->cuts_by_tp() : choice_.patterns[choice_.pattern_of[i]].is_whole);
     });
     if (!untouched.empty()) parts.push_back(untouched + (best_->axes.fsdp > 1 ? " not cut by it" : " whole"));
     out_.axes.push_back({"tp", tp, cut_confidence(), join(parts, "; ")});
@@ -268,7 +269,7 @@ class Inference {
     Index odd = 0, experts = 0;
     for (std::size_t i = 0; i < catalog_.tensors().size(); ++i) {
       const Tensor& t = catalog_.tensors()[i];
-      if (best_->way_of[i] || choice_.patterns[choice_.pattern_of[i]].is_whole) continue;
+      if (best_->hypothesis_of[i] || choice_.patterns[choice_.pattern_of[i]].is_whole) continue;
       if (t.shape.rank() > 2) {
         ++experts;
         continue;
@@ -306,24 +307,24 @@ class Inference {
     TensorPlacements out;
     std::map<std::pair<const CutHypothesis*, Index>, std::int32_t> known;
     for (std::size_t i = 0; i < catalog_.tensors().size(); ++i) {
-      const CutHypothesis* way = trial.way_of[i];
-      if (!way && !choice_.patterns[choice_.pattern_of[i]].is_whole) {
+      const CutHypothesis* hypothesis = trial.hypothesis_of[i];
+      if (!hypothesis && !choice_.patterns[choice_.pattern_of[i]].is_whole) {
         out.of_tensor.push_back(-1);
         continue;
       }
       const Index stage = stages > 1 ? stage_of_writers(catalog_.tensors()[i]) : -1;
-      const auto [it, is_new] = known.emplace(std::pair(way, stage), static_cast<std::int32_t>(known.size()));
-      if (is_new) out.placements.push_back(placement_of(way, stage));
+      const auto [it, is_new] = known.emplace(std::pair(hypothesis, stage), static_cast<std::int32_t>(known.size()));
+      if (is_new) out.placements.push_back(placement_of(hypothesis, stage));
       out.of_tensor.push_back(it->second);
     }
     return out;
   }
 
-  static Placement placement_of(const CutHypothesis* way, Index stage) {
+  static Placement placement_of(const CutHypothesis* hypothesis, Index stage) {
     Placement placement;
     placement.stage = stage;
-    if (way)
-      for (const Cut& c : way->cuts)
+    if (hypothesis)
+      for (const Cut& c : hypothesis->cuts)
         placement.splits.push_back(c.by_tp ? Split{{"tp"}, c.dim} : Split{{"dp_shard", "cp"}, c.dim});
     return placement;
   }
@@ -347,21 +348,23 @@ class Inference {
     std::vector<std::string> by_grid(choice_.patterns.size());
     for (std::size_t i = 0; i < catalog_.tensors().size(); ++i) {
       const std::size_t p = choice_.pattern_of[i];
-      const CutHypothesis* way = best_ ? best_->way_of[i] : nullptr;
-      if (way && way->is_strided()) {
-        out_.placements.push_back("strided shard(" + std::to_string(way->cuts[0].dim) + "): tp " +
+      const CutHypothesis* hypothesis = best_ ? best_->hypothesis_of[i] : nullptr;
+      if (hypothesis && hypothesis->is_strided()) {
+        out_.placements.push_back("strided shard(" + std::to_string(hypothesis->cuts[0].dim) + "): tp " +
                                   std::to_string(best_->axes.tp) + " x dp_shard " + std::to_string(best_->axes.fsdp));
         continue;
       }
       if (by_grid[p].empty()) by_grid[p] = grid_text(choice_.patterns[p]);
-      out_.placements.push_back(way && by_grid[p] != "whole" ? way_text(*way, by_grid[p]) : by_grid[p]);
+      out_.placements.push_back(hypothesis && by_grid[p] != "whole" ? hypothesis_text(*hypothesis, by_grid[p])
+                                                                    : by_grid[p]);
     }
   }
 
   // The degree of a cut, which is more than the pieces one sees when the last ranks got none.
-  std::string way_text(const CutHypothesis& way, const std::string& seen) const {
+  std::string hypothesis_text(const CutHypothesis& hypothesis, const std::string& seen) const {
     std::map<int, Index> degree;
-    for (const Cut& c : way.cuts) degree.emplace(c.dim, 1).first->second *= c.by_tp ? best_->axes.tp : best_->axes.fsdp;
+    for (const Cut& c : hypothesis.cuts)
+      degree.emplace(c.dim, 1).first->second *= c.by_tp ? best_->axes.tp : best_->axes.fsdp;
     std::vector<std::string> parts;
     for (const auto& [dim, n] : degree) parts.push_back("shard(" + std::to_string(dim) + ") x " + std::to_string(n));
     const std::string text = join(parts, ", ");
