@@ -6,6 +6,7 @@
 #include <tuple>
 
 #include "formats/tensor_files/flat_runs.h"
+#include "formats/tensor_files/joined_tensor.h"
 #include "formats/tensor_files/reader.h"
 #include "lib/base/text.h"
 
@@ -211,8 +212,7 @@ Result<LocalParts> RankReader::group(const std::string& name, const std::vector<
         part.meta.zero_elements.has_value() != parts.front().meta.zero_elements.has_value() ||
         local.rank() != out.begin()->second.first.rank())
       return corrupt(catalog_.file_path(part.file) + ": " + tensor_text(name) + ": expected a part like that in " +
-                     catalog_.file_path(parts.front().file) + ", got " +
-                     std::string(info(part.stored.dtype).torch_name) + " " + to_string(local));
+                     catalog_.file_path(parts.front().file) + ", got " + type_text(part.stored.dtype, local));
     same.push_back(part);
   }
   for (auto& [rank, local] : out)
@@ -300,10 +300,7 @@ Status RankReader::add_whole(const std::string& name, KeyPath path, const std::v
     offsets.emplace(rank, offset);
     if (cuts.empty()) break;  // every rank has all of it
   }
-  const auto elements = checked_volume(tensor.shape);
-  if (!elements || !checked_mul(*elements, byte_size(tensor.dtype)))
-    return corrupt(catalog_.root + ": " + tensor_text(name) + ": the size of " + to_string(tensor.shape) +
-                   " is 2^63 bytes or more");
+  TRY(check_size(tensor.dtype, tensor.shape).context(catalog_.root + ": " + tensor_text(name)));
   for (const auto& [rank, offset] : offsets) {
     const auto& [shape, stored] = locals.at(rank);
     Index begin = 0;

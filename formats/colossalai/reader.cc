@@ -172,9 +172,8 @@ Status ColossalaiReader::add_copies() {
     const std::string where = catalog_.file_path(copy.file) + ": " + tensor_text(copy.name);
     const std::string other = catalog_.file_path(tensor.fragments.extent(0).file);
     if (copy.stored.dtype != tensor.dtype || copy.stored.shape() != tensor.shape)
-      return corrupt(where + ": expected " + std::string(info(tensor.dtype).torch_name) + " " +
-                     to_string(tensor.shape) + " as in " + other + ", got " +
-                     std::string(info(copy.stored.dtype).torch_name) + " " + to_string(copy.stored.shape()));
+      return corrupt(where + ": expected " + type_text(tensor.dtype, tensor.shape) + " as in " + other + ", got " +
+                     type_text(copy.stored));
     if (tensor.replicas.empty()) tensor.replicas = FragmentList(tensor.shape.rank());
     tensor.replicas.add(in_file(copy.stored, copy.file));
   }

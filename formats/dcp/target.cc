@@ -267,9 +267,9 @@ Result<std::uint32_t> DcpTarget::entry_of(std::size_t number, const Slice* slice
   const TargetTensor& first = request_.tensors[stored.tensor];
   const Dims shape = stored_shape(slice, wanted.shape), known = stored_shape(stored.slice, first.shape);
   if (known == shape && first.dtype == wanted.dtype) return stored.entry;
-  return unsupported(tensor_text(wanted.name) + ": is " + std::string(info(wanted.dtype).torch_name) + " " +
-                     to_string(wanted.shape) + ", and what it would be stored with as '" + slice->stored + "' is " +
-                     std::string(info(first.dtype).torch_name) + " " + to_string(known));
+  return unsupported(tensor_text(wanted.name) + ": is " + type_text(wanted.dtype, wanted.shape) +
+                     ", and what it would be stored with as '" + slice->stored + "' is " +
+                     type_text(first.dtype, known));
 }
 
 Result<std::uint16_t> DcpTarget::kind_of(const Around& around) {

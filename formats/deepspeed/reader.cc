@@ -162,8 +162,7 @@ Status DeepspeedReader::add_module(const ModelStates& states, std::uint32_t file
     }
     if (weight.computes && (weight.dtype != tensor.dtype || weight.stored.has_value() == is_placeholder ||
                             (weight.stored && weight.stored->shape != tensor.shape())))
-      return corrupt(what + ": expected it as in the files of other ranks, got " +
-                     std::string(info(tensor.dtype).torch_name) + " " + to_string(tensor.shape()));
+      return corrupt(what + ": expected it as in the files of other ranks, got " + type_text(tensor));
     weight.dtype = tensor.dtype;
     if (!is_placeholder) {
       if (!weight.stored) {

@@ -1,6 +1,6 @@
 #include "formats/deepspeed/tensor_parallel.h"
 
-#include "formats/tensor_files/part_pieces.h"
+#include "formats/tensor_files/joined_tensor.h"
 #include "lib/base/checked.h"
 #include "lib/base/text.h"
 

@@ -11,6 +11,7 @@
 #include "formats/fsdp/fsdp.h"
 #include "formats/fsdp/optimizer_states.h"
 #include "formats/tensor_files/flat_runs.h"
+#include "formats/tensor_files/joined_tensor.h"
 #include "formats/tensor_files/parameter_ids.h"
 #include "formats/tensor_files/rank_values.h"
 #include "lib/base/names.h"
@@ -138,8 +139,8 @@ Status FsdpReader::add_pieces(Role role, Index rank, const TensorFile::Entry& en
   const Dims& shape = d ? d->shape : entry.tensor.shape();
   if (dtype != pieces.dtype || shape.rank() != pieces.shape.rank() || d.has_value() != pieces.is_distributed ||
       (d && shape != pieces.shape))
-    return corrupt(what() + ": expected " + std::string(info(pieces.dtype).torch_name) + to_string(pieces.shape) +
-                   " as in the files of other ranks, got " + std::string(info(dtype).torch_name) + to_string(shape));
+    return corrupt(what() + ": expected " + type_text(pieces.dtype, pieces.shape) +
+                   " as in the files of other ranks, got " + type_text(dtype, shape));
   if (!d) {
     pieces.pieces.add(in_file(entry.tensor, file));
     return {};
@@ -181,25 +182,18 @@ Status FsdpReader::check_ranks() const {
 
 // ---- Tensors
 
-// Of a box that several ranks have, the first is a fragment and the others are copies.
 Status FsdpReader::finish_tensor(KeyPath path, const Pieces& pieces) {
-  Tensor tensor;
-  tensor.name = dotted_name(path);
-  tensor.path = std::move(path);
-  tensor.dtype = pieces.dtype;
-  tensor.shape = pieces.shape;
-  tensor.fragments = FragmentList(tensor.shape.rank());
-  tensor.replicas = FragmentList(tensor.shape.rank());
-  std::set<Box> stored;
+  const std::string name = dotted_name(path);
+  JoinedTensor joined(name, pieces.dtype, pieces.shape, std::move(path));
   for (std::size_t i = 0; i < pieces.pieces.size(); ++i) {
     const Fragment piece = pieces.pieces.get(i);
-    if (!pieces.is_distributed && piece.box.shape != tensor.shape)
-      return corrupt(catalog_.file_path(piece.extent.file) + ": " + tensor_text(tensor.name) + ": expected " +
-                     to_string(tensor.shape) + " as in the files of other ranks, got " + to_string(piece.box.shape) +
+    if (!pieces.is_distributed && piece.box.shape != pieces.shape)
+      return corrupt(catalog_.file_path(piece.extent.file) + ": " + tensor_text(name) + ": expected " +
+                     to_string(pieces.shape) + " as in the files of other ranks, got " + to_string(piece.box.shape) +
                      ", and nothing that says which part of a whole it is");
-    (stored.insert(piece.box).second ? tensor.fragments : tensor.replicas).add(piece);
+    joined.add(piece);
   }
-  return catalog_.add(std::move(tensor)).context(catalog_.root);
+  return catalog_.add(std::move(joined.tensor)).context(catalog_.root);
 }
 
 // What an optimizer of the model may number: its tensors, tied ones once; or the distributed among them, as plain ones

@@ -9,6 +9,7 @@
 #include "formats/encoding/safetensors_header.h"
 #include "formats/hf/hf.h"
 #include "formats/tensor_files/indexed_files.h"
+#include "formats/tensor_files/joined_tensor.h"
 #include "formats/tensor_files/placeholders.h"
 #include "lib/base/json.h"
 #include "lib/base/storage/read_ahead.h"
@@ -300,10 +301,7 @@ Status HfReader::read_file(const std::string& name, SafetensorsEnd end) {
 // Shapes that were put together from pieces have not been looked at as a whole.
 Status HfReader::check_shapes() const {
   for (const Tensor& tensor : catalog_.tensors()) {
-    const auto elements = checked_volume(tensor.shape);
-    if (elements && checked_mul(*elements, byte_size(tensor.dtype))) continue;
-    return corrupt(catalog_.root + ": " + tensor_text(tensor.name) + ": the size of " + to_string(tensor.shape) +
-                   " is 2^63 bytes or more");
+    TRY(check_size(tensor.dtype, tensor.shape).context(catalog_.root + ": " + tensor_text(tensor.name)));
   }
   return {};
 }

@@ -8,8 +8,7 @@
 #include "formats/megatron/dist_stacks.h"
 #include "formats/megatron/megatron.h"
 #include "formats/tensor_files/flat_runs.h"
-#include "formats/tensor_files/local_files.h"
-#include "formats/tensor_files/part_pieces.h"
+#include "formats/tensor_files/joined_tensor.h"
 #include "lib/base/text.h"
 
 namespace reshard::megatron {

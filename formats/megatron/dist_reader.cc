@@ -248,11 +248,10 @@ Status ShardedReader::gather(const std::vector<std::size_t>& inner, Gathered& ou
       Tensor& joined = found->second.joined.tensor;
       if (joined.shape != shape || joined.dtype != tensor.dtype)
         return corrupt(catalog_.root + ": " + tensor_text(tensor.name) + ": expected a part of " +
-                       std::string(info(joined.dtype).torch_name) + " " + to_string(joined.shape) + " '" +
-                       printable(name) + "', got one of " + std::string(info(tensor.dtype).torch_name) + " " +
-                       to_string(shape));
+                       type_text(joined.dtype, joined.shape) + " '" + printable(name) + "', got one of " +
+                       type_text(tensor.dtype, shape));
       joined.located = is_new ? tensor.located : joined.located && tensor.located;
-      found->second.joined.add(f, {f.box, Dims::filled(f.box.rank(), 0)});
+      found->second.joined.add(f);
       return {};
     }));
   }

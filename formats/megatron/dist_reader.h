@@ -28,7 +28,7 @@
 #include "formats/megatron/dist_buffers.h"
 #include "formats/megatron/dist_stacks.h"
 #include "formats/megatron/megatron.h"
-#include "formats/tensor_files/local_files.h"
+#include "formats/tensor_files/joined_tensor.h"
 #include "formats/tensor_files/reader.h"
 
 namespace reshard::megatron {

@@ -86,7 +86,7 @@ Status ShardedReader::add_steps() {
     const auto& step = steps[is_expert ? 1 : 0];
     if (!step) continue;
     JoinedTensor joined(state_name(parameter, "step"), step->dtype, step->shape(), state_path(parameter, "step"));
-    joined.add(*step, {step->box, Dims::filled(step->box.rank(), 0)});
+    joined.add(*step);
     TRY(catalog_.add(std::move(joined.tensor)).context(catalog_.root));
     splits_pieces_ = true;
   }

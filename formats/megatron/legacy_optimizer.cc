@@ -1,4 +1,7 @@
-// The optimizer of files of ranks: torch's own with float32 masters, or buffers that ranks share out.
+// Reads the optimizer in the files of ranks. It is either "plain", torch's own optimizer with float32 masters next to
+// it (megatron/core/optimizer/optimizer.py, Float16OptimizerWithFloat16Params.state_dict), or "distributed": flat
+// buffers that the data-parallel ranks shared and that the first of them gathered for the save (distrib_optimizer.py,
+// save_parameter_state).
 #include <algorithm>
 
 #include "formats/megatron/legacy_reader.h"
@@ -7,6 +10,44 @@
 #include "lib/base/text.h"
 
 namespace reshard::megatron {
+namespace {
+
+// Returns N of the path [optimizer, ...] KEY, N, KEY, where `rest` is the index of the first KEY; nothing for paths of
+// another length or another type.
+std::optional<Index> number_after(const KeyPath& path, std::size_t rest) {
+  return path.size() == rest + 3 ? number_of(path[rest + 1]) : std::nullopt;
+}
+
+// A parameter's place in a flat buffer.
+struct BufferPlace {
+  Index begin = 0, end = 0;  // in the storage, in elements
+  Index at = 0;              // in the buffer
+  const LegacyParameter* parameter = nullptr;
+};
+
+// Computes where each parameter of a storage is in the buffer. The order is that of the storage; the buffer leaves out
+// only what the storage pads at the end of a bucket. Returns nothing if the storage is not laid out like a buffer.
+std::optional<std::vector<BufferPlace>> places_in_buffer(const std::vector<const LegacyParameter*>& parameters) {
+  std::vector<BufferPlace> places;
+  for (const LegacyParameter* p : parameters) {
+    const Index size = byte_size(p->stored.dtype);
+    if (p->stored.start % size != 0 || p->stored.strides != row_major_strides(p->stored.shape())) return std::nullopt;
+    const Index begin = p->stored.start / size;
+    places.push_back({begin, begin + volume(p->stored.shape()), 0, p});
+  }
+  std::sort(places.begin(), places.end(), [](const BufferPlace& a, const BufferPlace& b) { return a.begin < b.begin; });
+  Index gap = 0, end = 0;
+  for (BufferPlace& place : places) {
+    const Index next = checked_round_up(end, kBufferAlignment).value_or(-1);
+    if (place.begin < next) return std::nullopt;
+    gap += place.begin - next;  // more than alignment: the end of a bucket
+    place.at = place.begin - gap;
+    end = place.end;
+  }
+  return places;
+}
+
+}  // namespace
 
 std::optional<OptimizerKey> optimizer_key(const KeyPath& path) {
   if (!is_word(path, 0, "optimizer")) return std::nullopt;
@@ -25,109 +66,148 @@ void LegacyReader::leave_out_optimizer(std::string why) {
   if (left_out_.empty()) left_out_ = std::move(why);
 }
 
+// ---- Plain
+
+// The entries of one optimizer in a rank's file. A model with experts has two optimizers: of dense parameters, of
+// experts.
+struct LegacyReader::PlainOptimizer {
+  Index number = 0;                               // the optimizer's position in the list of them
+  Entries states;                                 // optimizer.state.ID.exp_avg
+  Entries masters;                                // fp32_from_fp16_params.GROUP.POSITION
+  std::map<Index, ParameterId> by_id;             // with the shapes of the states
+  std::map<Index, std::vector<Index>> groups;     // the ids in each parameter group
+  bool is_of_experts = false;                     // a group says is_expert_parallel
+  std::map<Index, const LegacyParameter*> owner;  // the parameter of each id
+};
+
 Status LegacyReader::read_plain_optimizer(const LegacyRank& rank) {
-  std::map<Index, std::pair<Entries, Entries>> optimizers;
+  std::map<Index, PlainOptimizer> optimizers;
   for (const TensorFile::Entry& entry : rank.content->tensors()) {
     const auto key = optimizer_key(entry.path);
     if (!key) continue;
-    auto& [states, masters] = optimizers[key->optimizer];
-    if (is_word(entry.path, key->rest, "state")) states.push_back(&entry);
-    if (is_word(entry.path, key->rest, "fp32_from_fp16_params")) masters.push_back(&entry);
+    PlainOptimizer& optimizer = optimizers[key->optimizer];
+    optimizer.number = key->optimizer;
+    if (is_word(entry.path, key->rest, "state")) optimizer.states.push_back(&entry);
+    if (is_word(entry.path, key->rest, "fp32_from_fp16_params")) optimizer.masters.push_back(&entry);
   }
-  for (const auto& [number, entries] : optimizers)
-    TRY(read_plain_optimizer(rank, entries.first, entries.second, optimizers.size() > 1));
+  for (auto& [number, optimizer] : optimizers) {
+    if (optimizer.states.empty()) continue;
+    find_ids(optimizer);
+    find_groups(rank, optimizer);
+    if (!find_owners(rank, optimizer, optimizers.size() > 1)) continue;
+    TRY(add_states(rank, optimizer));
+    TRY(add_masters(rank, optimizer));
+  }
   return {};
 }
 
-Status LegacyReader::read_plain_optimizer(const LegacyRank& rank, const Entries& states, const Entries& masters,
-                                          bool one_of_several) {
-  if (states.empty()) return {};
-  const std::string where = catalog_.file_path(rank.file);
-  std::map<Index, ParameterId> by_id;
-  for (const TensorFile::Entry* entry : states) {
-    const auto key = optimizer_key(entry->path);
-    const auto id = entry->path.size() == key->rest + 3 ? number_of(entry->path[key->rest + 1]) : std::nullopt;
+void LegacyReader::find_ids(PlainOptimizer& optimizer) {
+  for (const TensorFile::Entry* entry : optimizer.states) {
+    const auto id = number_after(entry->path, optimizer_key(entry->path)->rest);
     if (!id) continue;
-    ParameterId& known = by_id[*id];
+    ParameterId& known = optimizer.by_id[*id];
     known.id = *id;
     if (entry->tensor.shape().rank() > 0) known.shape = entry->tensor.shape();
   }
-  std::map<Index, std::vector<Index>> groups;  // the ids of each
-  bool has_experts_apart = false;
-  const Index number = optimizer_key(states.front()->path)->optimizer;
+}
+
+// Reads the ids of each group, and whether the optimizer is that of the experts.
+void LegacyReader::find_groups(const LegacyRank& rank, PlainOptimizer& optimizer) {
   for (const TensorFile::Object& object : rank.content->objects()) {
     const auto key = optimizer_key(object.path);
-    if (!key || key->optimizer != number || object.path.size() != key->rest + 3 ||
+    if (!key || key->optimizer != optimizer.number || object.path.size() != key->rest + 3 ||
         !is_word(object.path, key->rest, "param_groups"))
       continue;
-    const auto group = number_of(object.path[key->rest + 1]);
+    const auto group = number_after(object.path, key->rest);
     if (group && is_word(object.path, key->rest + 2, "params"))
       for (std::size_t i = 0; i < object.value.size(); ++i)
-        if (const auto id = object.value[i].as_int()) groups[*group].push_back(*id);
+        if (const auto id = object.value[i].as_int()) optimizer.groups[*group].push_back(*id);
     if (is_word(object.path, key->rest + 2, "is_expert_parallel"))
-      has_experts_apart = has_experts_apart || object.value.as_bool().value_or(false);
+      optimizer.is_of_experts = optimizer.is_of_experts || object.value.as_bool().value_or(false);
   }
+}
+
+// Finds the parameter of each id by shapes and order. Returns false, and says why, if they leave a doubt.
+bool LegacyReader::find_owners(const LegacyRank& rank, PlainOptimizer& optimizer, bool is_one_of_several) {
   std::vector<const LegacyParameter*> own;
   std::vector<NamedShape> shapes;
   for (const LegacyParameter& p : rank.parameters) {
-    if (one_of_several && p.is_expert != has_experts_apart) continue;
+    if (is_one_of_several && p.is_expert != optimizer.is_of_experts) continue;
     shapes.push_back({std::to_string(own.size()), p.stored.shape()});
     own.push_back(&p);
   }
   std::vector<ParameterId> ids;
-  for (const auto& [id, known] : by_id) ids.push_back(known);
-  std::vector<std::vector<Index>> lists;
-  for (const auto& [group, list] : groups) lists.push_back(list);
-  const ParameterNames named = name_parameters(shapes, NameOrder::kAsDefined, ids, lists);
+  for (const auto& [id, known] : optimizer.by_id) ids.push_back(known);
+  std::vector<std::vector<Index>> groups;
+  for (const auto& [group, list] : optimizer.groups) groups.push_back(list);
+  const ParameterNames named = name_parameters(shapes, NameOrder::kAsDefined, ids, groups);
   if (named.names.empty()) {
     leave_out_optimizer(named.evidence);
-    return {};
+    return false;
   }
-  std::map<Index, const LegacyParameter*> owner;
   for (std::size_t i = 0; i < ids.size(); ++i)
-    owner[ids[i].id] = own[static_cast<std::size_t>(*parse_number(named.names[i]))];
+    optimizer.owner[ids[i].id] = own[static_cast<std::size_t>(*parse_number(named.names[i]))];
+  return true;
+}
 
-  const auto add = [&](const TensorFile::Entry& entry, const LegacyParameter& of, const std::string& word) -> Status {
-    const StoredTensor& stored = entry.tensor;
-    const bool is_number = stored.shape().rank() == 0;
-    if (!is_number && stored.shape() != of.stored.shape())
-      return corrupt(where + ": " + tensor_text(entry.name) + ": expected " + to_string(of.stored.shape()) +
-                     " as parameter " + of.name + " has, got " + to_string(stored.shape()));
-    LegacyParameter place = of;
-    if (is_number) place.cut = {};
-    const bool is_model = takes_masters_ && word == kMaster;
-    return add_piece(is_model ? of.name : state_name(of.name, word),
-                     is_model ? KeyPath{of.name} : state_path(of.name, word), stored.dtype, place, stored.shape(),
-                     {in_file(stored, rank.file)})
-        .context(where + ": " + tensor_text(entry.name));
-  };
-  for (const TensorFile::Entry* entry : states) {
+Status LegacyReader::add_states(const LegacyRank& rank, const PlainOptimizer& optimizer) {
+  for (const TensorFile::Entry* entry : optimizer.states) {
     const std::size_t rest = optimizer_key(entry->path)->rest;
-    const auto id = entry->path.size() == rest + 3 ? number_of(entry->path[rest + 1]) : std::nullopt;
-    if (id) TRY(add(*entry, *owner.at(*id), name_from(entry->path, rest + 2)));
+    if (const auto id = number_after(entry->path, rest))
+      TRY(add_state(rank, *entry, *optimizer.owner.at(*id), name_from(entry->path, rest + 2)));
   }
-  // The masters of each group, of those of its parameters that are no float32 themselves.
-  std::map<Index, std::vector<const LegacyParameter*>> halves;
-  for (const auto& [group, list] : groups)
+  return {};
+}
+
+// A group's masters are listed in the order of its parameters, without those that are float32 themselves.
+Status LegacyReader::add_masters(const LegacyRank& rank, const PlainOptimizer& optimizer) {
+  std::map<Index, std::vector<const LegacyParameter*>> with_master;
+  for (const auto& [group, list] : optimizer.groups)
     for (const Index id : list)
-      if (const auto o = owner.find(id); o != owner.end() && o->second->stored.dtype != DType::kFloat32)
-        halves[group].push_back(o->second);
-  for (const TensorFile::Entry* entry : masters) {
+      if (const auto o = optimizer.owner.find(id);
+          o != optimizer.owner.end() && o->second->stored.dtype != DType::kFloat32)
+        with_master[group].push_back(o->second);
+  for (const TensorFile::Entry* entry : optimizer.masters) {
     const std::size_t rest = optimizer_key(entry->path)->rest;
-    const auto group = entry->path.size() == rest + 3 ? number_of(entry->path[rest + 1]) : std::nullopt;
-    const auto place = group ? number_of(entry->path[rest + 2]) : std::nullopt;
-    if (!place || *place < 0 || *place >= std::ssize(halves[*group])) {
+    const auto group = number_after(entry->path, rest);
+    const auto position = group ? number_of(entry->path[rest + 2]) : std::nullopt;
+    if (!position || *position < 0 || *position >= std::ssize(with_master[*group])) {
       leave_out_optimizer("a master of no parameter, " + printable(entry->name));
       return {};
     }
-    TRY(add(*entry, *halves[*group][static_cast<std::size_t>(*place)], std::string(kMaster)));
+    TRY(add_state(rank, *entry, *with_master[*group][static_cast<std::size_t>(*position)], std::string(kMaster)));
   }
   optimizer_ = "plain: each rank has the state of its own parameters";
   return {};
 }
 
-// {buckets_coalesced: True, 0: {(torch.bfloat16, torch.float32): {param, exp_avg, exp_avg_sq, numel_unpadded}}}: flat
-// buffers that lie as the model's own parameters do, which are views of one storage each.
+// Adds a state of the parameter `of`. A number (a step) is not cut, whatever the parameter is.
+Status LegacyReader::add_state(const LegacyRank& rank, const TensorFile::Entry& entry, const LegacyParameter& of,
+                               const std::string& word) {
+  const StoredTensor& stored = entry.tensor;
+  const std::string where = catalog_.file_path(rank.file) + ": " + tensor_text(entry.name);
+  const bool is_number = stored.shape().rank() == 0;
+  if (!is_number && stored.shape() != of.stored.shape())
+    return corrupt(where + ": expected " + to_string(of.stored.shape()) + " as parameter " + of.name + " has, got " +
+                   to_string(stored.shape()));
+  LegacyParameter place = of;
+  if (is_number) place.cut = {};
+  return add_word(place, word, stored.dtype, stored.shape(), {in_file(stored, rank.file)}).context(where);
+}
+
+// Adds pieces of a parameter's state `word`; masters become the model's tensors with --weights master.
+Status LegacyReader::add_word(const LegacyParameter& of, const std::string& word, DType dtype, const Dims& local,
+                              const std::vector<Fragment>& pieces) {
+  const bool is_model = takes_masters_ && word == kMaster;
+  return add_piece(is_model ? of.name : state_name(of.name, word),
+                   is_model ? KeyPath{of.name} : state_path(of.name, word), dtype, of, local, pieces);
+}
+
+// ---- Distributed
+
+// The file is {buckets_coalesced: True, 0: {(torch.bfloat16, torch.float32): {param, exp_avg, exp_avg_sq,
+// numel_unpadded}}}. Each buffer has the order of the model's parameters, which are views of one storage for each
+// buffer.
 Status LegacyReader::read_distributed_optimizer(const LegacyRank& rank, const OpenOptions& options) {
   const OpenFile open = TRY(open_file(path_join(rank.directory, kOptimizerFile), options));
   std::map<std::string, std::pair<Entries, std::optional<Index>>> buffers;
@@ -161,9 +241,7 @@ Status LegacyReader::read_distributed_optimizer(const LegacyRank& rank, const Op
   }
   for (std::size_t i = 0; i < order.size(); ++i) {
     const auto& [flats, unpadded] = buffers.at(order[i]);
-    bool fits = true;
-    TRY(read_buffer(rank, open.file, flats, unpadded, by_storage.at(storages[i]), fits));
-    if (!fits) {
+    if (!TRY(read_buffer(rank, open.file, flats, unpadded, by_storage.at(storages[i])))) {
       leave_out_optimizer(catalog_.file_path(open.file) + ": buffer " + order[i] +
                           " does not lie as the parameters of " + std::string(kModelFile) + " do");
       return {};
@@ -173,58 +251,28 @@ Status LegacyReader::read_distributed_optimizer(const LegacyRank& rank, const Op
   return {};
 }
 
-// A parameter's place in the flat buffer is its place in its storage; only the ends of buckets, which the storage pads,
-// are left out of the buffer.
-Status LegacyReader::read_buffer(const LegacyRank& rank, std::uint32_t file, const Entries& flats,
-                                 std::optional<Index> unpadded, const std::vector<const LegacyParameter*>& parameters,
-                                 bool& fits) {
-  struct Place {
-    Index begin = 0, end = 0;  // in the storage, elements
-    Index at = 0;              // in the buffer
-    const LegacyParameter* parameter = nullptr;
-  };
-  std::vector<Place> places;
-  for (const LegacyParameter* p : parameters) {
-    const Index size = byte_size(p->stored.dtype);
-    if (p->stored.start % size != 0 || p->stored.strides != row_major_strides(p->stored.shape())) {
-      fits = false;
-      return {};
-    }
-    const Index begin = p->stored.start / size;
-    places.push_back({begin, begin + volume(p->stored.shape()), 0, p});
-  }
-  std::sort(places.begin(), places.end(), [](const Place& a, const Place& b) { return a.begin < b.begin; });
-  Index gap = 0, end = 0;
-  for (Place& place : places) {
-    const Index next = checked_round_up(end, kBufferAlignment).value_or(-1);
-    if (place.begin < next) {
-      fits = false;
-      return {};
-    }
-    gap += place.begin - next;  // more than alignment: the end of a bucket
-    place.at = place.begin - gap;
-    end = place.end;
-  }
+// Adds the states in one flat buffer. Returns false if it is not laid out like the storage of its parameters.
+Result<bool> LegacyReader::read_buffer(const LegacyRank& rank, std::uint32_t file, const Entries& flats,
+                                       std::optional<Index> unpadded,
+                                       const std::vector<const LegacyParameter*>& parameters) {
+  const auto places = places_in_buffer(parameters);
+  if (!places) return false;
+  const Index elements = places->empty() ? 0 : places->back().at + places->back().end - places->back().begin;
   for (const TensorFile::Entry* flat : flats) {
     const StoredTensor& stored = flat->tensor;
-    if (stored.shape()[0] < end - gap || (unpadded && *unpadded != end - gap) ||
-        stored.strides != row_major_strides(stored.shape())) {
-      fits = false;
-      return {};
-    }
+    if (stored.shape()[0] < elements || (unpadded && *unpadded != elements) ||
+        stored.strides != row_major_strides(stored.shape()))
+      return false;
     const std::string word = state_word(std::get<std::string>(flat->path.back()));
     StoredTensor run = stored;
     run.extent.file = file;
-    for (const Place& place : places) {
-      const Dims& local = place.parameter->stored.shape();
-      const std::string& name = place.parameter->name;
-      const bool is_model = takes_masters_ && word == kMaster;
-      TRY(add_piece(is_model ? name : state_name(name, word), is_model ? KeyPath{name} : state_path(name, word),
-                    stored.dtype, *place.parameter, local, fragments_of_run(local, 0, volume(local), run, place.at))
-              .context(path_join(catalog_.root, rank.directory) + ": parameter " + printable(name)));
+    for (const auto& [begin, end, at, parameter] : *places) {
+      const Dims& local = parameter->stored.shape();
+      TRY(add_word(*parameter, word, stored.dtype, local, fragments_of_run(local, 0, volume(local), run, at))
+              .context(path_join(catalog_.root, rank.directory) + ": parameter " + printable(parameter->name)));
     }
   }
-  return {};
+  return true;
 }
 
 }  // namespace reshard::megatron

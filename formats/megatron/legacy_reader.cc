@@ -4,7 +4,6 @@
 #include <tuple>
 
 #include "formats/tensor_files/parameter_ids.h"
-#include "formats/tensor_files/part_pieces.h"
 #include "lib/base/text.h"
 
 namespace reshard::megatron {
@@ -201,15 +200,11 @@ Status LegacyReader::add_piece(const std::string& name, KeyPath path, DType dtyp
   auto found = tensors_.find(name);
   if (found == tensors_.end()) found = tensors_.emplace(name, JoinedTensor(name, dtype, shape, std::move(path))).first;
   JoinedTensor& whole = found->second;
-  if (whole.tensor.shape != shape || whole.tensor.dtype != dtype)
-    return corrupt("expected a part of " + std::string(info(whole.tensor.dtype).torch_name) + " " +
-                   to_string(whole.tensor.shape) + " as in the files of other ranks, got one of " +
-                   std::string(info(dtype).torch_name) + " " + to_string(shape));
+  TRY(whole.check_same_whole(dtype, shape));
   const auto parts = parts_of_rank(parameter.cut, local, parameter.rank, parameter.ranks);
   for (const Fragment& piece : pieces)
     for (const LocalBox& part : parts)
-      if (const auto held = in_whole(piece, part, byte_size(dtype)))
-        whole.add(*held, {held->box, Dims::filled(held->box.rank(), 0)});
+      if (const auto held = in_whole(piece, part, byte_size(dtype))) whole.add(*held);
   return {};
 }
 

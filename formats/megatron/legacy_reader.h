@@ -13,7 +13,7 @@
 #include "formats/megatron/arguments.h"
 #include "formats/megatron/megatron.h"
 #include "formats/megatron/names.h"
-#include "formats/tensor_files/local_files.h"
+#include "formats/tensor_files/joined_tensor.h"
 #include "formats/tensor_files/reader.h"
 
 namespace reshard::megatron {
@@ -42,6 +42,7 @@ class LegacyReader : public TensorFileReader {
 
  private:
   using Entries = std::vector<const TensorFile::Entry*>;
+  struct PlainOptimizer;
 
   Result<std::optional<Json>> made_config() override;
   Status find_ranks(const PathSnapshot& directory, const OpenOptions& options);
@@ -54,11 +55,18 @@ class LegacyReader : public TensorFileReader {
   Status add_piece(const std::string& name, KeyPath path, DType dtype, const LegacyParameter& parameter,
                    const Dims& local, const std::vector<Fragment>& pieces);
   Status read_plain_optimizer(const LegacyRank& rank);
-  Status read_plain_optimizer(const LegacyRank& rank, const Entries& states, const Entries& masters,
-                              bool one_of_several);
+  static void find_ids(PlainOptimizer& optimizer);
+  static void find_groups(const LegacyRank& rank, PlainOptimizer& optimizer);
+  bool find_owners(const LegacyRank& rank, PlainOptimizer& optimizer, bool is_one_of_several);
+  Status add_states(const LegacyRank& rank, const PlainOptimizer& optimizer);
+  Status add_masters(const LegacyRank& rank, const PlainOptimizer& optimizer);
+  Status add_state(const LegacyRank& rank, const TensorFile::Entry& entry, const LegacyParameter& of,
+                   const std::string& word);
+  Status add_word(const LegacyParameter& of, const std::string& word, DType dtype, const Dims& local,
+                  const std::vector<Fragment>& pieces);
   Status read_distributed_optimizer(const LegacyRank& rank, const OpenOptions& options);
-  Status read_buffer(const LegacyRank& rank, std::uint32_t file, const Entries& flats, std::optional<Index> unpadded,
-                     const std::vector<const LegacyParameter*>& parameters, bool& fits);
+  Result<bool> read_buffer(const LegacyRank& rank, std::uint32_t file, const Entries& flats,
+                           std::optional<Index> unpadded, const std::vector<const LegacyParameter*>& parameters);
   Status add_values(const LegacyRank& rank);
   void leave_out_optimizer(std::string why);
   Index global_layer(const LegacyRank& rank, Index chunk, Index layer) const {

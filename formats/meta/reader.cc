@@ -5,7 +5,8 @@
 
 #include "formats/meta/meta.h"
 #include "formats/tensor_files/indexed_files.h"
-#include "formats/tensor_files/local_files.h"
+#include "formats/tensor_files/joined_tensor.h"
+#include "formats/tensor_files/rank_parts.h"
 #include "lib/base/text.h"
 
 namespace reshard::meta {
@@ -39,21 +40,15 @@ class MetaReader : public TensorFileReader {
  private:
   Result<std::optional<Json>> made_config() override;
 
-  // What one rank's file holds for a tensor.
-  struct Part {
-    std::uint32_t file = 0;
-    StoredTensor stored;
-  };
-
   Status open_ranks(const PathSnapshot& directory, const OpenOptions& options);
   Status open_safetensors(const PathSnapshot& directory, const std::string& only, const OpenOptions& options);
   Status read_params(const PathSnapshot& directory);
-  Status join(const std::string& name, const std::vector<Part>& parts);
+  Status join(const RankParts::Parts& all);
   Result<int> cut_of_embedding(const StoredTensor& stored) const;
   Status check_count() const;
 
   std::optional<Json> params_;
-  std::map<std::string, std::vector<Part>> parts_;  // by tensor, in the order of the ranks
+  RankParts parts_;
 };
 
 Status MetaReader::read_params(const PathSnapshot& directory) {
@@ -67,11 +62,11 @@ Status MetaReader::read_params(const PathSnapshot& directory) {
 // ---- one file for each rank
 
 Result<int> MetaReader::cut_of_embedding(const StoredTensor& stored) const {
-  const auto norm = parts_.find(std::string(kNorm));
+  const RankParts::Parts* const norm = parts_.find(kNorm);
   const Dims& shape = stored.shape();
-  if (norm == parts_.end() || norm->second[0].stored.shape().rank() != 1 || shape.rank() != 2)
+  if (norm == nullptr || norm->first().stored.shape().rank() != 1 || shape.rank() != 2)
     return corrupt("expected a matrix and a '" + std::string(kNorm) + "' beside it, which tells how it is cut");
-  const Index width = norm->second[0].stored.shape()[0];
+  const Index width = norm->first().stored.shape()[0];
   if (shape[1] == width) return 0;
   const auto columns = checked_mul(shape[1], std::ssize(catalog_.files));
   if (columns && *columns == width) return 1;
@@ -80,14 +75,15 @@ Result<int> MetaReader::cut_of_embedding(const StoredTensor& stored) const {
 }
 
 // The parts of all ranks, side by side.
-Status MetaReader::join(const std::string& name, const std::vector<Part>& parts) {
+Status MetaReader::join(const RankParts::Parts& all) {
+  const auto& [name, parts] = all;
   const StoredTensor& first = parts.front().stored;
   const std::string what = catalog_.root + ": " + tensor_text(name);
   if (parts.size() != catalog_.files.size()) {
-    std::uint32_t without = 0;
-    while (without < parts.size() && parts[without].file == without) ++without;
-    return corrupt(catalog_.file_path(without) + ": expected " + tensor_text(name) + ", as " +
-                   catalog_.files[parts.front().file].path + " has it; it is not there");
+    Index without = 0;
+    while (all.of(without) != nullptr) ++without;
+    return corrupt(catalog_.file_path(static_cast<std::uint32_t>(without)) + ": expected " + tensor_text(name) +
+                   ", as " + catalog_.files[first.extent.file].path + " has it; it is not there");
   }
   int dim = kWhole;
   if (parts.size() > 1) {
@@ -106,25 +102,22 @@ Status MetaReader::join(const std::string& name, const std::vector<Part>& parts)
     Dims same = stored.shape();
     if (dim >= 0 && same.rank() == shape.rank()) same[dim] = first.shape()[dim];
     if (stored.dtype != first.dtype || same != first.shape())
-      return corrupt(catalog_.file_path(parts[i].file) + ": " + tensor_text(name) + ": expected " +
-                     std::string(info(first.dtype).torch_name) + " " + to_string(first.shape()) + " as in " +
-                     catalog_.files[parts.front().file].path + ", got " + std::string(info(stored.dtype).torch_name) +
-                     " " + to_string(stored.shape()));
+      return corrupt(catalog_.file_path(stored.extent.file) + ": " + tensor_text(name) + ": expected " +
+                     type_text(first) + " as in " + catalog_.files[first.extent.file].path + ", got " +
+                     type_text(stored));
     if (dim < 0) continue;
     const auto sum = checked_add(shape[dim], stored.shape()[dim]);
     if (!sum) return corrupt(what + ": the sum of its parts overflows");
     shape[dim] = *sum;
   }
-  const auto elements = checked_volume(shape);
-  if (!elements || !checked_mul(*elements, byte_size(first.dtype)))
-    return corrupt(what + ": the size of " + to_string(shape) + " is 2^63 bytes or more");
+  TRY(check_size(first.dtype, shape).context(what));
   JoinedTensor joined(name, first.dtype, shape, {name});
   Index begin = 0;
-  for (const Part& part : parts) {
+  for (const RankPart& part : parts) {
     LocalBox place{whole(part.stored.shape()), Dims::filled(shape.rank(), 0)};
     if (dim >= 0) place.box.origin[dim] = begin;
     if (dim >= 0) begin += part.stored.shape()[dim];
-    joined.add(in_file(part.stored, part.file), place);
+    joined.add(part.stored, place);
   }
   return catalog_.add(std::move(joined.tensor));
 }
@@ -149,20 +142,17 @@ Status MetaReader::open_ranks(const PathSnapshot& directory, const OpenOptions& 
       if (!files.emplace(*rank, e.name).second)
         return unsupported(catalog_.root + ": '" + printable(e.name) + "' and '" + printable(files[*rank]) +
                            "' are both of rank " + std::to_string(*rank));
-  Index next = 0;
+  TRY(check_no_gap(files).context(catalog_.root));
   for (const auto& [rank, name] : files) {
-    if (rank != next)
-      return io_error(catalog_.root + ": the file of rank " + std::to_string(next) + " is missing, beside " +
-                      names_text({files.begin()->second, files.rbegin()->second}, "file") + " and those between");
-    ++next;
     const OpenFile open = TRY(open_file(name, options));
     catalog_.files[open.file].writer = rank;
-    for (const TensorFile::Entry& e : open.content->tensors()) parts_[e.name].push_back({open.file, e.tensor});
+    for (const TensorFile::Entry& e : open.content->tensors())
+      parts_.add(e.name, rank, in_file(e.tensor, open.file), e.tensor.dtype);
     if (rank > 0) continue;  // what is no tensor, all ranks have
     for (const TensorFile::Object& o : open.content->objects()) TRY(add_object(o.name, o.path, open.file, o.value));
   }
-  if (parts_.empty()) return corrupt(catalog_.root + ": the files of the ranks hold no tensors");
-  for (const auto& [name, parts] : parts_) TRY(join(name, parts));
+  if (parts_.all().empty()) return corrupt(catalog_.root + ": the files of the ranks hold no tensors");
+  for (const RankParts::Parts& parts : parts_.all()) TRY(join(parts));
   return check_count();
 }
 

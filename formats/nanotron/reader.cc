@@ -5,7 +5,7 @@
 #include <set>
 
 #include "formats/nanotron/nanotron.h"
-#include "formats/tensor_files/local_files.h"
+#include "formats/tensor_files/joined_tensor.h"
 #include "lib/base/text.h"
 #include "lib/model/packing.h"
 
@@ -29,21 +29,21 @@ class NanotronReader : public TensorFileReader {
  private:
   Result<std::optional<Json>> made_config() override;
 
-  // One of a parameter's files.
-  struct Part {
+  // A file of one parameter.
+  struct ParameterFile {
     std::string path;  // relative to root
     FileName name;
   };
 
   Result<Json> read_json(std::string_view name);
   Status find_files();
-  Status check_ranks(const std::string& parameter, const std::vector<Part>& parts) const;
-  Status read(const std::string& parameter, const std::vector<Part>& parts, const OpenOptions& options);
+  Status check_ranks(const std::string& parameter, const std::vector<ParameterFile>& files) const;
+  Status read(const std::string& parameter, const std::vector<ParameterFile>& files, const OpenOptions& options);
   Result<Tensor> without_pairs(Tensor tensor) const;
   bool has_pairs() const;
 
   Json config_;
-  std::map<std::string, std::vector<Part>> parts_;  // by parameter
+  std::map<std::string, std::vector<ParameterFile>> files_of_;  // by parameter
 };
 
 Result<Json> NanotronReader::read_json(std::string_view name) {
@@ -68,37 +68,38 @@ Status NanotronReader::find_files() {
     }
     std::string parameter = node.name.substr(0, slash);
     std::replace(parameter.begin(), parameter.end(), '/', '.');
-    parts_[parameter + "." + parsed->parameter].push_back({path, *parsed});
+    files_of_[parameter + "." + parsed->parameter].push_back({path, *parsed});
   }
-  if (parts_.empty()) return io_error(path_join(catalog_.root, kModel) + ": expected files of parameters, got none");
+  if (files_of_.empty()) return io_error(path_join(catalog_.root, kModel) + ": expected files of parameters, got none");
   return {};
 }
 
 // One file, whole, or one of each rank of tensor parallelism.
-Status NanotronReader::check_ranks(const std::string& parameter, const std::vector<Part>& parts) const {
-  const std::string where = path_join(catalog_.root, parts.front().path);
+Status NanotronReader::check_ranks(const std::string& parameter, const std::vector<ParameterFile>& files) const {
+  const std::string where = path_join(catalog_.root, files.front().path);
   std::set<Index> there;
-  for (const Part& part : parts) {
-    if (part.name.experts != 1)
-      return unsupported(path_join(catalog_.root, part.path) + ": is of " + count_of(part.name.experts, "rank") +
+  for (const ParameterFile& file : files) {
+    if (file.name.experts != 1)
+      return unsupported(path_join(catalog_.root, file.path) + ": is of " + count_of(file.name.experts, "rank") +
                          " of expert parallelism, which is not read");
-    if (part.name.ranks != parts.front().name.ranks)
-      return corrupt(path_join(catalog_.root, part.path) + ": expected a file of " +
-                     count_of(parts.front().name.ranks, "rank") + ", as " + parts.front().path + " is");
-    there.insert(part.name.rank);
+    if (file.name.ranks != files.front().name.ranks)
+      return corrupt(path_join(catalog_.root, file.path) + ": expected a file of " +
+                     count_of(files.front().name.ranks, "rank") + ", as " + files.front().path + " is");
+    there.insert(file.name.rank);
   }
-  for (Index rank = 0; rank < parts.front().name.ranks; ++rank)
+  for (Index rank = 0; rank < files.front().name.ranks; ++rank)
     if (!there.contains(rank))
       return io_error(where + ": the file of " + tensor_text(parameter) + " of tp rank " + std::to_string(rank) +
-                      " of " + std::to_string(parts.front().name.ranks) + " beside it is missing");
+                      " of " + std::to_string(files.front().name.ranks) + " beside it is missing");
   return {};
 }
 
-Status NanotronReader::read(const std::string& parameter, const std::vector<Part>& parts, const OpenOptions& options) {
-  TRY(check_ranks(parameter, parts));
+Status NanotronReader::read(const std::string& parameter, const std::vector<ParameterFile>& files,
+                            const OpenOptions& options) {
+  TRY(check_ranks(parameter, files));
   std::optional<JoinedTensor> joined;
-  for (const Part& part : parts) {
-    const OpenFile open = TRY(open_file(part.path, options));
+  for (const ParameterFile& file : files) {
+    const OpenFile open = TRY(open_file(file.path, options));
     const std::string where = catalog_.file_path(open.file);
     const auto& tensors = open.content->tensors();
     if (tensors.size() != 1 || tensors[0].name != kData)
@@ -107,18 +108,14 @@ Status NanotronReader::read(const std::string& parameter, const std::vector<Part
     const StoredTensor& stored = tensors[0].tensor;
     std::vector<LocalBox> boxes = {{whole(stored.shape()), Dims::filled(stored.shape().rank(), 0)}};
     Dims shape = stored.shape();
-    if (part.name.ranks > 0) {
+    if (file.name.ranks > 0) {
       shape = TRY(parse_shape(metadata_of(*open.content, "unsharded_shape")).context(where + ": unsharded_shape"));
       boxes = TRY(parse_slices(metadata_of(*open.content, "local_global_slices_pairs"), stored.shape(), shape)
                       .context(where + ": local_global_slices_pairs"));
     }
     if (!joined) joined.emplace(parameter, stored.dtype, shape, KeyPath{parameter});
-    if (joined->tensor.shape != shape || joined->tensor.dtype != stored.dtype)
-      return corrupt(where + ": expected a part of " + std::string(info(joined->tensor.dtype).torch_name) + " " +
-                     to_string(joined->tensor.shape) + " as in " + parts.front().path + ", got one of " +
-                     std::string(info(stored.dtype).torch_name) + " " + to_string(shape));
-    if (!checked_mul(volume(shape), byte_size(stored.dtype)))
-      return corrupt(where + ": the size of " + to_string(shape) + " is 2^63 bytes or more");
+    TRY(joined->check_same_whole(stored.dtype, shape).context(where));
+    TRY(check_size(stored.dtype, shape).context(where));
     for (const LocalBox& box : boxes) joined->add(in_file(stored, open.file), box);
   }
   const bool is_paired = has_pairs() && parameter.find(".attn.qkv_proj.") != std::string::npos;
@@ -167,7 +164,7 @@ Status NanotronReader::open(const PathSnapshot& place, const OpenOptions& option
   const Json metadata = TRY(read_json(kMetadataFile));
   config_ = TRY(read_json(kConfigFile));
   TRY(find_files());
-  for (const auto& [parameter, parts] : parts_) TRY(read(parameter, parts, options));
+  for (const auto& [parameter, files] : files_of_) TRY(read(parameter, files, options));
   const Json* version = metadata.find("version");
   catalog_.attributes.emplace_back(
       "format", "nanotron" + (version && version->is_string() ? " " + printable(TRY(version->as_string())) : "") +

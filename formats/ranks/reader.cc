@@ -3,9 +3,10 @@
 #include <algorithm>
 #include <cstring>
 #include <set>
-#include <unordered_map>
 
 #include "formats/ranks/ranks.h"
+#include "formats/tensor_files/joined_tensor.h"
+#include "formats/tensor_files/rank_parts.h"
 #include "lib/base/text.h"
 #include "lib/infer/rank_layout.h"
 #include "lib/model/config.h"
@@ -16,12 +17,6 @@ namespace {
 constexpr Index kMaxLayoutBytes = Index{16} << 20;
 constexpr Index kCompareBytes = Index{1} << 20;
 // ---- What they hold
-
-// One rank's part of a tensor.
-struct Part {
-  Index rank = 0;
-  StoredTensor stored;
-};
 
 class RanksReader : public TensorFileReader {
  public:
@@ -36,19 +31,16 @@ class RanksReader : public TensorFileReader {
   Result<bool> have_same_bytes(std::size_t tensor, Index a, Index b);
   Status check_rank_count() const;
 
-  Status join_parts(std::size_t number);
-  Status check_holders(std::size_t number, Index stage) const;
-  Result<Dims> whole_shape(std::size_t number) const;
-  Status check_part(const Part& part, const Tensor& tensor, const Dims& expected, const Placement& placement) const;
-  Fragment fragment_of(const Part& part, const LocalBox& local) const;
-  const Part* part_of(std::size_t number, Index rank) const;
+  Status join_parts(const RankParts::Parts& parts);
+  Status check_holders(const RankParts::Parts& parts, Index stage) const;
+  Result<Dims> whole_shape(const RankParts::Parts& parts) const;
+  Status check_part(const RankPart& part, const RankPart& first, const Tensor& tensor, const Dims& expected,
+                    const Placement& placement) const;
   std::string rank_path(Index rank) const { return catalog_.file_path(static_cast<std::uint32_t>(rank)); }
   Index ranks() const { return static_cast<Index>(catalog_.files.size()); }
   void describe_format();
 
-  std::vector<std::string> names_;        // of the tensors, in the order they were met
-  std::vector<std::vector<Part>> parts_;  // of each, by rank
-  std::unordered_map<std::string, std::size_t> number_;
+  RankParts parts_;
   Index objects_ = 0;
   LayoutDescriptor layout_;
   std::string layout_text_;  // where it is from, for people
@@ -63,16 +55,8 @@ Status RanksReader::choose_files(RankFiles files) {
     return unsupported(catalog_.root +
                        ": expected one file for each rank, their names alike but for its number; got "
                        "several of one rank, or names of several kinds");
-  std::vector<std::string> missing;
-  Index next = 0;
-  for (const auto& [rank, name] : files.by_rank) {
-    for (; next < rank && missing.size() < 3; ++next) missing.push_back(std::to_string(next));
-    next = rank + 1;
-    catalog_.files.push_back({name, -1, rank});
-  }
-  if (!missing.empty())
-    return io_error(catalog_.root + ": the file of rank " + join(missing, ", ") + " is missing; there are " +
-                    count_of(ranks(), "file") + " of ranks up to " + std::to_string(files.by_rank.rbegin()->first));
+  TRY(check_no_gap(files.by_rank).context(catalog_.root));
+  for (const auto& [rank, name] : files.by_rank) catalog_.files.push_back({name, -1, rank});
   catalog_.stale_files = std::move(files.others);
   return {};
 }
@@ -84,12 +68,7 @@ Status RanksReader::read_file(Index rank, SafetensorsEnd end) {
   add_header_metadata(contents.metadata());
   objects_ += static_cast<Index>(contents.objects().size());
   for (const TensorFile::Entry& entry : contents.tensors()) {
-    const auto [it, is_new] = number_.emplace(entry.name, names_.size());
-    if (is_new) {
-      names_.push_back(entry.name);
-      parts_.emplace_back();
-    }
-    parts_[it->second].push_back({rank, entry.tensor});
+    parts_.add(entry.name, rank, in_file(entry.tensor, static_cast<std::uint32_t>(rank)), entry.tensor.dtype);
     layers_ = std::max(layers_, layer_number(entry.name) + 1);
   }
   return {};
@@ -122,9 +101,9 @@ Index steps_of(std::string_view pattern, Index names, Index name_bytes) {
 // That no layout file, of patterns made to be slow, keeps the reader busy for hours.
 Status RanksReader::check_patterns() const {
   constexpr Index kMaxSteps = 4'000'000'000;
-  const auto names = static_cast<Index>(names_.size());
+  const Index names = std::ssize(parts_.all());
   Index bytes = 0, steps = 0;
-  for (const std::string& name : names_) bytes += static_cast<Index>(name.size());
+  for (const auto& [name, parts] : parts_.all()) bytes += std::ssize(name);
   const auto add = [&](const std::vector<std::string>& patterns) {
     for (const std::string& pattern : patterns)
       steps = std::min(kMaxSteps + 1, steps + steps_of(pattern, names, bytes));
@@ -165,9 +144,9 @@ Status RanksReader::choose_layout(const OpenOptions& options, bool has_layout) {
 
 Status RanksReader::infer_layout(Families families) {
   std::vector<RankTensor> tensors;
-  for (std::size_t i = 0; i < names_.size(); ++i) {
-    RankTensor t{names_[i], std::vector<std::optional<Dims>>(static_cast<std::size_t>(ranks()))};
-    for (const Part& part : parts_[i]) t.shapes[static_cast<std::size_t>(part.rank)] = part.stored.shape();
+  for (const auto& [name, parts] : parts_.all()) {
+    RankTensor t{name, std::vector<std::optional<Dims>>(static_cast<std::size_t>(ranks()))};
+    for (const RankPart& part : parts) t.shapes[static_cast<std::size_t>(part.rank)] = part.stored.shape();
     tensors.push_back(std::move(t));
   }
   const std::optional<ModelConfig> config = TRY(config_of(*this, {}, families));
@@ -176,20 +155,14 @@ Status RanksReader::infer_layout(Families families) {
   return {};
 }
 
-const Part* RanksReader::part_of(std::size_t number, Index rank) const {
-  const auto& parts = parts_[number];
-  const auto it =
-      std::lower_bound(parts.begin(), parts.end(), rank, [](const Part& part, Index r) { return part.rank < r; });
-  return it != parts.end() && it->rank == rank ? &*it : nullptr;
-}
-
 // By the bytes that lie in the two files for it. Ranks of one save lay their tensors out alike.
 Result<bool> RanksReader::have_same_bytes(std::size_t tensor, Index a, Index b) {
-  const StoredTensor &x = part_of(tensor, a)->stored, &y = part_of(tensor, b)->stored;
+  const RankParts::Parts& parts = parts_.all()[tensor];
+  const StoredTensor &x = parts.of(a)->stored, &y = parts.of(b)->stored;
   if (x.dtype != y.dtype || x.shape() != y.shape() || x.strides != y.strides) return false;
   const Index bytes = volume(x.shape()) * byte_size(x.dtype);
   if (x.strides != row_major_strides(x.shape()))
-    return unsupported(rank_path(a) + ": " + tensor_text(names_[tensor]) +
+    return unsupported(rank_path(a) + ": " + tensor_text(parts.name) +
                        " is not stored row by row; --source-layout spares the comparison");
   const auto first = TRY(files_.open(rank_path(a))), second = TRY(files_.open(rank_path(b)));
   std::vector<std::byte> left(static_cast<std::size_t>(kCompareBytes)), right(left.size());
@@ -204,20 +177,20 @@ Result<bool> RanksReader::have_same_bytes(std::size_t tensor, Index a, Index b) 
 
 // Every rank of the tensor's stage has it, and no other. A tensor that the layout gives to no stage in particular is on
 // all ranks of those that have it.
-Status RanksReader::check_holders(std::size_t number, Index stage) const {
+Status RanksReader::check_holders(const RankParts::Parts& parts, Index stage) const {
   const Mesh& mesh = *layout_.mesh;
   std::vector<bool> has(static_cast<std::size_t>(mesh.size("pp")), false);
-  for (const Part& part : parts_[number]) has[static_cast<std::size_t>(mesh.coordinate(part.rank, "pp"))] = true;
+  for (const RankPart& part : parts.parts) has[static_cast<std::size_t>(mesh.coordinate(part.rank, "pp"))] = true;
   if (stage >= 0) {
     has.assign(has.size(), false);
     has[static_cast<std::size_t>(stage)] = true;
   }
   for (Index rank = 0; rank < ranks(); ++rank) {
     const bool should = has[static_cast<std::size_t>(mesh.coordinate(rank, "pp"))];
-    if (should == (part_of(number, rank) != nullptr)) continue;
-    const std::string what = rank_path(rank) + ": " + tensor_text(names_[number]);
+    if (should == (parts.of(rank) != nullptr)) continue;
+    const std::string what = rank_path(rank) + ": " + tensor_text(parts.name);
     if (should)
-      return corrupt(what + ": expected it, as rank " + std::to_string(parts_[number].front().rank) +
+      return corrupt(what + ": expected it, as rank " + std::to_string(parts.first().rank) +
                      " has it; it is not there");
     return corrupt(what + ": expected it on stage " + std::to_string(stage) + " only, as the layout " + layout_text_ +
                    " has it");
@@ -226,11 +199,11 @@ Status RanksReader::check_holders(std::size_t number, Index stage) const {
 }
 
 // The local extents of the ranks along the axes that cut a dimension, summed.
-Result<Dims> RanksReader::whole_shape(std::size_t number) const {
+Result<Dims> RanksReader::whole_shape(const RankParts::Parts& parts) const {
   const Mesh& mesh = *layout_.mesh;
-  const Part& first = parts_[number].front();
+  const RankPart& first = parts.first();
   const auto rule = std::find_if(layout_.tensors.begin(), layout_.tensors.end(),
-                                 [&](const TensorRule& r) { return any_glob_matches(r.names, names_[number]); });
+                                 [&](const TensorRule& r) { return any_glob_matches(r.names, parts.name); });
   Dims shape = first.stored.shape();
   if (rule == layout_.tensors.end()) return shape;
   for (int d = 0; d < shape.rank(); ++d) {
@@ -239,7 +212,7 @@ Result<Dims> RanksReader::whole_shape(std::size_t number) const {
       if (s.dim == d) cutting.insert(s.axes.begin(), s.axes.end());
     if (cutting.empty()) continue;
     Index sum = 0;
-    for (const Part& part : parts_[number]) {
+    for (const RankPart& part : parts.parts) {
       const bool in_line = std::all_of(mesh.axes().begin(), mesh.axes().end(), [&](const MeshAxis& a) {
         return cutting.contains(a.name) || mesh.coordinate(part.rank, a.name) == mesh.coordinate(first.rank, a.name);
       });
@@ -247,7 +220,7 @@ Result<Dims> RanksReader::whole_shape(std::size_t number) const {
       const auto more =
           part.stored.shape().rank() == shape.rank() ? checked_add(sum, part.stored.shape()[d]) : std::nullopt;
       if (!more)
-        return corrupt(rank_path(part.rank) + ": " + tensor_text(names_[number]) + ": its shape " +
+        return corrupt(rank_path(part.rank) + ": " + tensor_text(parts.name) + ": its shape " +
                        to_string(part.stored.shape()) + " does not join with " + to_string(first.stored.shape()) +
                        " of rank " + std::to_string(first.rank));
       sum = *more;
@@ -257,57 +230,36 @@ Result<Dims> RanksReader::whole_shape(std::size_t number) const {
   return shape;
 }
 
-Status RanksReader::join_parts(std::size_t number) {
-  Tensor tensor;
-  tensor.name = names_[number];
-  tensor.dtype = parts_[number].front().stored.dtype;
-  tensor.shape = TRY(whole_shape(number));
-  const auto elements = checked_volume(tensor.shape);
-  if (!elements || !checked_mul(*elements, byte_size(tensor.dtype)))
-    return corrupt(catalog_.root + ": " + tensor_text(tensor.name) + ": the size of " + to_string(tensor.shape) +
-                   " is 2^63 bytes or more");
-  Placement placement = TRY(layout_.place(tensor.name, tensor.shape, layers_).context(catalog_.root));
-  TRY(check_holders(number, placement.stage));
+Status RanksReader::join_parts(const RankParts::Parts& parts) {
+  const std::string where = catalog_.root + ": " + tensor_text(parts.name);
+  const DType dtype = parts.first().stored.dtype;
+  const Dims shape = TRY(whole_shape(parts));
+  TRY(check_size(dtype, shape).context(where));
+  Placement placement = TRY(layout_.place(parts.name, shape, layers_).context(catalog_.root));
+  TRY(check_holders(parts, placement.stage));
   placement.stage = -1;  // the holders are known: every one is asked for its part
-  tensor.fragments = FragmentList(tensor.shape.rank());
-  tensor.replicas = FragmentList(tensor.shape.rank());
-  std::set<Box> stored;
-  for (const Part& part : parts_[number]) {
-    const auto boxes = owned_boxes(*layout_.mesh, placement, tensor.shape, part.rank);
-    TRY(check_part(part, tensor, local_shape(boxes), placement));
+  JoinedTensor joined(parts.name, dtype, shape);
+  for (const RankPart& part : parts.parts) {
+    const auto boxes = owned_boxes(*layout_.mesh, placement, shape, part.rank);
+    TRY(check_part(part, parts.first(), joined.tensor, local_shape(boxes), placement));
     catalog_.shares_extents = catalog_.shares_extents || boxes.size() > 1;  // sections of one stored tensor
-    for (const LocalBox& local : boxes) {
-      if (local.box.empty() && tensor.elements() > 0) continue;
-      const bool is_new = stored.insert(local.box).second;
-      (is_new ? tensor.fragments : tensor.replicas).add(fragment_of(part, local));
-    }
+    for (const LocalBox& local : boxes) joined.add(part.stored, local);
   }
-  return catalog_.add(std::move(tensor));
+  return catalog_.add(std::move(joined.tensor));
 }
 
 // That a rank's part is what the layout gives the rank.
-Status RanksReader::check_part(const Part& part, const Tensor& tensor, const Dims& expected,
+Status RanksReader::check_part(const RankPart& part, const RankPart& first, const Tensor& tensor, const Dims& expected,
                                const Placement& placement) const {
   const std::string what = rank_path(part.rank) + ": " + tensor_text(tensor.name);
   if (part.stored.dtype != tensor.dtype)
     return corrupt(what + ": expected " + std::string(info(tensor.dtype).torch_name) + " as on rank " +
-                   std::to_string(parts_[number_.at(tensor.name)].front().rank) + ", got " +
-                   std::string(info(part.stored.dtype).torch_name));
+                   std::to_string(first.rank) + ", got " + std::string(info(part.stored.dtype).torch_name));
   if (part.stored.shape() != expected)
     return corrupt(what + ": expected " + to_string(expected) + ", the part of rank " + std::to_string(part.rank) +
                    " of " + to_string(tensor.shape) + " cut as layout " + layout_text_ + " has it (" +
                    to_string(placement.splits) + "), got " + to_string(part.stored.shape()));
   return {};
-}
-
-Fragment RanksReader::fragment_of(const Part& part, const LocalBox& local) const {
-  Fragment f = part.stored;
-  f.box = local.box;
-  f.extent.file = static_cast<std::uint32_t>(part.rank);
-  // Inside the payload: the whole local tensor is, and a box of it that has elements.
-  if (!local.box.empty())
-    for (int d = 0; d < local.box.rank(); ++d) f.start += local.at[d] * f.strides[d] * byte_size(part.stored.dtype);
-  return f;
 }
 
 void RanksReader::describe_format() {
@@ -330,9 +282,9 @@ Status RanksReader::open(const PathSnapshot& place, const OpenOptions& options) 
   TRY(choose_files(std::move(files)));
   const SafetensorsEnd end = options.files_too ? SafetensorsEnd::kExact : SafetensorsEnd::kUnchecked;
   for (Index rank = 0; rank < ranks(); ++rank) TRY(read_file(rank, end));
-  if (names_.empty()) return corrupt(catalog_.root + ": the files of the ranks hold no tensors");
+  if (parts_.all().empty()) return corrupt(catalog_.root + ": the files of the ranks hold no tensors");
   TRY(choose_layout(options, has_layout));
-  for (std::size_t i = 0; i < names_.size(); ++i) TRY(join_parts(i));
+  for (const RankParts::Parts& parts : parts_.all()) TRY(join_parts(parts));
   describe_format();
   catalog_.sort_by_name();
   if (options.validated) TRY(validate(catalog_, options.files_too));

@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "formats/tensor_files/joined_tensor.h"
 #include "formats/tensor_files/target.h"
-#include "lib/base/number_table.h"
 #include "lib/layout/layout.h"
 
 namespace reshard {
@@ -25,25 +25,6 @@ struct LocalTensor {
   Dims shape;
   std::vector<LocalPart> parts;
   std::string constant = {};  // all of its bytes, of a tensor in safetensors that has no parts
-};
-
-// A tensor while its boxes are found in the files of ranks.
-struct JoinedTensor {
-  JoinedTensor(std::string name, DType dtype, const Dims& shape, KeyPath path = {});
-  explicit JoinedTensor(const TargetTensor& wanted)
-      : JoinedTensor(wanted.name, wanted.dtype, wanted.shape, wanted.path) {}
-  // Adds the box that `place` says, of a local tensor of that shape which is stored in row-major order in `extent`. Of
-  // a box that comes again, as ranks that replicate it hold it too, the first is a fragment and the others are copies.
-  void add(const Dims& local_shape, const LocalBox& place, const Extent& extent);
-  // The same of a local tensor that is stored as this fragment says.
-  void add(const Fragment& local, const LocalBox& place);
-
-  Tensor tensor;
-
- private:
-  bool is_new(const Box& box);
-
-  NumberTable by_box_;  // of the fragments
 };
 
 class LocalFiles {

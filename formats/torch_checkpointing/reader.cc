@@ -5,7 +5,7 @@
 #include <set>
 #include <unordered_map>
 
-#include "formats/tensor_files/local_files.h"
+#include "formats/tensor_files/joined_tensor.h"
 #include "formats/tensor_files/rank_values.h"
 #include "formats/torch_checkpointing/metadata.h"
 #include "formats/torch_checkpointing/torch_checkpointing.h"
@@ -131,7 +131,6 @@ Result<std::size_t> StepReader::add_holding(const Holding& holding, const ItemTe
   const Placement placement =
       TRY(placement_of(holding.placements, holding.mesh->sizes, holding.shape.rank())
               .context(path_join(catalog_.root, kMetadataFile) + ": " + tensor_text(tensor.name)));
-  const Dims start = Dims::filled(holding.shape.rank(), 0);
   std::size_t found = 0;
   for (std::size_t i = 0; i < holding.mesh->ranks.size(); ++i) {
     Content& content = contents[static_cast<std::size_t>(holding.mesh->ranks[i])];
@@ -156,12 +155,12 @@ Result<std::size_t> StepReader::add_holding(const Holding& holding, const ItemTe
                       (distributed ? distributed->shape == holding.shape && (stored->box == box || box.empty())
                                    : stored->shape() == box.shape || (volume(stored->shape()) == 0 && box.empty()));
     if (!fits)
-      return corrupt(where + ": expected " + std::string(info(holding.dtype).torch_name) + " " + to_string(box.shape) +
-                     ", which is " + to_string(box) + " of " + to_string(holding.shape) + " as " +
-                     std::string(kMetadataFile) + " has it, got " +
-                     (stored ? std::string(info(stored->dtype).torch_name) + " " + to_string(stored->shape())
-                             : std::string("nothing")));
-    joined.add(in_file(*stored, content.file), {box, start});
+      return corrupt(where + ": expected " + type_text(holding.dtype, box.shape) + ", which is " + to_string(box) +
+                     " of " + to_string(holding.shape) + " as " + std::string(kMetadataFile) + " has it, got " +
+                     (stored ? type_text(*stored) : std::string("nothing")));
+    Fragment fragment = in_file(*stored, content.file);
+    fragment.box = box;
+    joined.add(fragment);
   }
   return found;
 }

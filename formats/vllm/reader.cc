@@ -1,8 +1,9 @@
 #include "formats/tensor_files/reader.h"
 
-#include <map>
 #include <set>
 
+#include "formats/tensor_files/joined_tensor.h"
+#include "formats/tensor_files/rank_parts.h"
 #include "formats/vllm/layout.h"
 #include "formats/vllm/vllm.h"
 #include "lib/base/text.h"
@@ -38,23 +39,18 @@ class VllmReader : public TensorFileReader {
   }
 
  private:
-  struct Part {
-    std::uint32_t file = 0;
-    StoredTensor stored;
-  };
-
   static std::string text_of(const Worker& worker, Index stages) {
     return "worker " + std::to_string(worker.rank) + (stages > 1 ? " of stage " + std::to_string(worker.stage) : "");
   }
 
   Status read_worker(const PathSnapshot& place, const Worker& worker, const OpenOptions& options) {
-    parts_.emplace_back();
+    const Index number = worker_number(worker);
     for (Index part = 0; part == 0 || place.has_file(file_name(worker, stages_, part)); ++part) {
       const OpenFile opened = TRY(open_file(file_name(worker, stages_, part), options));
-      catalog_.files[opened.file].writer = std::ssize(parts_) - 1;
+      catalog_.files[opened.file].writer = number;
       add_header_metadata(opened.content->metadata());
       for (const TensorFile::Entry& entry : opened.content->tensors())
-        if (!parts_.back().emplace(entry.name, Part{opened.file, entry.tensor}).second)
+        if (!parts_.add(entry.name, number, in_file(entry.tensor, opened.file), entry.tensor.dtype))
           return corrupt(catalog_.file_path(opened.file) + ": " + tensor_text(entry.name) + " is in another part of " +
                          text_of(worker, stages_) + " too");
     }
@@ -72,51 +68,55 @@ class VllmReader : public TensorFileReader {
     const std::string& path = config.path;
     const Family* family = family_of_model_type(config.model_type, {}, families);
     if (!family) return unsupported(path + ": model_type '" + printable(config.model_type) + "' is of no family known");
-    std::map<std::string, Part, std::less<>> stored = parts_.front();
-    for (Index stage = 1; stage < stages_; ++stage)
-      stored.insert(parts_of({stage, 0}).begin(), parts_of({stage, 0}).end());
-    const bool is_tied = stages_ > 1 ? config.tie_word_embeddings() : !stored.contains(kEmbedding);
+    const bool is_tied = stages_ > 1 ? config.tie_word_embeddings() : part_of_stages(kEmbedding) == nullptr;
     LayoutRequest request;
     request.mesh = Mesh({{"pp", stages_}, {"tp", ranks_}});
     request.heads = HeadCounts{config.num_attention_heads(), config.num_key_value_heads()};
-    std::set<std::string_view> used;
+    std::set<std::string> used;
     for (const Parameter& p : TRY(parameters(*family, config))) {
       const auto known = find_rule(p.name);
-      const auto found = known ? stored.find(is_tied && p.name == kEmbedding ? kHead : known->parameter) : stored.end();
-      if (found == stored.end() || (is_tied && p.name == kHead)) continue;
-      used.insert(found->first);
-      if (is_tied && stages_ > 1) used.insert(kEmbedding);
-      request.tensors.push_back({p.name, found->second.stored.dtype, p.shape, {p.name}, {}});
+      if (!known || (is_tied && p.name == kHead)) continue;
+      const std::string name = is_tied && p.name == kEmbedding ? std::string(kHead) : known->parameter;
+      const RankPart* const found = part_of_stages(name);
+      if (found == nullptr) continue;
+      used.insert(name);
+      if (is_tied && stages_ > 1) used.insert(std::string(kEmbedding));
+      request.tensors.push_back({p.name, found->stored.dtype, p.shape, {p.name}, {}});
     }
-    for (const auto& [name, part] : stored)
-      if (!used.contains(name) && !is_scale(name))
-        return unsupported(catalog_.file_path(part.file) + ": " + tensor_text(name) + " is no parameter that " + path +
-                           " describes");
+    for (const auto& [name, parts] : parts_.all())
+      if (const RankPart* const part = part_of_stages(name); part && !used.contains(name) && !is_scale(name))
+        return unsupported(catalog_.file_path(part->stored.extent.file) + ": " + tensor_text(name) +
+                           " is no parameter that " + path + " describes");
     return VllmLayout::make(std::move(request)).context(catalog_.root);
   }
 
   Status add_parameter(const LocalTensor& local, const Worker& worker) {
-    const auto& stored = parts_of(worker);
-    const auto found = stored.find(local.name);
+    const RankParts::Parts* const parts = parts_.find(local.name);
+    const RankPart* const found = parts ? parts->of(worker_number(worker)) : nullptr;
     const std::string what = text_of(worker, stages_) + ": " + tensor_text(local.name) + ": expected ";
-    if (found == stored.end()) return corrupt(catalog_.root + ": " + what + "it, as worker 0 has it; it is not there");
-    const auto& [file, tensor] = found->second;
-    if (tensor.shape() != local.shape || tensor.dtype != local.dtype)
-      return corrupt(catalog_.file_path(file) + ": " + what + std::string(info(local.dtype).torch_name) +
-                     to_string(local.shape) + " by the config.json, got " + std::string(info(tensor.dtype).torch_name) +
-                     to_string(tensor.shape()));
-    for (const LocalPart& part : local.parts)
-      tensors_[part.tensor].add(local.shape, part.place, {file, tensor.extent.offset, tensor.extent.length});
+    if (!found) return corrupt(catalog_.root + ": " + what + "it, as worker 0 has it; it is not there");
+    const StoredTensor& stored = found->stored;
+    if (stored.shape() != local.shape || stored.dtype != local.dtype)
+      return corrupt(catalog_.file_path(stored.extent.file) + ": " + what + type_text(local.dtype, local.shape) +
+                     " by the config.json, got " + type_text(stored));
+    for (const LocalPart& part : local.parts) tensors_[part.tensor].add(stored, part.place);
     return {};
   }
 
-  const std::map<std::string, Part, std::less<>>& parts_of(const Worker& worker) const {
-    return parts_[static_cast<std::size_t>(worker.stage * ranks_ + worker.rank)];
+  Index worker_number(const Worker& worker) const { return worker.stage * ranks_ + worker.rank; }
+
+  // Returns the part of the first worker of the first stage that has the tensor, or null.
+  const RankPart* part_of_stages(std::string_view name) const {
+    const RankParts::Parts* const parts = parts_.find(name);
+    if (!parts) return nullptr;
+    for (Index stage = 0; stage < stages_; ++stage)
+      if (const RankPart* const part = parts->of(worker_number({stage, 0}))) return part;
+    return nullptr;
   }
 
   Index stages_ = 1, ranks_ = 1;
-  std::vector<std::map<std::string, Part, std::less<>>> parts_;  // of each worker, stage by stage, by name
-  std::vector<JoinedTensor> tensors_;                            // of the request
+  RankParts parts_;                    // by the number of the worker
+  std::vector<JoinedTensor> tensors_;  // of the request
 };
 
 }  // namespace
