@@ -11,14 +11,15 @@
 namespace reshard {
 namespace {
 
-// What Python, NumPy and torch make data of. Whole names: any module of theirs has some that runs what it is given.
+// Globals of Python, NumPy and torch that make data. Only whole names are allowed, as every module also has functions
+// that run code they are given.
 struct DataNames {
   std::string_view module;
-  std::string_view names;  // between blanks
+  std::string_view names;  // separated by blanks
 };
 constexpr std::array kDataNames = {
     DataNames{"builtins", " set frozenset list dict tuple int float complex bool str bytes bytearray slice range "},
-    DataNames{"__builtin__",  // what protocol 2, torch.save's, calls them
+    DataNames{"__builtin__",  // names in protocol 2, which torch.save uses
               " set frozenset list dict tuple int long float complex bool str unicode bytes bytearray slice xrange "},
     DataNames{"_codecs", " encode "},
     DataNames{"_io", " BytesIO "},
@@ -47,7 +48,7 @@ constexpr std::array kDataNames = {
     DataNames{"torch.nn.parameter", " Parameter "},
     DataNames{"torch.serialization", " _get_layout "},
     DataNames{"torch.storage", " TypedStorage UntypedStorage "}};
-// Classes of megatron.core, whose modules move.
+// Classes of megatron.core, in any module, because they move between releases.
 constexpr std::string_view kMegatronNames =
     " AttnBackend AttnMaskType AttnType CudaGraphScope Fp4Recipe Fp8Recipe InferenceCudaGraphScope LayerType ModelType "
     "QuickStats RerunDiagnostic RerunMode RerunState ";
@@ -56,7 +57,7 @@ bool is_among(std::string_view name, std::string_view names) {
   return names.find(" " + std::string(name) + " ") != std::string_view::npos;
 }
 
-// Whether what a pickle calls by this name makes data; dtypes and classes of storages, too.
+// Returns whether a global makes data, or is a dtype or the class of a storage.
 bool makes_data(std::string_view global) {
   const std::size_t dot = global.rfind('.');
   if (dot == std::string_view::npos) return false;

@@ -1,4 +1,4 @@
-// Objects that are copied as they are stored, and run again when they are loaded.
+// Checks objects that are copied unchanged, because loading the copy runs their pickles.
 #pragma once
 
 #include <vector>

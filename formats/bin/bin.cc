@@ -64,8 +64,8 @@ Result<bool> recognises(const PathSnapshot& place) {
   return usual.size() == 1 && TorchFile::recognises(TRY(place.inside(usual.front()))->head());
 }
 
-// Each file is a dict of its tensors that torch.load(weights_only=True, mmap=True) takes.
-// (transformers/modeling_utils.py, save_pretrained(safe_serialization=False))
+// Lays out files that each hold a dict of tensors, which torch.load(weights_only=True, mmap=True) reads
+// (transformers/modeling_utils.py, save_pretrained(safe_serialization=False)).
 Result<std::unique_ptr<Target>> lay_out(LayoutRequest request) {
   return lay_out_model(std::move(request), "pytorch_model", Container::kTorchSave);
 }

@@ -7,7 +7,7 @@
 namespace reshard::bin {
 namespace {
 
-constexpr Index kEndOfText = 50'256;  // GPT-2's, also where the vocabulary is padded
+constexpr Index kEndOfText = 50'256;  // GPT-2's token, even if the vocabulary is padded
 
 }  // namespace
 
@@ -28,7 +28,7 @@ std::optional<Json> config_of_nano_gpt(const pickle::Value& args, DType dtype) {
   architectures.push_back("GPT2LMHeadModel");
   Json config = Json::object();
   config
-      .set("activation_function", "gelu")  // torch's exact one, where GPT-2 has "gelu_new"
+      .set("activation_function", "gelu")  // the exact GELU; GPT-2 uses "gelu_new"
       .set("architectures", std::move(architectures))
       .set("attn_pdrop", dropped);
   if (!*has_bias) config.set("bias", false);

@@ -23,21 +23,22 @@ class BinReader : public TensorFileReader {
   Status open_directory(const PathSnapshot& directory, std::string index);
   Status read_file(const std::string& name, const OpenOptions& options);
 
-  std::vector<std::string> names_;  // of the files to read
+  std::vector<std::string> names_;  // the files to read
   std::optional<IndexedFiles> index_;
-  std::vector<std::string> unreadable_;      // values of classes: what is inside them is not looked at
-  std::string prefix_;                       // left out of the names
-  std::optional<pickle::Value> model_args_;  // of the file that has such a value
+  std::vector<std::string> unreadable_;      // objects of classes, whose content is not read
+  std::string prefix_;                       // the prefix that is left out of the names
+  std::optional<pickle::Value> model_args_;  // nanoGPT's, if a file has them
 };
 
-// Whether a file is torch.optim's Optimizer.state_dict(): {"state": {id or name: {...}}, "param_groups": [...]}.
+// Returns whether a file is torch.optim's Optimizer.state_dict(): {"state": {id or name: {...}}, "param_groups":
+// [...]}.
 bool is_optimizer(const TensorFile& file) {
   const auto root = file.root();
   return root && root->kind() == pickle::Kind::kDict && root->size() == 2 && root->find("state") &&
          root->find("param_groups");
 }
 
-// The one word that all tensors of a file are under, if it is a word for the model.
+// Returns the key that all tensors of a file are below, if it is a usual key for the model.
 std::string prefix_of(const TensorFile& file) {
   static constexpr std::array<std::string_view, 3> kWords = {"model", "state_dict", "module"};
   if (file.tensors().empty() || file.tensors().front().path.size() < 2) return {};
@@ -49,7 +50,7 @@ std::string prefix_of(const TensorFile& file) {
   return std::all_of(file.tensors().begin(), file.tensors().end(), is_under) ? *first : std::string();
 }
 
-// `index` is the one the caller chose; empty: none.
+// Lists the files to read. `index` is the one that the caller opened, or empty.
 Status BinReader::open_directory(const PathSnapshot& directory, std::string index) {
   const std::string& path = directory.path();
   std::vector<std::string> indexes, numbered;
@@ -132,7 +133,8 @@ Status BinReader::open(const PathSnapshot& place, const OpenOptions& options) {
   return finish(options);
 }
 
-// Other trainers save arguments of these names for other models.
+// Returns nanoGPT's config, but only if the tensors are GPT-2's: other trainers save arguments with these names for
+// other models.
 Result<std::optional<Json>> BinReader::made_config() {
   if (!model_args_) return std::optional<Json>();
   for (const Tensor& t : catalog_.tensors())

@@ -39,7 +39,7 @@ bool looks_like_model(const PathSnapshot& directory) {
   return directory.has_directory(kTemporaryIndexes) || !files_of(directory, Part::kModel).shards.empty();
 }
 
-// Whether a directory, of which the name already promises one, holds a model in some form.
+// Returns whether a directory with the usual name holds a model in any form.
 bool has_model(const PathSnapshot& directory) {
   return looks_like_model(directory) || !files_of(directory, Part::kModel).indexes.empty() ||
          !single_file(directory, Part::kModel).empty();

@@ -10,7 +10,7 @@ namespace {
 
 constexpr std::size_t kDigits = 5;
 
-// Takes "-00012" off the end.
+// Removes "-00012" from the end and returns the number.
 std::optional<Index> take_last_number(std::string_view& name) {
   if (name.size() < kDigits + 1 || name[name.size() - kDigits - 1] != '-') return std::nullopt;
   const auto value = parse_number(name.substr(name.size() - kDigits));
@@ -24,7 +24,7 @@ bool take_end(std::string_view& name, std::string_view ending) {
   return true;
 }
 
-// Takes "-stage-00001" or "-stage-00001-00002" off the end.
+// Removes "-stage-00001" or "-stage-00001-00002" from the end.
 bool take_stage(std::string_view& name, Index& stage, Index& expert) {
   const auto last = take_last_number(name);
   if (!last) return false;

@@ -1,4 +1,5 @@
-// ColossalAI's optimizer: the states of parameters that it numbers, in shards with an index or in one file, and groups.
+// Reads ColossalAI's optimizer: the states of numbered parameters, in shards with an index or in one file, and the
+// groups.
 #include <algorithm>
 
 #include "formats/colossalai/reader.h"
@@ -9,11 +10,11 @@
 namespace reshard::colossalai {
 namespace {
 
-constexpr std::size_t kMaxGroupOptions = 64;  // each becomes a value for each parameter
+constexpr std::size_t kMaxGroupOptions = 64;  // each option becomes a value for each parameter
 constexpr Index kMaxGroupValues = 2'000'000;
 constexpr Index kMaxId = 999'999'999;
 
-// "state.12.exp_avg" or "12.exp_avg" taken apart.
+// The parsed name "state.12.exp_avg" or "12.exp_avg".
 std::optional<std::pair<Index, std::string>> parse_state_name(std::string_view name) {
   take(name, "state.");
   const auto id = take_number(name);
@@ -21,12 +22,12 @@ std::optional<std::pair<Index, std::string>> parse_state_name(std::string_view n
   return std::pair(*id, std::string(name));
 }
 
-// Moments have the shape of their parameter.
+// Returns whether a state is a moment, which has the shape of its parameter.
 bool is_moment(std::string_view key) { return key == "exp_avg" || key == "exp_avg_sq" || key == "momentum_buffer"; }
 
 }  // namespace
 
-// Of a model that lies where one belongs, the parameters, for an optimizer that was opened alone.
+// Reads the parameters of the model in the usual place, for an optimizer that was opened alone.
 void ColossalaiReader::read_neighbour(const PathSnapshot& opened) {
   const bool is_file = !tree_.optimizer_file.empty();
   if (!is_file && base_name(tree_.root) != kOptimizer) return;
@@ -101,7 +102,7 @@ Status ColossalaiReader::read_optimizer_file(const std::string& name) {
     return {};
   };
   const auto root = open.content->root();
-  // A file of groups is a list; an unsharded one has them beside the states.
+  // The file of groups is a list; an unsharded file has them next to the states.
   if (root && root->kind() == pickle::Kind::kList) return add_groups(*root, open.file);
   const bool is_whole = root && root->find("param_groups");
   if (is_whole) TRY(add_groups(*root->find("param_groups"), open.file));
@@ -187,7 +188,7 @@ Status ColossalaiReader::open_optimizer() {
   return add_optimizer();
 }
 
-// The states and groups, under the parameters' names where those are known.
+// Adds the states and groups to the catalog, under the names of the parameters if they are known.
 Status ColossalaiReader::add_optimizer() {
   std::set<Index> all;
   for (const auto& [id, states] : states_) all.insert(id);
@@ -228,7 +229,7 @@ Status ColossalaiReader::add_optimizer() {
   return {};
 }
 
-// A tied model on several pipeline stages has the embedding twice, the second time as the head, and one id for both.
+// A tied model with several pipeline stages has the embedding twice, the second time as the head, and one id for both.
 ParameterNames ColossalaiReader::names_of(const std::vector<ParameterId>& ids,
                                           const std::vector<std::vector<Index>>& groups) const {
   const NameOrder order = is_ordered_ ? NameOrder::kByStage : NameOrder::kSorted;
@@ -248,7 +249,7 @@ ParameterNames ColossalaiReader::names_of(const std::vector<ParameterId>& ids,
   return without;
 }
 
-// Moments that ZeRO had cut are flat where they are of experts: in the file's order they are the parameter's.
+// Adds the states. ZeRO leaves the moments of experts flat; in the order of the file they are the parameter's elements.
 Status ColossalaiReader::add_states(std::map<Index, std::string>& name_of) {
   std::unordered_map<std::string_view, const Dims*> shapes;
   for (const NamedShape& p : parameters_) shapes.emplace(p.name, &p.shape);
@@ -282,9 +283,9 @@ Status ColossalaiReader::add_states(std::map<Index, std::string>& name_of) {
   return add_copies();
 }
 
-// ColossalAI gathers the moments of a fused layer as if it were an ordinary one: over several ranks they come out as
-// the ranks had them, the sections of query, key and value interleaved (gather_distributed_param of the parameter, and
-// none for its states, in checkpoint_io/utils.py). No file tells how many ranks there were.
+// Warns about moments of fused layers. ColossalAI gathers them as if the layer were not fused: with several ranks, the
+// sections of query, key and value are interleaved by rank (checkpoint_io/utils.py calls gather_distributed_param for
+// the parameter but not for its states). The number of ranks is not recorded.
 void ColossalaiReader::note_fused(const std::map<Index, std::string>& name_of) {
   std::vector<std::string> fused;
   for (const auto& [id, states] : states_)

@@ -20,12 +20,12 @@ constexpr std::size_t kMaxMetaFiles = 100'000;
 using pickle::Kind;
 using pickle::Value;
 
-// How one rank's tensor is a part of the whole.
+// The position of one rank's tensor in the whole.
 struct DistMeta {
   Index dp_rank = 0;
   Index tp_rank = 0;
   std::vector<std::pair<Index, Index>> cuts;  // (dimension, parts), the highest dimension first
-  std::optional<Index> zero_elements;         // of the tensor-parallel part that ZeRO has flattened
+  std::optional<Index> zero_elements;         // of the tensor-parallel part, if ZeRO flattened it
   Dims zero_shape;
 };
 
@@ -88,14 +88,14 @@ Result<DistMeta> read_dist_meta(Value value) {
   return out;
 }
 
-// What one rank has of one tensor.
+// One rank's part of a tensor.
 struct StoredPart {
   DistMeta meta;
   std::uint32_t file = 0;
   StoredTensor stored;
 };
 
-// The tensor-parallel parts of one tensor by rank: the local shape, and what is stored of it.
+// The tensor-parallel parts of one tensor by rank: the local shape, and the stored parts of it.
 using LocalParts = std::map<Index, std::pair<Dims, std::vector<StoredPart>>>;
 
 class RankReader : public TensorFileReader {
@@ -112,7 +112,7 @@ class RankReader : public TensorFileReader {
 
   OpenOptions options_;
   std::map<std::string, std::vector<StoredPart>> parts_;
-  std::map<std::string, std::string> parameter_of_;  // of each name in parts_ that is a state
+  std::map<std::string, std::string> parameter_of_;  // the parameter of each state in parts_
   std::set<std::string> objects_;
 };
 
@@ -150,7 +150,7 @@ Status RankReader::read_rank(const std::string& meta_file) {
   return read_optimizer(*meta, placed);
 }
 
-// The optimizer's files of one rank; `placed` has what the rank has of each parameter.
+// Reads the optimizer's files of one rank. `placed` has the position of each of the rank's parameters.
 Status RankReader::read_optimizer(Value meta, const Placed& placed) {
   std::map<Index, std::string> parameters;
   if (const auto ids = meta.find("param_to_os"); ids && ids->kind() == Kind::kDict)
@@ -201,7 +201,7 @@ Status RankReader::read_optimizer(Value meta, const Placed& placed) {
   return {};
 }
 
-// By tensor-parallel rank: what of the part each rank has. Several ranks may have the same.
+// Groups stored parts by tensor-parallel rank. Several ranks may have the same part.
 Result<LocalParts> RankReader::group(const std::string& name, const std::vector<StoredPart>& parts) const {
   LocalParts out;
   for (const StoredPart& part : parts) {
@@ -221,7 +221,8 @@ Result<LocalParts> RankReader::group(const std::string& name, const std::vector<
   return out;
 }
 
-// Adds one stored part of the local tensor that lies at `offset` of the whole; `begin` is where its run begins.
+// Adds a stored part of the local tensor at `offset` of the whole. `begin` is the first element of a flat run, and is
+// advanced.
 Status RankReader::place_part(Tensor& tensor, const StoredPart& part, const Dims& local, const Dims& offset,
                               Index& begin) {
   Fragment fragment = in_file(part.stored, part.file);
@@ -267,7 +268,7 @@ Status RankReader::add_whole(const std::string& name, KeyPath path, const std::v
   if (static_cast<Index>(locals.size()) < expected)
     return corrupt(catalog_.root + ": " + tensor_text(name) + ": expected the parts of " +
                    count_of(expected, "tensor-parallel rank") + ", got " + std::to_string(locals.size()));
-  // Where each rank's part begins, and the shape of all of them together.
+  // Compute the offset of each rank's part, and the shape of the whole.
   std::map<std::vector<Index>, Index> ends;
   std::map<Index, Dims> offsets;
   for (const auto& [rank, local] : locals) {
@@ -285,7 +286,7 @@ Status RankReader::add_whole(const std::string& name, KeyPath path, const std::v
       return corrupt(catalog_.root + ": " + tensor_text(name) + ": tp_rank " + std::to_string(rank) +
                      " of a world of " + std::to_string(expected));
     for (std::size_t i = 0; i < coordinates.size(); ++i) {
-      // The end so far along this dimension of the line of parts that this one continues.
+      // The end so far of the parts with the same coordinates in all other dimensions.
       std::vector<Index> line = {static_cast<Index>(i)};
       for (std::size_t k = 0; k < coordinates.size(); ++k)
         if (k != i) line.push_back(coordinates[k].second);
@@ -298,7 +299,7 @@ Status RankReader::add_whole(const std::string& name, KeyPath path, const std::v
       tensor.shape[d] = std::max(tensor.shape[d], end);
     }
     offsets.emplace(rank, offset);
-    if (cuts.empty()) break;  // every rank has all of it
+    if (cuts.empty()) break;  // every rank has the whole
   }
   TRY(check_size(tensor.dtype, tensor.shape).context(catalog_.root + ": " + tensor_text(name)));
   for (const auto& [rank, offset] : offsets) {

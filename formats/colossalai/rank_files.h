@@ -1,5 +1,5 @@
-// The directories that colossalai.utils.checkpoint_io wrote (releases 0.2.0 to 0.3.1): every rank saved what it had,
-// parts that ZeRO and tensor parallelism had cut, and how they join stands beside them.
+// The directories that colossalai.utils.checkpoint_io wrote (releases 0.2.0 to 0.3.1). Every rank saved its parts as
+// ZeRO and tensor parallelism had cut them, and meta files say how they join.
 //
 //   global_meta.bin            {"meta": ["meta-rank0.bin", ...]}
 //   meta-rank0.bin             {"dist_meta": {name: ParamDistMeta} or None, "model": [files], "optimizer": [files],
@@ -7,9 +7,9 @@
 //   model-rank0-shard0.bin     {name: tensor}
 //   optim-rank0-shard0.bin     {"state": {id: {...}}, "param_groups": [...]}
 //
-// A tensor of rank r is the tp_rank-th of its tensor-parallel parts. With ZeRO it is a flat run of that part's
-// elements, the dp_rank-th of runs that together have zero_numel elements and zero_orig_shape. Tensor-parallel parts
-// are joined along tp_shard_dims, of which the highest counts fastest, tp_num_parts along each.
+// A rank's tensor is tensor-parallel part number tp_rank. With ZeRO it is a flat run of that part: number dp_rank of
+// runs that together have zero_numel elements and zero_orig_shape. Tensor-parallel parts are joined along
+// tp_shard_dims, with tp_num_parts along each; the highest dimension counts fastest.
 #pragma once
 
 #include <memory>

@@ -73,12 +73,12 @@ Result<std::vector<ModelFile>> ColossalaiReader::list_model() {
   return files;
 }
 
-// Releases 0.4.8 and later fail on the last shard, that of the head, where nothing is tensor-parallel and the head is
-// padded.
+// Explains a missing index. Releases 0.4.8 and later fail to write the last shard, that of the head, if the head is
+// padded and there is no tensor parallelism.
 Error ColossalaiReader::no_index_error(const std::string& directory, const std::vector<std::string>& shards) {
   const std::string what = directory + ": expected an index beside " + names_text(shards, "shard") + ": ";
   constexpr Index kPaddedTo = 64;
-  Index rows = 0;  // of the embedding
+  Index rows = 0;  // rows of the embedding
   bool has_head = false, is_read = true;
   for (const std::string& name : shards) {
     const auto file = files_.open(path_join(directory, name));
@@ -102,8 +102,8 @@ Error ColossalaiReader::no_index_error(const std::string& directory, const std::
                  "Open a single file to see what it holds.");
 }
 
-// Names have to be kept in the order in which the model defines its parameters: .bin files have it, the entries of
-// safetensors were sorted.
+// Records the order in which the model defines its parameters. .bin files have it; the entries of safetensors are
+// sorted.
 void ColossalaiReader::note_order(const TensorFile& content, const std::string& file) {
   is_ordered_ = is_ordered_ && content.is_torch();
   const ShardName name = parse_shard_name(file).value_or(ShardName{});
@@ -111,7 +111,8 @@ void ColossalaiReader::note_order(const TensorFile& content, const std::string& 
   for (const TensorFile::Entry& e : content.tensors()) names.push_back(e.name);
 }
 
-// A rank of expert parallelism has in its files all that it shares with the others, in their order, and its experts.
+// Lists the parameters in the model's order. An expert-parallel rank's files have the shared parameters in this order,
+// and the rank's experts among them.
 void ColossalaiReader::list_parameters() {
   std::vector<std::string> names;
   if (!is_ordered_ && index_order_) {
@@ -122,7 +123,7 @@ void ColossalaiReader::list_parameters() {
   }
   std::unordered_set<std::string_view> seen;
   for (const std::string& name : names) {
-    // Not parameters, though stored like them.
+    // Buffers, not parameters.
     if (name.find("rotary_emb.") != std::string::npos || name.ends_with("inv_freq") ||
         name.find("_extra_state") != std::string::npos)
       continue;
@@ -161,7 +162,7 @@ Status ColossalaiReader::read_model_file(const ModelFile& file) {
   return {};
 }
 
-// What is in several files: expert-parallel ranks all write what they share.
+// Adds tensors that are in several files as replicas: all expert-parallel ranks write what they share.
 Status ColossalaiReader::add_copies() {
   for (const Copy& copy : copies_) {
     const auto found = catalog_.find(copy.name);
@@ -181,10 +182,9 @@ Status ColossalaiReader::add_copies() {
   return {};
 }
 
-// Of the shards that the index does not name, those that it counts: what they hold is all in the index as another
-// file's, and total_size is right with them. The ranks of expert parallelism write what they share, and the stages of a
-// tied model its embedding's state, each for itself; what has nothing to store writes an empty shard. The others are
-// stale.
+// Returns those shards that the index does not name but counts: all of their tensors are in the index with another
+// file, and total_size includes them. Expert-parallel ranks each write what they share, the stages of a tied model each
+// write the state of the embedding, and a rank with nothing to store writes an empty shard. All other shards are stale.
 Result<std::vector<std::string>> ColossalaiReader::counted_shards(
     const std::string& directory, const std::vector<std::string>& unnamed,
     const std::function<bool(const std::string&)>& is_indexed, double bytes_named, std::optional<double> total_size) {
@@ -206,7 +206,7 @@ Result<std::vector<std::string>> ColossalaiReader::counted_shards(
   return std::vector<std::string>();
 }
 
-// ColossalAI counts MiB, and every copy.
+// Warns if total_size is wrong. ColossalAI gives it in MiB and includes copies.
 void ColossalaiReader::check_total_size() {
   if (!total_size_) return;
   const auto bytes = static_cast<double>(catalog_.tensor_bytes());
@@ -237,7 +237,7 @@ Status ColossalaiReader::open_model() {
   return {};
 }
 
-// Of the config, whether it unties the head; a config that cannot be read is for others to name.
+// Reads whether the config unties the head. Ignores a config that cannot be read, which other code reports.
 void ColossalaiReader::read_config(const std::string& directory) {
   const std::string path = path_join(directory, kConfigFile);
   const auto text = has_file(path) ? read_whole_file(path, kMaxRunningStates) : Result<std::string>(std::string());

@@ -1,5 +1,5 @@
-// How one of ColossalAI's checkpoints is read: its model (reader.cc), the states of its optimizer (optimizer.cc), and
-// what lies beside them.
+// The reader of ColossalAI's checkpoints: the model (reader.cc), the optimizer's states (optimizer.cc), and the files
+// next to them.
 #pragma once
 
 #include <functional>
@@ -27,17 +27,18 @@ class ColossalaiReader : public TensorFileReader {
   Status open(const PathSnapshot& place, const OpenOptions& options);
 
  private:
+  // A tensor that is in another file than the index says.
   struct Copy {
     std::string name;
     std::uint32_t file;
     StoredTensor stored;
   };
-  // One state of one parameter id, as the optimizer's files have it.
+  // One state of one parameter id in the optimizer's files.
   struct State {
     std::string key;  // "exp_avg"
     std::uint32_t file = 0;
     const StoredTensor* tensor = nullptr;
-    std::optional<pickle::Value> value;  // where it is no tensor
+    std::optional<pickle::Value> value;  // set if it is not a tensor
     bool is_copy = false;                // the index has the id in another file
   };
   struct Group {
@@ -46,7 +47,7 @@ class ColossalaiReader : public TensorFileReader {
     std::uint32_t file = 0;
   };
 
-  // A parameter's name, or an id: what an index lists.
+  // An index: the file of each parameter's name, or of each id.
   using FileOf = std::unordered_map<std::string, std::string>;
   Result<std::vector<std::string>> counted_shards(const std::string& directory, const std::vector<std::string>& unnamed,
                                                   const std::function<bool(const std::string&)>& is_indexed,
@@ -84,29 +85,30 @@ class ColossalaiReader : public TensorFileReader {
   Tree tree_;
   OpenOptions options_;
 
-  FileOf mapped_;  // of the model's index
+  FileOf mapped_;  // the model's index
   bool has_index_ = false;
   std::vector<std::string> unnamed_;                     // shards of the model that the index does not name
-  std::optional<std::vector<std::string>> index_order_;  // of the tensors; nothing: there is none, or it was sorted
-  std::map<std::tuple<Index, Index, Index, std::string>, std::vector<std::string>> file_order_;  // likewise, by shard
+  std::optional<std::vector<std::string>> index_order_;  // of the tensors; nothing without an index, or if it is sorted
+  // The order of the tensors in each shard.
+  std::map<std::tuple<Index, Index, Index, std::string>, std::vector<std::string>> file_order_;
   std::vector<std::string> unindexed_;
   std::vector<Copy> copies_;
   std::optional<double> total_size_;
-  double stored_bytes_ = 0;  // copies included
+  double stored_bytes_ = 0;  // including copies
   std::vector<NamedShape> parameters_;
   bool is_ordered_ = true;  // whether parameters_ has the model's order
   std::set<Index> stages_;
   bool is_safetensors_ = false;
   Index model_files_ = 0;
   bool is_untied_ = false;  // the config says that the head is not the embedding
-  std::string neighbour_;   // the model whose parameters an optimizer that was opened alone has
+  std::string neighbour_;   // the model next to an optimizer that was opened alone
 
   std::map<Index, std::vector<State>> states_;  // by id
-  FileOf mapped_ids_;                           // of the optimizer's index
+  FileOf mapped_ids_;                           // the optimizer's index
   double state_bytes_ = 0;
   std::vector<Group> groups_;
   std::set<Index> grouped_ids_;
-  Index values_of_groups_ = 0;  // options of each group, for each of its ids
+  Index values_of_groups_ = 0;  // number of options, counted for each id of each group
 };
 
 inline std::string below(std::string_view directory, const std::string& name) {

@@ -15,7 +15,7 @@
 namespace reshard::colossalai {
 namespace {
 
-// "1-3, 5" for {1, 2, 3, 5}
+// Returns "1-3, 5" for {1, 2, 3, 5}.
 std::string ranges_text(const std::set<Index>& numbers) {
   std::vector<std::string> out;
   for (auto it = numbers.begin(); it != numbers.end();) {
@@ -31,7 +31,7 @@ std::string plural(std::string_view noun, const std::set<Index>& numbers) {
   return std::string(noun) + (numbers.size() == 1 ? " " : "s ") + ranges_text(numbers);
 }
 
-// Of what lies outside the layers. Every decoder has both.
+// Recognise the parameters before and after the layers. Every decoder has both.
 bool is_embedding(std::string_view name) {
   for (const std::string_view word : {"embed_tokens.", "word_embeddings.", "embedding.", "wte.", "shared."})
     if (name.find(word) != std::string_view::npos) return true;
@@ -68,7 +68,7 @@ std::set<Index> stages_of(const std::vector<StageIndex>& indexes) {
 }  // namespace
 
 std::vector<ModelFile> model_files(const std::vector<StageIndex>& indexes) {
-  // By what the names say: an index that was joined has its stages in the order of a directory listing.
+  // Sort by the numbers in the names: a joined index has its stages in the order of a directory listing.
   using Key = std::tuple<Index, Index, Index, std::string>;
   std::map<Key, ModelFile> files;
   std::unordered_set<std::string_view> seen;
@@ -113,7 +113,7 @@ std::string StageIndexes::text() const {
          layers_text();
 }
 
-// What keeps the indexes from being the whole model.
+// Returns what is missing for the indexes to cover the whole model.
 std::vector<std::string> StageIndexes::missing(const std::vector<std::string>& shards) const {
   std::vector<std::string> out;
   std::set<Index> stages = stages_of(indexes_);

@@ -1,5 +1,5 @@
-// The indexes that the pipeline stages of an interrupted save left in tmp_index_files/. Each was written when all
-// shards of its stage were complete; the save is whole if they cover the model.
+// The indexes that the pipeline stages of an interrupted save left in tmp_index_files/. A stage writes its index after
+// all of its shards, so the save is complete if the indexes cover the model.
 #pragma once
 
 #include <optional>
@@ -12,30 +12,32 @@
 
 namespace reshard::colossalai {
 
-// A file of the model, and the tensors that the index has in it, in the index's order.
+// A file of the model and its tensors, in the order of the index.
 struct ModelFile {
   std::string name;
   std::vector<std::string> tensors;
 };
 
+// The index of one stage and expert-parallel rank.
 struct StageIndex {
   WeightIndex index;
-  Index stage = 0;   // 0: of the whole
+  Index stage = 0;   // 0: all stages
   Index expert = 0;  // 0: no expert parallelism
 };
 
-// The files that the indexes name, by stage and shard. A tensor that is in several indexes counts for the first.
+// Returns the files that the indexes name, by stage and shard. A tensor in several indexes belongs to the first.
 std::vector<ModelFile> model_files(const std::vector<StageIndex>& indexes);
 
-// The tensors that the indexes name, each once, in the model's order as far as they tell: by stage, and within one in
-// the order of the indexes. Nothing where an index was sorted by name.
+// Returns the tensors that the indexes name, each once, by stage and in the order of the indexes, which is the model's.
+// Returns nothing if an index was sorted by name.
 std::optional<std::vector<std::string>> model_order(const std::vector<StageIndex>& indexes);
 
+// The indexes of all stages of a complete save.
 class StageIndexes {
  public:
-  // Reads those in `directory`/tmp_index_files. Corrupt, saying what is there and what is missing, unless the stages
-  // are 1 to S with the same expert-parallel ranks each, no layer below the highest is missing, and the embedding and
-  // the last norm are there. `shards` are the shard files of the directory.
+  // Reads `directory`/tmp_index_files. Fails with kCorrupt, listing what was found and what is missing, unless the
+  // stages are 1 to S with the same expert-parallel ranks each, no layer below the highest is missing, and the
+  // embedding and the last norm exist. `shards` are the shard files of the directory.
   static Result<StageIndexes> read(const PathSnapshot& directory, const std::vector<std::string>& shards);
 
   std::vector<ModelFile> files() const { return model_files(indexes_); }

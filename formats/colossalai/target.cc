@@ -12,7 +12,7 @@ namespace {
 
 constexpr double kMiB = 1 << 20;
 
-// The mesh has pp stages and nothing else.
+// Fails unless pp is the only axis of the mesh.
 Status check_mesh(const Mesh& mesh) {
   const Index stages = mesh.size("pp");
   if (mesh.ranks() == stages) return {};
@@ -40,7 +40,7 @@ class ColossalaiLayout {
   }
 
  private:
-  // A stage that holds nothing has one file all the same, as ColossalAI writes it.
+  // A stage without tensors still has one file, as in ColossalAI.
   Status add_stage(Index stage, Index stages) {
     std::vector<TargetTensor> held;
     for (const TargetTensor& t : request_.tensors)

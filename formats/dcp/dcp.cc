@@ -17,7 +17,7 @@ Result<bool> is_file_of_directory(const PathSnapshot& place) {
 
 namespace {
 
-// A file of one stands for all of it.
+// Returns whether this is a DCP directory, or one of its files, which stands for all of it.
 Result<bool> recognises(const PathSnapshot& place) {
   if (!place.is_directory()) return is_file_of_directory(place);
   return std::any_of(place.entries().begin(), place.entries().end(), [](const DirectoryEntry& e) {

@@ -18,22 +18,23 @@ using pickle::Value;
 
 constexpr std::string_view kOldPropertiesModule = "torch.distributed._shard.sharded_tensor.metadata";
 
-// What may be copied out of a pickle, by its size: an object that is there once may be referred to a million times.
+// A limit for the bytes copied out of a pickle, relative to its size: an object that is stored once may be referenced a
+// million times.
 constexpr Index kCopiedPerByte = 64;
 constexpr Index kFreeBytes = Index{16} << 20;
 
-// Whether a box that is not empty may begin there.
+// Returns whether a non-empty box may begin there.
 bool is_place_of_data(const Dims& origin, const Dims& shape) {
   return std::equal(origin.begin(), origin.end(), shape.begin(), shape.end(), std::less<>());
 }
 
-// Packages whose classes and functions may be named in metadata. Nothing is ever called; a name from elsewhere means
-// that somebody wrote a pickle to be executed, and the file is refused by that name.
+// The packages whose classes and functions metadata may name. Nothing is ever called, but a name from elsewhere means
+// that the pickle was written to be executed, so the file is refused and the error gives the name.
 constexpr std::string_view kKnownPackages[] = {
     "torch.", "collections.",     "pathlib.",     "megatron.core.", "olmo_core.distributed.checkpoint.",
     "numpy.", "builtins.getattr", "builtins.set", "builtins.list",  "builtins.dict"};
 
-// The classes moved once (torch 1.13 had them under _shard); the old package name still occurs.
+// torch 1.13 had these classes under _shard, and the old package name still occurs.
 bool is_checkpoint_class(const Value& v, std::string_view name) {
   return v.is_object(kMetadataModule, name) || v.is_object("torch.distributed._shard.checkpoint.metadata", name);
 }
@@ -219,7 +220,7 @@ Status MetadataReader::add_tensor(std::string_view name, const Value& state) {
     for (std::size_t i = 0; i < fragments.size(); ++i) {
       const Box box = fragments.box(i);
       if (!contains(whole(shape), box)) return corrupt("a chunk lies outside the tensor");
-      // Where a full one may begin, too, place() tells which of the two is stored.
+      // If a non-empty box may begin there too, place() finds out which of the two is stored.
       if (box.empty() && is_place_of_data(box.origin, shape))
         return corrupt("an empty chunk lies where a full one may");
     }
@@ -271,14 +272,14 @@ Status MetadataReader::place_blob(std::string_view name, const Extent& extent) {
   }
   PendingBlob& b = blobs_[blob->second];
   if (b.stored)
-    b.blob.copies.push_back(extent);  // another rank's value of that name
+    b.blob.copies.push_back(extent);  // the value of another rank
   else
     b.blob.extent = extent;
   b.stored = true;
   return {};
 }
 
-// The places are those of the rows' fragments already.
+// The rows' fragments already have their extents.
 Status MetadataReader::add_rows(const Value& storage) {
   if (!rows_->is_all_of(storage)) return storage.mismatch("storage_data", "what was taken");
   for (const std::string& path : rows_->files()) TRY(file_index(path));
@@ -288,7 +289,8 @@ Status MetadataReader::add_rows(const Value& storage) {
 
 Status MetadataReader::add_storage(const Value& storage) {
   if (rows_ != nullptr) return add_rows(storage);
-  // An FQN is one shared string of the pickle, so its identity finds the tensor without hashing a million strings.
+  // All uses of an FQN share one string of the pickle, so its identity finds the tensor without hashing a million
+  // strings.
   std::unordered_map<std::uint32_t, std::size_t> by_identity;
   for (std::size_t i = 0; i < storage.size(); ++i) {
     const Value key = storage.key(i), info = storage.value(i);
@@ -339,7 +341,8 @@ Status MetadataReader::add_storage(const Value& storage) {
 Status MetadataReader::place(PendingTensor& pending, std::size_t first, const Dims& offset, std::optional<Index> hint,
                              const Extent& extent) {
   FragmentList& fragments = pending.tensor.fragments;
-  // Torch before 2.8 may give an empty shard the offset of a full one; the stored item is then the full one's.
+  // torch before 2.8 may give an empty shard the offset of a non-empty one; the stored item is then that of the
+  // non-empty one.
   const auto holds_data = [&](std::size_t i) { return !fragments.box(i).empty(); };
   std::optional<std::size_t> found;
   if (hint && *hint >= static_cast<Index>(first) && *hint < static_cast<Index>(fragments.size())) {
@@ -369,7 +372,7 @@ Status MetadataReader::add_paths(const Value& paths) {
   for (std::size_t i = 0; i < paths.size(); ++i) {
     const auto name = paths.key(i).as_string();
     const Value parts = paths.value(i);
-    if (!name || parts.kind() != Kind::kTuple) continue;  // a custom planner's own business
+    if (!name || parts.kind() != Kind::kTuple) continue;  // written by a custom planner
     TRY(charge(name->size() + parts.size() * sizeof(KeyPath::value_type)).context(path_));
     KeyPath path;
     for (std::size_t k = 0; k < parts.size(); ++k) {

@@ -1,4 +1,4 @@
-// The `.metadata` pickle of a DCP directory, read and written.
+// Reads and writes the `.metadata` pickle of a DCP directory.
 //
 //   Metadata
 //     state_dict_metadata     FQN: TensorStorageMetadata(properties, size, chunks: [(offsets, sizes)])
@@ -8,7 +8,7 @@
 //
 //     storage_data            MetadataIndex(fqn, offset, index): _StorageInfo(relative_path, offset, length)
 //
-//     storage_meta, version   of newer torch
+//     storage_meta, version   in newer torch
 //
 // Written by: torch/distributed/checkpoint/metadata.py, filesystem.py (FileSystemWriter.finish).
 #pragma once
@@ -30,29 +30,31 @@ namespace reshard::dcp {
 
 class StoredRows;
 
-// Where torch's classes live.
+// The modules of torch's classes.
 inline constexpr std::string_view kMetadataModule = "torch.distributed.checkpoint.metadata";
 inline constexpr std::string_view kFilesystemModule = "torch.distributed.checkpoint.filesystem";
 
-// What a metadata pickle tells of its writer.
+// What a metadata pickle reveals about its writer.
 struct WriterFacts {
   std::string torch;   // "2.4 or later"
   std::string python;  // "3.13"
 };
 
-// The rank R of a file named `__R_K.distcp`; -1 of others.
+// Returns the rank R of a file named `__R_K.distcp`, or -1 for another name.
 Index rank_of_file(std::string_view path);
 
-// Reads one metadata pickle and adds its tensors and blobs to `catalog`; their extents are the stored items. Rank-local
-// metadata of one save (`__R.metadata`) are added one after the other: boxes join, repeated boxes become replicas,
-// objects of one name its copies, whether they are equal or not. File sizes are not looked at.
+// Reads metadata pickles and adds their tensors and blobs to a catalog; the extents are the stored items. The
+// rank-local metadata of one save (`__R.metadata`) are added one after the other: their boxes are joined, repeated
+// boxes become replicas, and objects with the same name become copies, whether or not they are equal. File sizes are
+// not checked.
 class MetadataReader {
  public:
-  // `rows`: what the one pickle's chunks and storage_data were taken by when it was parsed; add() then fails where that
-  // does not fit the pickle, of which parse() and a reader without rows tell more.
+  // `rows` (may be null) took the chunks and the storage_data of the only pickle while it was parsed. add() fails if
+  // they do not fit the pickle; the caller should then use parse() and a reader without rows, which give a better
+  // error.
   explicit MetadataReader(Catalog& catalog, StoredRows* rows = nullptr) : catalog_(catalog), rows_(rows) {}
   Status add(const pickle::Document& document, const std::string& path);
-  // Moves what was read into the catalog.
+  // Moves the tensors and blobs into the catalog.
   Status finish();
 
   const WriterFacts& facts() const { return facts_; }
@@ -60,8 +62,8 @@ class MetadataReader {
  private:
   struct PendingTensor {
     Tensor tensor;
-    std::vector<std::uint8_t> stored;  // whether storage_data has told where fragment i lies
-    // Fragments of the pickle being read, those with elements first; made when a hint was wrong.
+    std::vector<std::uint8_t> stored;  // for each fragment, whether storage_data has given its extent
+    // Fragments of the current pickle, non-empty ones first. Built when an index hint was wrong.
     std::multimap<Dims, std::size_t> by_origin;
   };
   struct PendingBlob {
@@ -73,8 +75,8 @@ class MetadataReader {
     std::size_t operator()(std::string_view text) const { return std::hash<std::string_view>()(text); }
   };
 
-  // A million objects of four classes: what is known of a class and of its field names is found once, and then
-  // recognised by identity, which in one pickle is that of the shared global or string.
+  // There may be a million objects of four classes. The class and the field names are compared as texts once, and then
+  // by identity, as all objects of a pickle share the same globals and strings.
   class ClassCheck {
    public:
     bool is(const pickle::Value& object, bool (*matches)(const pickle::Value& object));
@@ -85,7 +87,7 @@ class MetadataReader {
   class Fields {
    public:
     Fields(std::string_view owner, std::vector<std::string_view> names) : owner_(owner), names_(std::move(names)) {}
-    // Looks at an object's state; get and find, by number of the name, are about the last one looked at.
+    // Sets the object's state to which find() and get() refer. They take the index of the name.
     Status look_at(const pickle::Value& state);
     std::optional<pickle::Value> find(std::size_t name) const;
     Result<pickle::Value> get(std::size_t name) const;
@@ -94,8 +96,8 @@ class MetadataReader {
     std::string_view owner_;
     std::vector<std::string_view> names_;
     std::optional<pickle::Value> state_;
-    std::vector<std::uint32_t> keys_;                 // identities, in the order they have in the states
-    std::vector<std::optional<std::size_t>> places_;  // of each name among them
+    std::vector<std::uint32_t> keys_;                 // identities of the keys, in the order of the states
+    std::vector<std::optional<std::size_t>> places_;  // the position of each name in `keys_`
   };
   struct Familiar {
     ClassCheck tensor, blob, chunk, index, info;
@@ -113,33 +115,33 @@ class MetadataReader {
   Status add_paths(const pickle::Value& paths);
   Status place(PendingTensor& pending, std::size_t first, const Dims& offset, std::optional<Index> hint,
                const Extent& extent);
-  // Leaves out empty boxes that are stored nowhere, and sets repeated ones aside: ranks that save on their own repeat
-  // the boxes of replicated tensors.
+  // Drops empty boxes that are not stored, and makes repeated boxes replicas: ranks that save on their own repeat the
+  // boxes of replicated tensors.
   Status sort_out(PendingTensor& pending) const;
   Result<std::uint32_t> file_index(std::string_view relative_path);
-  // Counts what is copied out of the pickle. Corrupt where it becomes far more than the pickle holds.
+  // Counts bytes copied out of the pickle. Fails with kCorrupt if they become far more than the pickle's own.
   Status charge(std::size_t bytes);
   void read_facts(const pickle::Document& document, const pickle::Value& state);
 
   Catalog& catalog_;
   StoredRows* rows_;
-  std::string path_;  // of the pickle being read, for messages
+  std::string path_;  // of the current pickle, for messages
   int pickles_ = 0;
-  Index budget_ = 0;         // bytes that may yet be copied out of the pickle being read
-  bool transforms_ = false;  // some items went through one
+  Index budget_ = 0;         // bytes that may still be copied out of the current pickle
+  bool transforms_ = false;  // some items are transformed
   WriterFacts facts_;
   std::vector<PendingTensor> tensors_;
   std::vector<PendingBlob> blobs_;
-  std::vector<std::size_t> first_fragment_;  // of each tensor, in the pickle being read
+  std::vector<std::size_t> first_fragment_;  // for each tensor, its first fragment of the current pickle
   std::unordered_map<std::string, std::size_t> tensor_index_;
   std::unordered_map<std::string, std::size_t> blob_index_;
   std::unordered_map<std::string, std::uint32_t, TextHash, std::equal_to<>> files_;
-  Familiar familiar_;  // of the pickle being read
+  Familiar familiar_;  // for the current pickle
 };
 
 // ---- Writing (metadata_writer.cc)
 
-// One stored item.
+// One item to be stored.
 struct WrittenItem {
   Box box;  // of a tensor; unused for a blob
   std::uint32_t file = 0;
@@ -147,7 +149,7 @@ struct WrittenItem {
   Index length = 0;
 };
 
-// What is written, which need not be in memory as such: a large job has millions of items.
+// The content of the metadata to write. It is visited rather than stored, because a large job has millions of items.
 class MetadataContents {
  public:
   struct Entry {
@@ -161,11 +163,11 @@ class MetadataContents {
   virtual ~MetadataContents() = default;
   virtual std::size_t entries() const = 0;
   virtual Entry entry(std::size_t e) const = 0;
-  virtual void each_item(std::size_t e, const VisitItem& visit) const = 0;  // always in the same order
-  virtual std::string_view file(std::uint32_t number) const = 0;            // that items name by this number
+  virtual void each_item(std::size_t e, const VisitItem& visit) const = 0;  // in the same order on each call
+  virtual std::string_view file(std::uint32_t number) const = 0;            // the path for WrittenItem::file
 };
-// A pickle (protocol 2) that every torch from 2.3 on reads, handed on in stretches of about a megabyte. Fails only
-// where `emit` does.
+// Writes a pickle (protocol 2) that torch 2.3 and later read, and passes it to `emit` in pieces of about a megabyte.
+// Fails only if `emit` fails.
 Status write_metadata(const MetadataContents& contents, const std::function<Status(std::string_view bytes)>& emit);
 
 }  // namespace reshard::dcp

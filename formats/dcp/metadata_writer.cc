@@ -15,9 +15,9 @@ namespace {
 
 constexpr Index kStretch = Index{1} << 20;  // bytes
 
-// Something that is written of each tensor or item: looked up once, and from then on a reference.
+// A text or global that is written for each tensor or item: in full the first time, then as a reference.
 struct Word {
-  std::string_view text, module = {};  // a global of that module; empty: a text
+  std::string_view text, module = {};  // the global's module; empty for a text
   std::optional<std::uint32_t> memo = {};
 };
 
@@ -31,7 +31,7 @@ class Writer {
     write_object(metadata, [&] {
       w_.shared_text("state_dict_metadata");
       each_entry([&](std::size_t e, const Entry& entry) {
-        w_.text(entry.name);  // of no other entry
+        w_.text(entry.name);  // used only by this entry
         names_[e] = w_.put();
         if (entry.dtype) return write_tensor(e, entry);
         w_.shared_global(kMetadataModule, "BytesStorageMetadata");
@@ -65,7 +65,7 @@ class Writer {
     w_.reduce();
   }
 
-  // An object of a class without arguments, whose state is the dict that `fields` writes key by key.
+  // Writes an object of a class without arguments. `fields` writes its state, a dict, key by key.
   template <class Fields>
   void write_object(Word& of, Fields fields) {
     write(of);
@@ -98,7 +98,7 @@ class Writer {
     w_.build();
   }
 
-  // A dict of all entries, each of which `write_one` writes, key and value.
+  // Writes a dict of all entries. `write_one` writes the key and value of one.
   template <class WriteOne>
   void each_entry(WriteOne write_one) {
     w_.empty_dict();
@@ -188,7 +188,7 @@ class Writer {
   const MetadataContents& contents_;
   const std::function<Status(std::string_view)>& emit_;
   pickle::PickleWriter w_;
-  std::vector<std::uint32_t> names_;  // of each entry, once it is written: what get() takes
+  std::vector<std::uint32_t> names_;  // for each entry that was written, the argument for get()
   Word torch_size_{"Size", "torch"}, tensor_properties_{"TensorProperties", kMetadataModule},
       get_layout_{"_get_layout", "torch.serialization"}, strided_{"torch.strided"},
       memory_format_{"_MEM_FORMAT_ENCODING", kMetadataModule};
@@ -198,7 +198,7 @@ class Writer {
   Word storage_info_{"_StorageInfo", kFilesystemModule}, relative_path_{"relative_path"}, length_{"length"};
   std::map<DType, Word> dtypes_;
   std::map<std::uint32_t, Word> files_;
-  Status status_;  // of what was handed on
+  Status status_;  // the first error of `emit`
 };
 
 }  // namespace

@@ -22,14 +22,14 @@ namespace {
 
 constexpr Index kMaxMetadataBytes = (Index{1} << 30) - 1;
 constexpr Index kMaxBlobBytes = Index{1} << 30;
-// What an object may decode to: zstd makes 1 GiB of 30 kB, which nothing that a trainer saves comes near.
+// The largest decoded object. zstd can decode 30 kB to 1 GiB, but trainers do not save objects near that size.
 constexpr Index kSmallBlobBytes = Index{16} << 20;
 constexpr Index kMaxBlobRatio = 1024;
-constexpr Index kArchiveOverhead = Index{1} << 20;  // what an item holds beside its tensor, generously
-constexpr Index kMaxCompared = Index{1} << 20;      // bytes of an object that ranks may have alike
+constexpr Index kArchiveOverhead = Index{1} << 20;  // an upper bound of an item's bytes besides its tensor
+constexpr Index kMaxCompared = Index{1} << 20;      // the largest object, in bytes, that is compared between ranks
 constexpr Index kMaxComparedInAll = Index{256} << 20;
 constexpr std::string_view kSpoolName = "(decoded items)";
-const std::string kOwnState = "extra_state";  // what names of a rank's own objects begin with
+const std::string kOwnState = "extra_state";  // prefix of the names of objects that differ between ranks
 
 class DcpReader : public Reader {
  public:
@@ -52,7 +52,7 @@ class DcpReader : public Reader {
   Result<Extent> decode(const Extent& item, Index limit, const std::string& spool);
   Result<std::string> magic(const File& file, const Extent& item) const;
 
-  // SAFETENSORS flavour: headers of blobs, by file and offset.
+  // With SAFETENSORS: headers of blobs, by file and offset.
   using BlobHeaders = std::map<std::pair<std::uint32_t, Index>, std::shared_ptr<const SafetensorsHeader>>;
   BlobHeaders headers_;
   std::mutex mutex_;  // guards headers_ and the spool
@@ -68,7 +68,7 @@ Status DcpReader::open(const PathSnapshot& directory, const OpenOptions& options
   look_at_files(entries);
   name_objects_of_ranks();
   catalog_.sort_by_name();
-  // In the SAFETENSORS flavour all chunks of a file are recorded at the offset of the blob that holds them.
+  // With SAFETENSORS, all chunks of a file are recorded at the offset of the blob that holds them.
   const Status disjoint = check_extents_disjoint(catalog_, SharedExtents::kRefused);
   catalog_.shares_extents = !disjoint && stored_as_safetensors();
   if (!options.validated) return {};
@@ -110,7 +110,8 @@ Status DcpReader::read_metadata(const std::vector<DirectoryEntry>& entries) {
                    ": .metadata is missing: the save did not finish, and without it nothing tells what " +
                    "the .distcp files hold");
   catalog_.metadata_files = names;
-  // One pickle is most often as plain as can be; what is not, and what is wrong, the other way tells.
+  // A single pickle is usually simple enough to be read with rows. If it is not, or if something is wrong, read it
+  // without them, which gives the better error.
   WriterFacts facts;
   Catalog plain = catalog_;
   if (names.size() == 1 && TRY(read_plain(path_join(catalog_.root, names[0]), plain, facts)))
@@ -125,7 +126,7 @@ Status DcpReader::read_metadata(const std::vector<DirectoryEntry>& entries) {
 
 Result<bool> DcpReader::read_plain(const std::string& path, Catalog& catalog, WriterFacts& facts) {
   const File file = TRY(File::open(path));
-  // What is kept of it, boxes and their places, is about half as long.
+  // The boxes and extents that are kept take about half of that.
   TRY(may_take(TRY(file.size()) / 2, [&] { return path; }));
   std::optional<StoredRows> rows(std::in_place);
   std::optional<MetadataReader> reader;
@@ -170,7 +171,7 @@ void DcpReader::look_at_files(const std::vector<DirectoryEntry>& entries) {
     if (auto deep = File::open(path_join(catalog_.root, file.path)); deep)
       file.size = deep->size().has_value() ? *deep->size() : -1;
   }
-  std::vector<CatalogFile> idle;  // of ranks that had nothing to write; they tell how many ranks there were
+  std::vector<CatalogFile> idle;  // files of ranks that wrote nothing; they show the number of ranks
   for (const DirectoryEntry& e : entries) {
     if (e.is_directory || !e.name.ends_with(kDataEnding) || used.contains(e.name)) continue;
     if (e.size > 0)
@@ -181,8 +182,9 @@ void DcpReader::look_at_files(const std::vector<DirectoryEntry>& entries) {
   catalog_.files.insert(catalog_.files.end(), idle.begin(), idle.end());
 }
 
-// Ranks that save on their own write each object, and some hold each its own value under one name: a seed, the state of
-// a data loader. The first rank's keeps the name. Where files are not there, lengths alone tell.
+// Finds objects that differ between ranks. Ranks that save on their own each write all objects, and some have their own
+// value under a shared name: a seed, the state of a data loader. The first rank's value keeps the name. If the files
+// are missing, only lengths are compared.
 void DcpReader::name_objects_of_ranks() {
   Index left = kMaxComparedInAll;
   const auto stored = [&](const Extent& e) -> std::optional<std::string> {
@@ -205,7 +207,7 @@ void DcpReader::name_objects_of_ranks() {
         continue;
       }
       const Index writer = catalog_.files[copy.file].writer;
-      if (writer < 0 || writer == catalog_.files[blob.extent.file].writer) continue;  // nobody's own
+      if (writer < 0 || writer == catalog_.files[blob.extent.file].writer) continue;  // not a rank's own value
       Blob own{kOwnState + ".rank_" + std::to_string(writer) + "." + blob.name, copy, {}};
       own.path = {kOwnState, "rank_" + std::to_string(writer)};
       if (blob.path.empty())
@@ -226,13 +228,13 @@ Result<std::string> DcpReader::magic(const File& file, const Extent& item) const
 }
 
 Status DcpReader::locate(const std::vector<std::size_t>& tensors, int threads, const std::string& spool) {
-  // A place for what has to be decoded, before there are threads that read the list; taken back where nothing was.
+  // Add a file for decoded items before threads read the list of files. It is removed again if nothing needs it.
   const bool is_first = !spool_;
   if (is_first) {
     spool_file_ = static_cast<std::uint32_t>(catalog_.files.size());
     catalog_.files.push_back({std::string(kSpoolName), 0});
   }
-  files_.expect(File::Reads::kScattered);  // the first and last bytes of every item
+  files_.expect(File::Reads::kScattered);  // only the first and last bytes of every item are read
   std::vector<Tensor>& own = catalog_.own_tensors();
   Status status;
   for (std::size_t begin = 0; status && begin < tensors.size();) {
@@ -275,12 +277,12 @@ std::size_t DcpReader::fetch_ends_of_items(const std::vector<std::size_t>& tenso
 Status DcpReader::locate_tensor(Tensor& tensor, const std::string& spool) {
   if (tensor.located) return {};
   std::optional<DType> dtype;
-  // All or none, also when there is no memory: an item that was located is no item any more.
+  // All or none, even if memory runs out: the extent of a located item is no longer that of the item.
   FragmentList fragments = tensor.fragments, replicas = tensor.replicas;
   for (FragmentList* const list : {&fragments, &replicas}) {
     for (std::size_t i = 0; i < list->size(); ++i) {
       const Fragment item = list->get(i);
-      // An empty shard's item says nothing; an empty tensor's has its shape.
+      // The item of an empty shard has no usable shape; that of an empty tensor has its shape.
       if (item.box.empty() && (tensor.elements() > 0 || item.extent.length == 0)) continue;
       DType stored = tensor.dtype;
       auto found = locate_item(tensor, item, stored, spool);

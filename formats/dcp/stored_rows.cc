@@ -14,7 +14,7 @@ using pickle::RecordFields;
 using FieldKind = RecordField::Kind;
 
 constexpr std::size_t kChunk = 0, kIndex = 1, kInfo = 2;
-// On the stack below the first chunk of a list: the list, "chunks", the size, "size", the properties, "properties", the
+// The stack below the first chunk of a list: the list, "chunks", the size, "size", the properties, "properties", the
 // fields, the TensorStorageMetadata, its name.
 constexpr std::uint32_t kNameBelow = 9;
 

@@ -1,11 +1,11 @@
-// Boxes and their places, taken from a `.metadata` pickle while it is read: a checkpoint of 16,384 ranks has a million,
-// which as values of the pickle would take five times the memory and the time.
+// Takes boxes and their extents from a `.metadata` pickle while it is parsed. A checkpoint of 16,384 ranks has a
+// million of them; as values of the pickle they would take five times the memory and the time.
 //
-//   chunks         ChunkStorageMetadata(offsets, sizes)                          a box of the tensor the list is of
-//   storage_data   MetadataIndex(fqn, index, offset): _StorageInfo(path, ...)    where the box with that number lies
+//   chunks         ChunkStorageMetadata(offsets, sizes)                          a box of the list's tensor
+//   storage_data   MetadataIndex(fqn, index, offset): _StorageInfo(path, ...)    the extent of box `index`
 //
-// It is all or nothing. Whatever is not as plain as torch writes it is no error here: MetadataReader then reads the
-// same bytes without this, and tells what is wrong, if anything is.
+// It takes all of them or none. Anything that torch would write differently is not an error here: MetadataReader then
+// reads the same bytes without rows and says what is wrong, if anything is.
 #pragma once
 
 #include <array>
@@ -22,12 +22,13 @@
 
 namespace reshard::dcp {
 
+// The boxes and extents of one pickle.
 class StoredRows : public pickle::RecordSink {
  public:
   // The boxes of one tensor, in the order of its chunks.
   struct Boxes {
     FragmentList fragments = FragmentList();
-    std::vector<std::uint8_t> stored;  // whether storage_data told where fragment i lies
+    std::vector<std::uint8_t> stored;  // for each fragment, whether storage_data has given its extent
     int rank = 0;
   };
   struct Item {
@@ -40,12 +41,13 @@ class StoredRows : public pickle::RecordSink {
   bool take(std::size_t cls, const pickle::RecordFields& fields) override;
   std::optional<Dims> size_of(std::size_t cls, std::size_t object, std::size_t field) const override;
 
-  // What was taken of the list `chunks` of the tensor `name`, once; nothing where that is not all of it.
+  // Moves out the boxes taken from the list `chunks` of the tensor `name`. Returns nothing if they are not all of it,
+  // and on a second call.
   std::optional<Boxes> boxes_of(std::string_view name, const pickle::Value& chunks);
-  // Whether the dict `storage` has all its entries from what was taken, and has all of that.
+  // Returns whether the entries of the dict `storage` are exactly those that were taken.
   bool is_all_of(const pickle::Value& storage) const;
   const std::vector<Item>& blobs() const { return blobs_; }
-  // Paths that the extents' file numbers stand for, in the order they occur.
+  // Returns the paths for the extents' file numbers.
   const std::vector<std::string>& files() const { return files_; }
 
  private:
@@ -61,11 +63,11 @@ class StoredRows : public pickle::RecordSink {
     std::size_t tensor = 0;
     std::size_t objects = 0;
   };
-  // Of strings of the pickle: by their identity where they are used again, which spares hashing them.
+  // Numbers of strings. A string that the pickle shares is found by its identity, which saves hashing it.
   class Numbers {
    public:
     std::optional<std::size_t> find(const pickle::RecordField& text);
-    // False where that text has a number.
+    // Returns false if the text already has a number.
     bool add(std::string_view text, std::size_t number) { return by_text_.emplace(text, number).second; }
 
    private:
@@ -97,8 +99,8 @@ class StoredRows : public pickle::RecordSink {
   std::array<std::size_t, 3> last_run_{};
   mutable std::size_t last_asked_ = 0;
 
-  // The MetadataIndex whose _StorageInfo comes next.
-  std::optional<std::size_t> tensor_;  // none: an object's
+  // The MetadataIndex of the next _StorageInfo.
+  std::optional<std::size_t> tensor_;  // nothing if it is an object's
   std::size_t row_ = 0;
 };
 

@@ -18,7 +18,7 @@
 namespace reshard::dcp {
 namespace {
 
-constexpr Index kMaxBytes = Index{1} << 62;  // of all tensors: with the archives around them below 2^63
+constexpr Index kMaxBytes = Index{1} << 62;  // limit for all tensors, so that the archives around them stay below 2^63
 
 Box joined(const Dims& at, const Box& box) {
   Box out{at, Dims::filled(at.rank(), 1)};
@@ -29,14 +29,14 @@ Box joined(const Dims& at, const Box& box) {
   return out;
 }
 
-// How tensors of one shape and placement lie on the mesh.
+// The boxes of tensors with one shape and placement on the mesh.
 struct Cut {
   Dims shape;
   SharedPlacement placement;
-  FragmentList boxes;  // extents say the rank, as the file, and no more
+  FragmentList boxes;  // the extents have only the file, which is the rank
 };
 
-// Items one after the other: most are as the last one was.
+// Makes items one after the other. Most are equal to the last one, which is kept.
 class Items {
  public:
   torch_archive::Item& of(DType dtype, const Dims& shape, Index offset) {
@@ -49,13 +49,14 @@ class Items {
   }
 
  private:
-  std::optional<torch_archive::Item> last_;  // of these
+  std::optional<torch_archive::Item> last_;  // the last item, for this dtype, shape and offset
   DType dtype_ = DType::kFloat32;
   Dims shape_;
   Index phase_ = 0;
 };
 
-// What is known of each item is in the catalog's fragments, but for the lengths around it: a large job has millions.
+// The target. Everything about an item is in the catalog's fragments, except the lengths around its payload, because a
+// large job has millions of items.
 class DcpTarget : public Target, private MetadataContents {
  public:
   DcpTarget(LayoutRequest request, Storing storing) : request_(std::move(request)), storing_(std::move(storing)) {}
@@ -66,45 +67,45 @@ class DcpTarget : public Target, private MetadataContents {
   Status seal_at(const Extent& place, const PayloadCrc& crc, const EmitBytes& emit) const override;
 
  private:
-  // Bytes before and after an item's payload. Items have few kinds of them.
+  // The lengths before and after an item's payload, of which there are few combinations.
   struct Around {
     Index header = 0, trailer = 0;
     friend bool operator==(const Around&, const Around&) = default;
   };
-  // An item: which of all items, in the order of the entries.
+  // The number of an item among all items, in the order of the entries.
   using ItemNumber = std::uint32_t;
-  // Items of an entry that are one slice of a tensor: its fragments, or as many of its replicas.
+  // The items of an entry that are one slice of a tensor: its fragments, or as many of its replicas.
   struct Part {
     std::uint32_t entry = 0;  // without the blobs'
     std::uint32_t tensor = 0;
-    std::uint32_t slice = 0;   // which of the tensor's; the first has the fragments
-    std::uint32_t around = 0;  // of the first item, in around_
-    ItemNumber number = 0;     // of the first item
+    std::uint32_t slice = 0;   // number among the tensor's slices; the first has the fragments
+    std::uint32_t around = 0;  // the first item's index in around_
+    ItemNumber number = 0;     // the first item's number
   };
-  // A stored tensor while slices are laid out: what the first of them said.
+  // A stored tensor while its slices are laid out, as its first slice described it.
   struct Stored {
     std::uint32_t entry = 0;
     std::uint32_t tensor = 0;
     const Slice* slice = nullptr;
   };
 
-  // Entries are the blobs, then what is stored of tensors.
+  // The entries are the blobs, then the stored tensors.
   std::size_t entries() const override { return blobs_.size() + first_parts_.size(); }
   Entry entry(std::size_t e) const override;
   void each_item(std::size_t e, const VisitItem& visit) const override;
   std::string_view file(std::uint32_t number) const override;
 
   const Tensor& tensor_of(const Part& part) const { return catalog_.tensors()[part.tensor]; }
-  const Slice* slice_of(const Part& part) const;  // null: the tensor itself
+  const Slice* slice_of(const Part& part) const;  // null if the tensor itself is stored
   std::uint32_t count(const Part& part) const { return static_cast<std::uint32_t>(tensor_of(part).fragments.size()); }
-  // The box and the payload of the i-th of a part.
+  // Returns the box and the payload of item i of a part.
   std::pair<Box, Extent> payload_of(const Part& part, std::uint32_t i) const;
   WrittenItem item_of(const Part& part, std::uint32_t i) const;
   WrittenItem item(ItemNumber number) const;
   std::pair<const Part*, std::uint32_t> part_of(ItemNumber number) const;
   std::span<const Part> parts_of(std::size_t entry) const;  // without the blobs'
   const std::string& stored_name(const Part& part) const;
-  // That a tensor of this shape is stored with.
+  // Returns the cut of a tensor with this shape.
   static Dims stored_shape(const Slice* slice, const Dims& shape);
   const std::vector<ItemNumber>& in_files() const;
   void find_places() const;
@@ -117,21 +118,21 @@ class DcpTarget : public Target, private MetadataContents {
   Result<std::uint16_t> kind_of(const Around& around);
   std::uint32_t append_file(const std::string& name, Index size);
 
-  LayoutRequest request_;  // its tensors are in the catalog once all is laid out
+  LayoutRequest request_;  // its tensors move to the catalog at the end of the layout
   Storing storing_;
   std::vector<Extent> blobs_;
-  std::vector<Part> parts_;                 // in the order of the entries, once all is laid out
-  std::vector<std::uint32_t> first_parts_;  // of each entry without the blobs'
-  std::uint32_t stored_tensors_ = 0;        // entries so far, likewise
-  std::map<std::string, Stored> stored_;    // by name, where there are slices
+  std::vector<Part> parts_;                 // in the order of the entries, after the layout
+  std::vector<std::uint32_t> first_parts_;  // the first part of each entry, not counting blobs
+  std::uint32_t stored_tensors_ = 0;        // entries so far, not counting blobs
+  std::map<std::string, Stored> stored_;    // by name, if there are slices
   std::vector<Around> kinds_;
-  std::vector<std::uint16_t> around_;  // of each item, among kinds_
-  std::deque<Cut> cuts_;               // of the last tensors
-  Items items_;                        // as they are laid out
+  std::vector<std::uint16_t> around_;  // for each item, its index in kinds_
+  std::deque<Cut> cuts_;               // of the most recent tensors
+  Items items_;                        // used during the layout
   std::uint32_t metadata_file_ = 0;
-  Index bytes_ = 0;  // of the tensors so far
+  Index bytes_ = 0;  // bytes of the tensors so far
   mutable std::once_flag places_found_;
-  mutable std::vector<ItemNumber> in_files_;  // all, by file and offset
+  mutable std::vector<ItemNumber> in_files_;  // all items, by file and offset
 };
 
 std::uint32_t DcpTarget::append_file(const std::string& name, Index size) {
@@ -153,7 +154,7 @@ Status DcpTarget::lay_out() {
   cuts_.clear();
   for (std::size_t i = 0; i < request_.tensors.size(); ++i)
     catalog_.tensor(i).path = std::move(request_.tensors[i].path);
-  request_.tensors = std::vector<TargetTensor>();  // and its memory
+  request_.tensors = std::vector<TargetTensor>();  // frees the memory
   number_items();
   for (const Part& part : parts_)
     if (!checked_volume(stored_shape(slice_of(part), tensor_of(part).shape)))
@@ -172,7 +173,7 @@ std::string_view DcpTarget::file(std::uint32_t number) const {
   return std::string_view(catalog_.files[number].path).substr(storing_.directory.size());
 }
 
-// Of all parts, each entry's one after the other.
+// Sorts the parts by entry and numbers their items.
 void DcpTarget::number_items() {
   const auto is_before = [](const Part& a, const Part& b) { return a.entry < b.entry; };
   if (!std::is_sorted(parts_.begin(), parts_.end(), is_before))
@@ -222,7 +223,7 @@ std::pair<Box, Extent> DcpTarget::payload_of(const Part& part, std::uint32_t i) 
   return {list.box(i), list.extent(i)};
 }
 
-// The i-th of a part.
+// Returns item i of a part.
 WrittenItem DcpTarget::item_of(const Part& part, std::uint32_t i) const {
   const auto [box, payload] = payload_of(part, i);
   const Around& around = kinds_[around_[part.around + i]];
@@ -232,7 +233,7 @@ WrittenItem DcpTarget::item_of(const Part& part, std::uint32_t i) const {
 }
 
 WrittenItem DcpTarget::item(ItemNumber number) const {
-  if (number < blobs_.size()) {  // the first entries, of an item each
+  if (number < blobs_.size()) {  // the first entries, with one item each
     const Extent& blob = blobs_[number];
     return {Box{}, blob.file, blob.offset, blob.length};
   }
@@ -240,7 +241,7 @@ WrittenItem DcpTarget::item(ItemNumber number) const {
   return item_of(*part, i);
 }
 
-// Of one that is no blob's: the part, and which of its items.
+// Returns the part of an item that is not a blob's, and the item's number in it.
 std::pair<const DcpTarget::Part*, std::uint32_t> DcpTarget::part_of(ItemNumber number) const {
   const auto begins_after = [](ItemNumber n, const Part& part) { return n < part.number; };
   const Part& part = *std::prev(std::upper_bound(parts_.begin(), parts_.end(), number, begins_after));
@@ -253,7 +254,7 @@ void DcpTarget::each_item(std::size_t e, const VisitItem& visit) const {
     for (std::uint32_t i = 0; i < count(part); ++i) visit(item_of(part, i));
 }
 
-// Of the stored tensor that holds this slice (null: of the tensor itself), a new one where there is none yet.
+// Returns the entry of the stored tensor that holds this slice (null: of the tensor itself), and adds one if necessary.
 Result<std::uint32_t> DcpTarget::entry_of(std::size_t number, const Slice* slice) {
   const TargetTensor& wanted = request_.tensors[number];
   if ((slice ? slice->counts.rank() : 0) + wanted.shape.rank() > kMaxRank)
@@ -282,7 +283,7 @@ Result<std::uint16_t> DcpTarget::kind_of(const Around& around) {
 }
 
 Result<const Cut*> DcpTarget::cut_of(const TargetTensor& wanted) {
-  constexpr std::size_t kKept = 32;  // more kinds of parameters than a layer has
+  constexpr std::size_t kKept = 32;  // more than the kinds of parameters in a layer
   for (const Cut& cut : cuts_)
     if (cut.shape == wanted.shape && cut.placement == wanted.placement) return &cut;
   Tensor tensor;
@@ -294,7 +295,7 @@ Result<const Cut*> DcpTarget::cut_of(const TargetTensor& wanted) {
     if (!is_first_replica(request_.mesh, wanted.placement, rank)) continue;
     const auto boxes = owned_boxes(request_.mesh, wanted.placement, wanted.shape, rank);
     const Extent on{static_cast<std::uint32_t>(rank), 0, 0};
-    if (tensor.elements() == 0 && !boxes.empty()) {  // an empty tensor is stored once, as itself
+    if (tensor.elements() == 0 && !boxes.empty()) {  // an empty tensor is stored once, as a whole
       tensor.fragments.add(whole(wanted.shape), on);
       break;
     }
@@ -341,21 +342,21 @@ Status DcpTarget::add_tensor(std::size_t number) {
   return catalog_.add(std::move(tensor));
 }
 
-// Items in the order of the files, for who goes through these.
+// Returns the items sorted by file and offset. Computes the order on first use.
 const std::vector<DcpTarget::ItemNumber>& DcpTarget::in_files() const {
   std::call_once(places_found_, [this] { find_places(); });
   return in_files_;
 }
 
 void DcpTarget::find_places() const {
-  std::vector<std::size_t> ends(catalog_.files.size() + 1);  // of each file's items; at first where they begin
+  std::vector<std::size_t> ends(catalog_.files.size() + 1);  // the end of each file's items; first their beginning
   ItemNumber number = 0;
   for (std::size_t e = 0; e < entries(); ++e) each_item(e, [&](const WrittenItem& item) { ++ends[item.file + 1]; });
   std::partial_sum(ends.begin(), ends.end(), ends.begin());
   in_files_.resize(ends.back());
   for (std::size_t e = 0; e < entries(); ++e)
     each_item(e, [&](const WrittenItem& item) { in_files_[ends[item.file]++] = number++; });
-  if (storing_.slices.empty()) return;  // entries were made in the order of the files
+  if (storing_.slices.empty()) return;  // the entries are already in the order of the files
   const auto is_before = [this](ItemNumber a, ItemNumber b) { return item(a).offset < item(b).offset; };
   std::size_t begin = 0;
   for (const std::size_t end : ends) {
@@ -380,7 +381,7 @@ Status DcpTarget::seal_item(ItemNumber number, Items& items, const PayloadCrc& c
   return emit(written.file, payload.offset + payload.length, as_bytes(item.trailer()));
 }
 
-// Of the metadata what lies at `place`; null: all of it.
+// Emits the part of the metadata that overlaps `place`, or all of it if null.
 Status DcpTarget::seal_texts(const Extent* place, const EmitBytes& emit) const {
   std::uint32_t file = metadata_file_;
   Index at = 0;

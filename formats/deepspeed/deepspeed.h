@@ -1,23 +1,22 @@
-// DeepSpeed's checkpoints (deepspeed/runtime/engine.py, save_checkpoint): torch.save of what each rank has, a directory
-// for each step.
+// DeepSpeed's checkpoints (deepspeed/runtime/engine.py, save_checkpoint): a directory for each step, with torch.save
+// files of each rank.
 //
 //   latest                                                     "global_step1", the tag
 //   global_step1/mp_rank_00_model_states.pt                    ZeRO 0, 1, 2: "module", the model as it computes
-//                zero_pp_rank_D_mp_rank_00_model_states.pt     ZeRO 3, of each rank: placeholders of size [0] there
+//                zero_pp_rank_D_mp_rank_00_model_states.pt     ZeRO 3, each rank: placeholders of shape [0]
 //                [bf16_]zero_pp_rank_D_mp_rank_00_optim_states.pt   rank D's part of masters and moments
-//                layer_LL-model_states.pt                      PipelineModule: one layer's weights; mp_rank is the
-//                stage layer_M_expert_E_mp_rank_00_model_states.pt   MoE: an expert, by its number in the whole model
-//                zero/NAME/{fp32, exp_avg, exp_avg_sq, step}.pt     a universal checkpoint (ds_to_universal.py)
+//                layer_LL-model_states.pt                      PipelineModule: a layer; mp_rank is the stage
+//                layer_M_expert_E_mp_rank_00_model_states.pt   MoE: an expert, by its number in the whole model
+//                zero/NAME/{fp32,exp_avg,exp_avg_sq,step}.pt   a universal checkpoint (ds_to_universal.py)
 //
-// Masters and moments are vectors: the parameters of a group one after the other, in the order of "param_shapes".
+// Masters and moments are vectors with the parameters of a group one after the other, in the order of "param_shapes".
 //
 //   ZeRO 1, 2, BF16_Optimizer           embed | q | k | v ... 0 0     one vector, cut into equal runs;
-//                                       rank 0    | rank 1            zeros up to a multiple of 2 x ranks
-//   ZeRO 3, each sub-group of its own   rank 0:  embed[0:n/2)  q[0:n/2) ...
+//                                       rank 0    | rank 1            padded with zeros to a multiple of 2 x ranks
+//   ZeRO 3, for each sub-group          rank 0:  embed[0:n/2)  q[0:n/2) ...
 //                                       rank 1:  embed[n/2:n)  q[n/2:n) ...   each parameter cut into equal runs
 //
-// A run of a tensor's elements is a few boxes (formats/tensor_files/flat_runs.h). Described in
-// docs/formats/deepspeed.md.
+// A run of a tensor's elements is a few boxes (formats/tensor_files/flat_runs.h). See docs/formats/deepspeed.md.
 #pragma once
 
 #include <string>
@@ -28,11 +27,11 @@
 namespace reshard {
 
 extern const Format kDeepspeedFormat;
-extern const Format kDeepspeedUniversalFormat;  // written alone: what kDeepspeedFormat reads too
+extern const Format kDeepspeedUniversalFormat;  // for writing only; kDeepspeedFormat reads it
 
 namespace deepspeed {
 
-// A universal checkpoint: of AdamW's state, or of weights alone.
+// Lays out a universal checkpoint of weights, or of weights with AdamW's state.
 Result<std::unique_ptr<Target>> lay_out_universal(LayoutRequest request);
 bool takes_object(std::string_view key);  // Format::takes_object
 

@@ -59,7 +59,7 @@ bool is_tag_directory(const PathSnapshot& place) {
   return std::any_of(place.entries().begin(), place.entries().end(), is_model_states);
 }
 
-// What the file says, where it may be the name of a directory beside it.
+// Returns the text of a file if it can be the name of a directory next to it.
 Result<std::optional<std::string>> tag_of(const PathSnapshot& place, std::string_view file) {
   auto text = TRY(place.text_of(file, kMaxTagBytes));
   if (!text) return text;
@@ -125,7 +125,7 @@ Result<FileSet> find_files(const PathSnapshot& place) {
                      ": expected one file of its rank, got another beside it: files of two "
                      "saves in one directory");
   }
-  if (set.is_universal && set.layer_ranks() > 1) set.layers.clear();  // each parameter is whole in a file of its own
+  if (set.is_universal && set.layer_ranks() > 1) set.layers.clear();  // each parameter has a file with the whole
   if (set.models.empty())
     return io_error(there->path() +
                     ": expected the file mp_rank_00_model_states.pt, got optimizer "

@@ -9,7 +9,8 @@ namespace {
 
 constexpr Index kMaxExperts = Index{1} << 20;
 
-// The longest vector of a group on a rank: the masters' padding may be cut off, the moments' is not.
+// Returns the length of the longest vector of a group on a rank. The padding of masters may be cut off, that of moments
+// is not.
 Index longest(const GroupState& group) {
   Index out = group.master ? group.master->shape()[0] : 0;
   for (const auto& [name, tensor] : group.tensors)
@@ -24,7 +25,7 @@ Error counts_differ(const RankStates& rank, std::size_t g, std::size_t ranks) {
                  ", the ranks that there are files of, got " + count + ": files of another run, or not all of them");
 }
 
-// The parameters one after the other, cut into equal runs.
+// Finds parameters that follow each other in one vector, which is cut into equal runs.
 Status cut_vector(const std::vector<RankStates>& ranks, const std::vector<std::size_t>& of, std::size_t g,
                   const Group& group, std::vector<FlatParameter>& out) {
   const RankStates& first = ranks[of[0]];
@@ -43,7 +44,7 @@ Status cut_vector(const std::vector<RankStates>& ranks, const std::vector<std::s
     if (!next) return corrupt(first.path + ": " + group_text(g) + ": parameters of 2^63 elements or more");
     for (Index begin = at; begin < *end && length > 0;) {
       const Index rank = begin / length;
-      if (rank >= count) break;  // too short, as will be said
+      if (rank >= count) break;  // too short; reported below
       const Index stop = std::min(*end, (rank + 1) * length);
       placed.runs.push_back({of[static_cast<std::size_t>(rank)], begin - at, stop - at, begin - rank * length});
       begin = stop;
@@ -51,7 +52,7 @@ Status cut_vector(const std::vector<RankStates>& ranks, const std::vector<std::s
     at = *next;
     out.push_back(std::move(placed));
   }
-  // As DeepSpeed pads it: to a multiple of twice the ranks.
+  // DeepSpeed pads to a multiple of twice the number of ranks.
   const auto stored = checked_mul(length, count);
   const auto want = checked_round_up(at, 2 * count),
              have = stored ? checked_round_up(*stored, 2 * count) : std::nullopt;
@@ -63,7 +64,7 @@ Status cut_vector(const std::vector<RankStates>& ranks, const std::vector<std::s
   return {};
 }
 
-// Each parameter cut into equal runs.
+// Finds parameters that are each cut into equal runs.
 Status cut_parameters(const std::vector<RankStates>& ranks, std::size_t g, const Group& group,
                       std::vector<FlatParameter>& out) {
   const auto count = static_cast<Index>(ranks.size());
@@ -86,9 +87,9 @@ Status cut_parameters(const std::vector<RankStates>& ranks, std::size_t g, const
   return {};
 }
 
-// Of an expert-parallel rank: the local numbers of its experts become global ones.
+// Replaces an expert-parallel rank's local numbers of experts by global ones.
 Group with_global_experts(const Group& group, Index part) {
-  std::map<std::string_view, Index> experts;  // of each layer, on one rank
+  std::map<std::string_view, Index> experts;  // number of experts in each layer on one rank
   for (const NamedShape& p : group)
     if (const auto e = expert_number(p.name)) {
       Index& count = experts[std::string_view(p.name).substr(0, e->begin)];
@@ -137,7 +138,7 @@ Result<std::vector<FlatParameter>> find_parameters(const std::vector<RankStates>
       TRY(cut_parameters(ranks, g, groups[g], out));
       continue;
     }
-    // Experts are cut among the ranks that have the same ones: rank % parts.
+    // Experts are cut over the ranks that hold the same ones: rank % parts.
     const auto cuts = static_cast<std::size_t>(std::max<Index>(ranks[0].states.partition_counts[g], 1));
     const std::size_t parts = cuts <= ranks.size() ? ranks.size() / cuts : 0;
     if (parts * cuts != ranks.size() || (parts > 1 && !is_expert_group(groups[g])))

@@ -1,4 +1,4 @@
-// Where the parameters of a group lie in the vectors of its ranks (deepspeed.h draws them).
+// Finds the parameters of a group in the vectors of its ranks (drawn in deepspeed.h).
 #pragma once
 
 #include <map>
@@ -15,9 +15,9 @@ struct RankStates {
   OptimizerStates states;
 };
 
-// Elements [begin, end) of a parameter, `at` elements into a rank's vector.
+// Elements [begin, end) of a parameter, which start at element `at` of a rank's vector.
 struct Run {
-  std::size_t rank = 0;  // of those with states: an index
+  std::size_t rank = 0;  // index into the ranks with states
   Index begin = 0, end = 0, at = 0;
 };
 
@@ -28,21 +28,22 @@ struct FlatParameter {
   std::vector<Run> runs;
 };
 
-// All parameters of these groups. `ranks` are those of one model-parallel part, in order, and there is one at least.
-// Corrupt where the vectors are not as long as the parameters need, or cut into other counts than `ranks`: the message
-// says which file. An expert group's names, which are rank 0's, become those of the whole model.
+// Returns all parameters of these groups. `ranks` are those of one model-parallel part, in order, at least one. Fails
+// with kCorrupt, naming the file, if a vector does not have the length that the parameters need, or was cut into
+// another number of runs than there are ranks. The names in a group of experts, which are rank 0's, become those of the
+// whole model.
 Result<std::vector<FlatParameter>> find_parameters(const std::vector<RankStates>& ranks,
                                                    const std::vector<Group>& groups);
 
-// The same where the model states name no parameters (BF16_Optimizer without ZeRO): by the slices that each rank's
-// states name, of parameters of these shapes.
+// Does the same if the model states do not list the parameters (BF16_Optimizer without ZeRO), from the slices in each
+// rank's optimizer states and the shapes of the parameters.
 Result<std::vector<FlatParameter>> find_parameters(const std::vector<RankStates>& ranks,
                                                    const std::map<std::string, Dims>& shapes);
 
-// Whether a group's parameters are experts.
+// Returns whether a group's parameters are experts.
 bool is_expert_group(const Group& group);
 
-// The number of the expert in a parameter's name, and where its digits are; nothing for others.
+// The number of the expert in a parameter's name, and the position of its digits.
 struct ExpertNumber {
   std::size_t begin = 0, end = 0;
   Index number = 0;

@@ -11,7 +11,7 @@
 namespace reshard::deepspeed {
 namespace {
 
-// The number that a tensor without dimensions is; as text, so that any dtype will do.
+// Returns the value of a tensor without dimensions as a text, whatever its dtype.
 Result<std::string> scalar_of(FilePool& files, const std::string& path, const StoredTensor& tensor) {
   std::array<std::byte, 16> bytes{};
   const auto size = static_cast<std::size_t>(byte_size(tensor.dtype));

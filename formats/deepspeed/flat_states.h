@@ -1,4 +1,4 @@
-// The optimizer states of the ranks of one part, held against each other and joined.
+// Compares and joins the optimizer states of the ranks of one part.
 #pragma once
 
 #include <functional>
@@ -11,14 +11,14 @@
 
 namespace reshard::deepspeed {
 
-// That the states are of the ZeRO stage that the names tell of; corrupt otherwise.
+// Fails with kCorrupt unless the states are of the ZeRO stage that the file names imply.
 Status check_stage(const FileSet& set, Index part, const std::vector<RankStates>& ranks);
 
-// That what is a number and no vector is the same on all ranks: the step. Corrupt otherwise.
+// Fails with kCorrupt unless numbers, such as the step, are equal on all ranks.
 Status check_steps(FilePool& files, const std::vector<RankStates>& ranks);
 
-// The vectors of one kind as a tensor of the parameter, called `name`; `flat` gives a rank's, or null. Corrupt where
-// one is missing, too short or of another dtype.
+// Joins the ranks' vectors of one kind to a tensor of the parameter, called `name`. `flat` returns a rank's vector, or
+// null. Fails with kCorrupt if one is missing, too short or has another dtype.
 Result<Tensor> join(const FlatParameter& parameter, const std::vector<RankStates>& ranks, std::string name,
                     const std::function<const StoredTensor*(const OptimizerStates&)>& flat);
 

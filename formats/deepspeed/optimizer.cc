@@ -1,4 +1,4 @@
-// The three ways in which DeepSpeed keeps an optimizer's states: vectors of ranks, torch's own, a universal checkpoint.
+// Reads an optimizer's states in DeepSpeed's three forms: vectors of ranks, torch's own, a universal checkpoint.
 #include <algorithm>
 
 #include "formats/deepspeed/flat_states.h"
@@ -42,7 +42,7 @@ Status DeepspeedReader::read_optimizers() {
                          ": optimizer states of tensor-parallel ranks without param_shapes: how their " +
                          "parts join is not known");
   std::vector<ParameterGroup> groups;
-  std::vector<std::vector<std::string>> names;  // of the parameters in each
+  std::vector<std::vector<std::string>> names;  // the names of the parameters in each group
   for (Index part = 0; part < parts(); ++part) {
     TRY(check_ranks(set_, part, ranks_));
     std::vector<std::string> files;
@@ -69,7 +69,7 @@ Status DeepspeedReader::read_optimizers() {
     const Index tensor_rank = part % tensor_ranks_;
     TRY(add_parameters(ranks, parameters, tensor_rank));
     if (tensor_rank > 0) continue;  // the same groups
-    // All ranks have the same options, and the stages of a pipeline the same groups.
+    // All ranks have the same options, and all stages of a pipeline have the same groups.
     const OptimizerStates& states = ranks[0].states;
     left_out_.insert(states.left_out.begin(), states.left_out.end());
     if (part == 0) groups = states.param_groups;
@@ -145,7 +145,7 @@ Status DeepspeedReader::add_parameters(const std::vector<RankStates>& ranks,
         continue;
       }
       if (earlier != weight.states.end()) continue;
-      Tensor scalar;  // a step, which is each one's
+      Tensor scalar;  // a step, which every parameter gets
       scalar.name = name;
       scalar.dtype = tensor.dtype;
       scalar.fragments.add(tensor);
@@ -158,7 +158,7 @@ Status DeepspeedReader::add_parameters(const std::vector<RankStates>& ranks,
   return {};
 }
 
-// The options of a group, and the names of its parameters.
+// Adds the options of a group and the names of its parameters.
 Status DeepspeedReader::add_parameter_group(std::size_t g, const ParameterGroup& group, std::uint32_t file,
                                             const std::vector<std::string>& names) {
   const auto add = [&](const std::string& option, std::string value) {
@@ -169,11 +169,11 @@ Status DeepspeedReader::add_parameter_group(std::size_t g, const ParameterGroup&
   return add("params", pickled_names(names));
 }
 
-// What a file of a universal checkpoint holds: a state of a parameter, a tensor or a value.
+// The content of a file of a universal checkpoint: a state of a parameter, as a tensor or a value.
 struct UniversalState {
   std::string parameter, name;
   std::optional<StoredTensor> tensor;
-  std::string value;  // pickled, where it is none
+  std::string value;  // pickled, if it is not a tensor
 };
 
 Result<std::vector<UniversalState>> DeepspeedReader::read_universal_states() {
@@ -206,7 +206,7 @@ Result<std::vector<UniversalState>> DeepspeedReader::read_universal_states() {
       });
 }
 
-// `shapes`: of the parameters, as far as param_shapes has them.
+// Adds a state. `shapes` are those of the parameters in param_shapes.
 Status DeepspeedReader::add_universal_state(const UniversalState& state, const std::map<std::string, Dims>& shapes) {
   Weight& weight = weights_[state.parameter];
   if (!state.tensor) {
@@ -239,7 +239,7 @@ Status DeepspeedReader::add_universal_state(const UniversalState& state, const s
   return {};
 }
 
-// `groups`: names of the parameters of each group of param_shapes.
+// Reads the options of the groups. `groups` are the names of the parameters in each group of param_shapes.
 Status DeepspeedReader::read_universal_options(const std::vector<std::vector<std::string>>& groups) {
   const std::string options = set_.directory + std::string(kUniversalDirectory) + "/optimizer_state.pt";
   if (!path_exists(path_join(catalog_.root, options))) return {};
@@ -263,8 +263,8 @@ Status DeepspeedReader::read_universal_options(const std::vector<std::vector<std
   return {};
 }
 
-// A universal checkpoint: a directory for each parameter, a file for each of its states. ZeRO 3's have lost their
-// shape.
+// Reads a universal checkpoint: a directory for each parameter, with a file for each state. States of ZeRO 3 have lost
+// their shape.
 Status DeepspeedReader::read_universal() {
   if (has_rank_models()) TRY(check_ranks(set_, 0, ranks_));
   const auto states = TRY(read_universal_states());
@@ -289,7 +289,7 @@ Status DeepspeedReader::read_universal() {
   return read_universal_options(groups);
 }
 
-// Without ZeRO the optimizer is torch's own, in the model states: its states are numbered.
+// Reads torch's own optimizer in the model states, which exists without ZeRO. Its states are numbered.
 Status DeepspeedReader::read_plain_optimizer() {
   const auto root = first_file_->root();
   const auto optimizer = root->find("optimizer");
@@ -330,7 +330,7 @@ Status DeepspeedReader::read_plain_optimizer() {
       for (const TensorFile::Entry* entry : states.at(id))
         if (entry->tensor.shape().rank() > 0) to.shape = entry->tensor.shape();
   }
-  std::vector<NamedShape> parameters;  // in the model's order, tied ones once
+  std::vector<NamedShape> parameters;  // in the model's order, each tied one once
   std::set<std::pair<Index, Index>> places;
   for (const NamedTensor& entry : first().module) {
     const StoredTensor& t = entry.tensor;

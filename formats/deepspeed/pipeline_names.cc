@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::string_view kLayer = "{}.";
 
-using Layer = std::map<std::string_view, const Dims*>;  // what it calls its parameters
+using Layer = std::map<std::string_view, const Dims*>;  // shapes of its parameters, by name
 
 std::optional<std::map<Index, Layer>> layers_of(const std::map<std::string, Dims>& parameters) {
   std::map<Index, Layer> out;
@@ -32,7 +32,7 @@ bool same_names(const Layer& a, const Layer& b) {
 
 std::string_view last_part(std::string_view name) { return name.substr(name.rfind('.') + 1); }
 
-// The one rule for which that is true; null where there is none, or several.
+// Returns the only rule that satisfies a condition, or null if there is none or more than one.
 template <class IsIt>
 const NameRule* only_rule(const Family& family, const IsIt& is_it) {
   const NameRule* found = nullptr;
@@ -60,7 +60,7 @@ const NameRule* rule_outside(const Family& family, NameRule::Place place, std::s
   });
 }
 
-// What a family calls all of them; empty where it has no name for one.
+// Returns a family's names for all parameters, or nothing if it lacks one.
 std::map<std::string, std::string> names_in(const Family& family, const std::map<Index, Layer>& layers,
                                             const std::map<Index, Index>& numbers) {
   std::map<std::string, std::string> out;
@@ -87,7 +87,7 @@ PipelineNames name_pipeline(const std::map<std::string, Dims>& parameters, Famil
   if (!layers || layers->empty()) return {};
   const auto most = std::max_element(layers->begin(), layers->end(),
                                      [](const auto& a, const auto& b) { return a.second.size() < b.second.size(); });
-  std::map<Index, Index> numbers;  // of the model's layers, by those of the pipeline's
+  std::map<Index, Index> numbers;  // the model's layer number of each layer of the pipeline
   for (const auto& [number, layer] : *layers)
     if (same_names(layer, most->second)) numbers.emplace(number, std::ssize(numbers));
   const Index first = numbers.begin()->first, last = numbers.rbegin()->first;

@@ -1,14 +1,15 @@
-// What the parameters of a PipelineModule are in the model.
+// Finds the model's names for the parameters of a PipelineModule.
 //
-// Its layers are numbered through, whatever they are, and each names its parameters by itself:
+// A PipelineModule numbers its layers consecutively, whatever they are, and each layer names its own parameters
+// (deepspeed/runtime/pipe/module.py):
 //
 //   0.word_embeddings.weight                             model.embed_tokens.weight
 //   1.input_layernorm.weight ... 4.down_proj.weight      model.layers.0.input_layernorm.weight ...
 //   5.weight                                             model.norm.weight
 //   6.lm_head.weight                                     lm_head.weight
 //
-// Layers that have the same names are the model's layers. A family has them where each of those is the end of one of
-// its parameters' names, and where what stands before and behind is what it has there, by dimensions.
+// Layers with the same names are the model's layers. A family matches if each of these names is the end of one of its
+// parameters' names, and if the parameters before and after the layers match the family's by their dimensions.
 #pragma once
 
 #include <map>
@@ -20,10 +21,11 @@
 
 namespace reshard::deepspeed {
 
+// The result of the search.
 struct PipelineNames {
-  const Family* family = nullptr;            // null: none that is known has them
-  std::map<std::string, std::string> names;  // of each, its Hugging Face name; empty: no family that is known has them
-  std::string evidence;                      // a phrase for people; empty likewise
+  const Family* family = nullptr;            // null if no known family matches
+  std::map<std::string, std::string> names;  // Hugging Face names by name; empty if no known family matches
+  std::string evidence;                      // for people; empty if no known family matches
 };
 PipelineNames name_pipeline(const std::map<std::string, Dims>& parameters, Families families = {});
 

@@ -11,10 +11,10 @@ namespace {
 using pickle::Kind;
 using pickle::Value;
 
-// What lists may come to that hold the same container many times.
-constexpr std::size_t kMaxStates = 32;              // of one group: Adam has three
-constexpr Index kMaxNumbers = Index{1} << 22;       // of paddings and ids: of each parameter a few
-constexpr Index kMaxOptionBytes = Index{16} << 20;  // of all parameter groups, pickled
+// Limits for lists, which may contain the same container many times.
+constexpr std::size_t kMaxStates = 32;              // for one group; Adam has three
+constexpr Index kMaxNumbers = Index{1} << 22;       // for paddings and ids; a parameter has a few
+constexpr Index kMaxOptionBytes = Index{16} << 20;  // for all parameter groups, pickled
 
 Result<Value> member(Value dict, std::string_view name) {
   const auto found = dict.find(name);
@@ -22,7 +22,7 @@ Result<Value> member(Value dict, std::string_view name) {
   return *found;
 }
 
-// A member that may be missing or None.
+// Returns a member, or nothing if it is missing or None.
 std::optional<Value> optional_member(Value dict, std::string_view name) {
   const auto found = dict.find(name);
   return found && !found->is_none() ? found : std::nullopt;
@@ -60,7 +60,7 @@ Result<std::vector<Group>> read_groups(Value list) {
   constexpr std::string_view kWhat = "param_shapes";
   if (!list.is_sequence()) return list.mismatch(kWhat, "a list of groups");
   std::vector<Group> out;
-  std::unordered_set<std::string_view> names;  // one group is in a list many times where a file means harm
+  std::unordered_set<std::string_view> names;  // a hostile file may contain the same group many times
   for (std::size_t g = 0; g < list.size(); ++g) {
     const Value shapes = list[g];
     if (shapes.kind() != Kind::kDict) return shapes.mismatch(kWhat, "names and shapes");
@@ -77,7 +77,7 @@ Result<std::vector<Group>> read_groups(Value list) {
   return out;
 }
 
-// The name of a tensor of the file below `section`; nothing for others.
+// Returns a tensor's name below `section`, or nothing if it is elsewhere.
 std::optional<std::string> name_below(const TensorFile::Entry& entry, std::string_view section) {
   if (entry.path.size() < 2 || entry.path[0] != KeyPath::value_type(std::string(section))) return std::nullopt;
   return entry.name.substr(section.size() + 1);
@@ -124,7 +124,7 @@ Status read_state(const TorchFile& file, Value dict, std::size_t g, GroupState& 
   return {};
 }
 
-// {0: {...}, 1: {...}}, or of elastic checkpoints a list.
+// Reads {0: {...}, 1: {...}}, or a list in elastic checkpoints.
 Status read_group_states(const TorchFile& file, Value states, std::vector<GroupState>& groups) {
   if (!states.is_sequence() && states.kind() != Kind::kDict) return states.mismatch("state", "a dict of groups");
   for (std::size_t i = 0; i < states.size(); ++i) {

@@ -1,5 +1,5 @@
-// What one of DeepSpeed's files holds, read as data: the model states that engine.py saves, and the state_dict() of its
-// optimizers.
+// Reads the content of one of DeepSpeed's files: the model states that engine.py saves, or the state_dict() of an
+// optimizer.
 //
 //   model states   {"module": {name: tensor}, "param_shapes": [{name: torch.Size}, ...] of each group,
 //                   "buffer_names", "frozen_param_shapes", "frozen_param_fragments", "shared_params": {alias: name},
@@ -32,35 +32,36 @@ namespace reshard::deepspeed {
 
 struct NamedTensor {
   std::string name;
-  StoredTensor tensor;  // its file is the reader's to say
+  StoredTensor tensor;  // the reader sets its file
 };
 
-using Group = std::vector<NamedShape>;  // of parameters, in the order in which they were flattened
+using Group = std::vector<NamedShape>;  // parameters in the order in which they were flattened
 
+// The content of a file of model states.
 struct ModelStates {
   std::vector<NamedTensor> module;
-  bool has_module = false;                   // a pipeline's is in the files of its layers
-  std::optional<std::vector<Group>> groups;  // nothing where ZeRO is off
+  bool has_module = false;                   // false for a pipeline, whose layers have files of their own
+  std::optional<std::vector<Group>> groups;  // nothing without ZeRO
   std::map<std::string, Dims> frozen_shapes;
-  std::vector<NamedTensor> frozen;            // of ZeRO 3 this rank's run of each, as a vector
-  std::map<std::string, std::string> shared;  // an alias and what it is another name of
+  std::vector<NamedTensor> frozen;            // with ZeRO 3, this rank's run of each, as a vector
+  std::map<std::string, std::string> shared;  // names by their aliases
   std::set<std::string> buffers;
   std::optional<Index> steps, dp_ranks, mp_ranks, stages;  // stages: of a pipeline
-  std::vector<Index> experts;                              // of each layer that has some
+  std::vector<Index> experts;                              // their number in each layer with experts
   std::string version;
-  std::optional<TensorParallelInfo> tensor_parallel;  // of AutoTP
+  std::optional<TensorParallelInfo> tensor_parallel;  // AutoTP's
 };
-// Corrupt where a member is not what DeepSpeed writes, and where a parameter is in two groups.
+// Fails with kCorrupt if a member is not what DeepSpeed writes, or a parameter is in two groups.
 Result<ModelStates> read_model_states(const TensorFile& file, const std::string& path);
 
 // The flat state of one group, on one rank.
 struct GroupState {
   std::optional<StoredTensor> master;
   std::map<std::string, StoredTensor> tensors;  // "exp_avg"; "step" has no dimensions
-  std::map<std::string, std::string> values;    // others, as pickles
+  std::map<std::string, std::string> values;    // other values, as pickles
 };
 
-// A stretch of a rank's vector that is part of a parameter.
+// A range of a rank's vector that is part of a parameter.
 struct Slice {
   std::string name;
   Index start = 0, length = 0;
@@ -68,29 +69,31 @@ struct Slice {
 
 struct ParameterGroup {
   std::vector<std::pair<std::string, std::string>> options;  // "lr", as pickles
-  std::vector<Index> ids;                                    // which of the flat groups are its
+  std::vector<Index> ids;                                    // its flat groups
 };
 
+// The content of a file of optimizer states.
 struct OptimizerStates {
-  std::optional<Index> stage;           // nothing: BF16_Optimizer
-  bool cuts_parameters = false;         // as ZeRO 3 does; else the whole vector is cut
-  std::vector<Index> partition_counts;  // of each group; of ZeRO 3 one for all
+  std::optional<Index> stage;           // of ZeRO; nothing for BF16_Optimizer
+  bool cuts_parameters = false;         // each parameter is cut (ZeRO 3), not the whole vector
+  std::vector<Index> partition_counts;  // for each group, or with ZeRO 3 one for all
   std::vector<GroupState> groups;
-  std::vector<std::vector<Index>> paddings;  // of each group behind each parameter; none where there are none
-  std::vector<std::vector<Slice>> slices;    // of each group; empty unless asked for
+  std::vector<std::vector<Index>> paddings;  // for each group, elements after each parameter; may be missing
+  std::vector<std::vector<Slice>> slices;    // for each group; empty unless `with_slices`
   std::vector<ParameterGroup> param_groups;
-  std::set<std::string> left_out;  // options that are no plain data
+  std::set<std::string> left_out;  // options that are not plain data
 };
-// "group 0", as messages name it.
+// Returns "group 0", for messages.
 inline std::string group_text(std::size_t g) { return "group " + std::to_string(g); }
 
-// Vectors are checked to be such: one dimension, stride 1.
+// Reads optimizer states. Fails with kCorrupt unless vectors have one dimension and stride 1.
 Result<OptimizerStates> read_optimizer_states(const TorchFile& file, const std::string& path, bool with_slices);
 
-// {"lr": ..., "params": [0, 1]}, as all optimizers of torch have them. `left_out` receives names.
+// Reads the groups {"lr": ..., "params": [0, 1]} of any torch optimizer. Adds the names of options that are not plain
+// data to `left_out`.
 Result<std::vector<ParameterGroup>> read_parameter_groups(pickle::Value list, std::set<std::string>& left_out);
 
-// A tensor's dimensions: a torch.Size, or a tuple.
+// Reads a shape: a torch.Size, or a tuple.
 Result<Dims> read_shape(pickle::Value value, const std::string& what);
 
 }  // namespace reshard::deepspeed

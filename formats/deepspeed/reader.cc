@@ -13,9 +13,9 @@
 namespace reshard::deepspeed {
 namespace {
 
-// What DeepSpeed copies beside its checkpoints.
+// The script that DeepSpeed copies next to its checkpoints.
 constexpr std::array<std::string_view, 2> kScripts = {"zero_to_fp32.py", "zero_to_torch.py"};
-// What the Trainer and Accelerate save beside the engine's directory.
+// The files that the Trainer and Accelerate save next to the engine's directory.
 constexpr std::array<std::string_view, 4> kModelFiles = {"model.safetensors", "model.safetensors.index.json",
                                                          "pytorch_model.bin", "pytorch_model.bin.index.json"};
 
@@ -45,7 +45,7 @@ Status DeepspeedReader::read_models(const OpenOptions& options) {
   auto others = TRY(read_files<ModelStates>(
       names, [&](const File& file, const std::string& path, std::uint32_t number) -> Result<ModelStates> {
         ModelStates out = TRY(read_model_states(TRY(TensorFile::open(file)), path));
-        if (keys[number - base].second > 0) {  // of what all ranks have alike the first rank's is enough
+        if (keys[number - base].second > 0) {  // values that are equal on all ranks are kept of the first rank only
           out.groups.reset();
           std::erase_if(out.module, [&](const NamedTensor& t) {
             return t.tensor.shape() == Dims{0} && !out.buffers.contains(t.name);
@@ -74,7 +74,7 @@ Status DeepspeedReader::read_models(const OpenOptions& options) {
   return read_module_files();
 }
 
-// How many tensor-parallel ranks there are, and of AutoTP how their parts join.
+// Finds the number of tensor-parallel ranks and, for AutoTP, how their parts join.
 Status DeepspeedReader::find_parts() {
   if (set_.is_universal) return {};
   if (!set_.layers.empty()) {
@@ -108,7 +108,7 @@ Status DeepspeedReader::find_parts() {
   return join_parts_of(shapes);
 }
 
-// `shapes`: what each tensor-parallel rank has, of one stage or of all.
+// Joins parts. `shapes` are the parts of each tensor-parallel rank, of one stage or of all.
 Status DeepspeedReader::join_parts_of(const std::vector<std::map<std::string, Dims>>& shapes) {
   const auto& info = first().tensor_parallel;
   const PipelineNames names = info ? PipelineNames() : name_pipeline(shapes[0], families_);
@@ -139,7 +139,7 @@ Status DeepspeedReader::join_parts_of(const std::vector<std::map<std::string, Di
   return {};
 }
 
-// What the module of one file has. A placeholder of ZeRO 3 has no elements where the parameter has some.
+// Adds the module of one file. A tensor without elements is ZeRO 3's placeholder if the parameter has elements.
 Status DeepspeedReader::add_module(const ModelStates& states, std::uint32_t file, Index part) {
   for (const NamedTensor& entry : states.module) {
     const StoredTensor& tensor = entry.tensor;
@@ -178,7 +178,7 @@ Status DeepspeedReader::add_module(const ModelStates& states, std::uint32_t file
   return {};
 }
 
-// The layers of a pipeline, and experts.
+// Reads the files of a pipeline's layers and of experts.
 Status DeepspeedReader::read_module_files() {
   std::vector<std::string> names, prefixes;
   std::vector<Index> parts;
@@ -218,7 +218,8 @@ Status DeepspeedReader::read_module_files() {
   return {};
 }
 
-// What ZeRO 3's ranks have of the parameters that were not trained: equal runs. Others have them whole in the module.
+// Joins the frozen parameters of ZeRO 3, of which each rank has an equal run. In other stages the module has them
+// whole.
 Status DeepspeedReader::join_frozen() {
   if (!has_rank_models()) return {};
   struct Joined {
@@ -262,7 +263,7 @@ Status DeepspeedReader::join_frozen() {
 
 // ---- What is in the catalog
 
-// Another name of a parameter has its numbers, where the file has none of its own.
+// Gives aliases the values of their parameters, unless the file has values of their own.
 Status DeepspeedReader::resolve_shared() {
   for (const auto& [alias, name] : shared_) {
     const auto source = weights_.find(name);
@@ -278,7 +279,7 @@ Status DeepspeedReader::resolve_shared() {
   return {};
 }
 
-// Of a pipeline's parameters, whose names are those of its layers.
+// Returns the model's names of a pipeline's parameters, which are named by layer.
 std::map<std::string, std::string> DeepspeedReader::plain_names(Families families) {
   if (first().has_module) return {};
   std::map<std::string, Dims> shapes;
@@ -326,7 +327,7 @@ Status DeepspeedReader::finish_weights(Weights wanted, Families families) {
   return {};
 }
 
-// What else the first rank's model states hold: schedulers, counters, what the user gave.
+// Adds the other values in the first rank's model states: schedulers, counters, and what the user added.
 Status DeepspeedReader::add_extra() {
   static const std::set<std::string, std::less<>> kOwn = {"module",
                                                           "buffer_names",

@@ -1,5 +1,5 @@
-// How one of DeepSpeed's checkpoints is read: its model (reader.cc), then the states of its optimizer (optimizer.cc),
-// then both become the catalog.
+// The reader of DeepSpeed's checkpoints. It reads the model (reader.cc), then the optimizer's states (optimizer.cc),
+// and makes the catalog from both.
 #pragma once
 
 #include <map>
@@ -19,15 +19,15 @@
 namespace reshard::deepspeed {
 
 inline constexpr std::string_view kMasterState =
-    "fp32_param";  // in the optimizer's state, as Megatron has it there too
+    "fp32_param";  // the master's name in the optimizer's state, as in Megatron's checkpoints
 
-// A parameter or buffer of the model, and what there is of it.
+// A parameter or buffer of the model, and its states.
 struct Weight {
-  DType dtype = DType::kFloat32;  // as the model computes with it, where `computes`
-  bool computes = false;          // the module has it, or a placeholder of it
-  std::optional<Tensor> stored;   // as the module has it
+  DType dtype = DType::kFloat32;  // in which the model computes, if `computes`
+  bool computes = false;          // the module has it, or a placeholder for it
+  std::optional<Tensor> stored;   // the module's values
   std::optional<Tensor> master;
-  std::vector<Tensor> states;                               // their names are the states'
+  std::vector<Tensor> states;                               // named by the state
   std::vector<std::pair<std::string, std::string>> values;  // pickled
 };
 
@@ -80,17 +80,17 @@ class DeepspeedReader : public TensorFileReader {
   std::map<std::pair<Index, Index>, std::uint32_t> model_files_;
   std::map<std::string, Weight> weights_;
   std::map<std::string, std::string> shared_;
-  std::set<std::string> universal_;  // parameters that have a directory
+  std::set<std::string> universal_;  // parameters with a directory in a universal checkpoint
   std::set<std::string> left_out_;
   std::string optimizer_;                      // for people: "ZeRO 3"
   Index ranks_ = 0;                            // data-parallel
-  Index tensor_ranks_ = 1;                     // tensor-parallel ones, whose numbers among the parts run fastest
-  std::map<std::string, JoinedParts> joined_;  // of each parameter, where there are several of them
+  Index tensor_ranks_ = 1;                     // tensor-parallel; they count fastest among the parts
+  std::map<std::string, JoinedParts> joined_;  // of each parameter, if there are several tensor-parallel ranks
   bool has_masters_ = false;
 };
 
-// Several at a time; they become the last of the catalog's files, in this order. `read` gets an open file, its path and
-// its number.
+// Reads files in parallel and appends them to the catalog's files in this order. `read` gets an open file, its path and
+// its number in the catalog.
 template <class T, class Read>
 Result<std::vector<T>> DeepspeedReader::read_files(const std::vector<std::string>& names, const Read& read) {
   const auto base = static_cast<std::uint32_t>(catalog_.files.size());

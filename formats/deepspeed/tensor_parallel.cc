@@ -12,7 +12,8 @@ using pickle::Value;
 
 constexpr std::size_t kMaxSections = 64;
 
-// The name that a pattern of Python's re.escape stands for: "^lm_head\.weight$". Nothing for other patterns.
+// Returns the name that Python's re.escape turned into this pattern, "^lm_head\.weight$", or nothing for other
+// patterns.
 std::optional<std::string> name_of_pattern(std::string_view pattern) {
   if (!take(pattern, "^") || !pattern.ends_with('$')) return std::nullopt;
   pattern.remove_suffix(1);
@@ -65,7 +66,7 @@ Result<std::vector<std::vector<Index>>> read_widths(Value lists) {
   return out;
 }
 
-// {"patterns": [...], "shape": ..., "partition_dim": 0}, the widths of whose sections are in a member of their own.
+// Reads {"patterns": [...], "shape": ..., "partition_dim": 0}. The widths of its sections are in a separate member.
 Status read_sections(Value info, TensorParallelInfo& out) {
   const auto list = info.find("parameter_with_sub_params");
   if (!list || list->is_none()) return {};
@@ -76,7 +77,7 @@ Status read_sections(Value info, TensorParallelInfo& out) {
     const auto patterns = entry.kind() == Kind::kDict ? entry.find("patterns") : std::nullopt;
     const auto dim = patterns ? entry.find("partition_dim") : std::nullopt;
     if (!dim || !dim->as_int() || *dim->as_int() < 0 || *dim->as_int() > 7 || !patterns->is_sequence()) {
-      out.unknown_patterns.emplace("parameter_with_sub_params");  // an object, as Megatron-DeepSpeed may have it
+      out.unknown_patterns.emplace("parameter_with_sub_params");  // an object, which Megatron-DeepSpeed may write
       continue;
     }
     for (std::size_t p = 0; p < patterns->size(); ++p) {

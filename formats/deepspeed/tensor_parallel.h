@@ -1,8 +1,8 @@
-// How the parts that tensor-parallel ranks have of a parameter join.
+// Joins the parts of a parameter that tensor-parallel ranks have. How they are cut is known from:
 //
-//   mp_rank_TT_model_states.pt         AutoTP: the model states say it, in "universal_checkpoint_info"
+//   mp_rank_TT_model_states.pt         AutoTP: "universal_checkpoint_info" in the model states
 //                                      (deepspeed/module_inject/layers.py, collect_autotp_universal_checkpoint_info)
-//   layer_LL-model_TT-model_states.pt  a pipeline's: as the family cuts its parameters (GPT-NeoX's files)
+//   layer_LL-model_TT-model_states.pt  a pipeline: the family's cuts (files of GPT-NeoX)
 #pragma once
 
 #include <functional>
@@ -21,35 +21,36 @@ namespace reshard::deepspeed {
 
 // How a parameter is cut.
 struct PartCut {
-  int dim = -1;                                 // -1: every rank has all of it
-  Index sections = 1;                           // equal ones of a rank's part, each of which is cut by itself
-  std::vector<std::vector<Index>> widths = {};  // of each section along the dimension, on each rank; empty: equal ones
+  int dim = -1;                                 // -1: every rank has the whole
+  Index sections = 1;                           // fused sections along the dimension, each of which is cut by itself
+  std::vector<std::vector<Index>> widths = {};  // of each section on each rank; empty if they are equal
 };
 
-// "universal_checkpoint_info" of AutoTP. Its patterns stand for one parameter each: a name behind backslashes.
+// AutoTP's "universal_checkpoint_info". Each of its patterns is a regular expression for one name, with escaped dots.
 struct TensorParallelInfo {
   std::set<std::string> rows, replicated;
   std::map<std::string, PartCut> sections;
   std::map<std::string, std::string> unsupported;  // and why
-  std::set<std::string> unknown_patterns;          // that are no names: of another trainer than AutoTP
+  std::set<std::string> unknown_patterns;          // not single names: written by another trainer than AutoTP
 
-  // Unlisted ones are cut along dimension 0.
+  // Returns how a parameter is cut: along dimension 0 if it is not listed.
   PartCut cut_of(const std::string& name) const;
 };
-// Corrupt where a member is not what DeepSpeed writes.
+// Fails with kCorrupt if a member is not what DeepSpeed writes.
 Result<TensorParallelInfo> read_tensor_parallel_info(pickle::Value info);
 
-// Where the ranks' parts of a parameter lie.
+// The whole parameter, and the boxes of each rank's part.
 struct JoinedParts {
   Dims shape;                                  // of the whole
   bool is_replicated = false;                  // each part is the whole
-  std::vector<std::vector<LocalBox>> of_rank;  // the boxes of the whole, and where they are in the rank's part
+  std::vector<std::vector<LocalBox>> of_rank;  // for each rank: boxes of the whole, and their positions in its part
 };
-// `shapes`: of each rank's part. Corrupt where they cannot be parts of one parameter that is cut so.
+// Joins parts of these shapes, one for each rank. Fails with kCorrupt if they cannot come from this cut of one
+// parameter.
 Result<JoinedParts> join_parts(const PartCut& cut, const std::vector<Dims>& shapes);
 
-// Adds the part of `rank`, a tensor whose boxes are in the part, to `whole`; the first part makes it. Of what every
-// rank has, others than the first are copies, or with `with_copies` false left out.
+// Adds the part of `rank`, whose boxes are relative to the part, to `whole`, which the first part creates. Of a
+// replicated parameter the further parts become replicas, or are dropped if `with_copies` is false.
 void add_part(std::optional<Tensor>& whole, const Tensor& part, const JoinedParts& parts, Index rank, bool with_copies);
 
 }  // namespace reshard::deepspeed

@@ -33,22 +33,22 @@ namespace {
 
 using pickle::PickleWriter;
 
-constexpr std::string_view kVersion = "0.16.9";  // of DeepSpeed, whose files these are like
+constexpr std::string_view kVersion = "0.16.9";  // the release of DeepSpeed whose files these resemble
 constexpr std::string_view kGlobalSteps = "global_steps", kGlobalSamples = "global_samples";
 
-// What an engine counts, and how its groups are set.
+// The counters of an engine, and the options of its groups.
 struct Training {
-  std::optional<AdamObjects> adam;  // nothing: weights alone
+  std::optional<AdamObjects> adam;  // nothing if only weights are written
   Index steps() const { return adam ? adam->count(kGlobalSteps).value_or(adam->step()) : 0; }
   Index samples() const { return adam ? adam->count(kGlobalSamples).value_or(0) : 0; }
 };
 
-// Those that the optimizer has states of, and those that were not trained. Of weights alone none is frozen.
+// The trained parameters, which have optimizer states, and the frozen ones. Without optimizer states none is frozen.
 struct Parameters {
   std::vector<TargetTensor> trained, frozen;
 };
 
-// A file that is a tensor of one number.
+// Returns a file with a tensor of one number.
 std::string number_file(float value) {
   const Bytes bytes = std::as_bytes(std::span(&value, 1));
   torch_archive::Item item(DType::kFloat32, {}, 0);
@@ -56,11 +56,11 @@ std::string number_file(float value) {
   return item.header() + std::string(reinterpret_cast<const char*>(&value), sizeof value) + item.trailer();
 }
 
-// One of the optimizer's: what the source has of it, under torch's names.
+// Writes a group of the optimizer: the source's options under torch's names.
 Status write_group(PickleWriter& w, const AdamObjects& adam, const AdamObjects::Values& group, bool decays, Index g) {
   pickle::Dict out(w);
   constexpr std::array<std::string_view, 4> kWords = {"lr", "betas", "eps", "weight_decay"};
-  for (const auto& [word, value] : group) {  // what else the source's optimizer has there: amsgrad, bias_correction
+  for (const auto& [word, value] : group) {  // other options of the source's optimizer: amsgrad, bias_correction
     if (word == "step" || word == "params" || std::find(kWords.begin(), kWords.end(), word) != kWords.end()) continue;
     TRY(out.value(word, value));
   }
@@ -79,8 +79,8 @@ Status write_group(PickleWriter& w, const AdamObjects& adam, const AdamObjects::
   return {};
 }
 
-// An engine takes its groups from here one by one, and stops where there are no more: there are two at least, for a run
-// that splits what decays from what does not.
+// Writes the groups. An engine takes them one by one, so there are at least two, for a run that separates parameters
+// with and without weight decay.
 Status write_groups(pickle::Dict& optimizer, const Training& run) {
   std::vector<const AdamObjects::Values*> groups;
   for (const auto& [name, group] : run.adam->groups())
@@ -125,7 +125,8 @@ void write_shapes(pickle::Dict shapes, const std::vector<TargetTensor>& paramete
   }
 }
 
-// A trained parameter is a placeholder. `write_frozen` (null: they are left out) writes the i-th frozen one.
+// Writes the module. A trained parameter is a placeholder; `write_frozen` writes frozen parameter i (null: frozen ones
+// are left out).
 void write_model(PickleWriter& w, const Training& run, const Parameters& parameters,
                  const std::function<void(PickleWriter& w, const TargetTensor& t)>& write_placeholder,
                  const std::function<void(PickleWriter& w, std::size_t i)>& write_frozen) {
@@ -154,7 +155,7 @@ void write_model(PickleWriter& w, const Training& run, const Parameters& paramet
   out.text("ds_version", kVersion);
 }
 
-// The model states without the frozen parameters.
+// Returns the model states without frozen parameters.
 std::string model_file(const Training& run, const Parameters& parameters) {
   PickleWriter w;
   write_model(
@@ -175,8 +176,8 @@ Status add_to_catalog(TensorFilesTarget& target, const TargetTensor& t, const Ex
   return target.catalog().add(std::move(tensor));
 }
 
-// The model states with the frozen parameters, which no optimizer has numbers of: an engine that goes on from a
-// universal checkpoint has them from the base model, and others from here.
+// Returns the model states with frozen parameters, which have no optimizer states. An engine that resumes from a
+// universal checkpoint takes them from the base model; other programs take them from here.
 Status add_model_file(TensorFilesTarget& target, const std::string& name, const Training& run,
                       const Parameters& parameters) {
   std::vector<FileTensor> stored;
@@ -223,7 +224,7 @@ Result<std::unique_ptr<Target>> lay_out_universal(LayoutRequest request) {
     const StateKey key = split_state_key(t.name);
     const bool is_frozen = has_states && !trained.contains(key.parameter);
     if (key.kind != StateKind::kOptimizer) (is_frozen ? parameters.frozen : parameters.trained).push_back(t);
-    if (key.kind != StateKind::kOptimizer && has_states) continue;  // the master stands for it
+    if (key.kind != StateKind::kOptimizer && has_states) continue;  // the master replaces it
     if (key.parameter.find('/') != std::string::npos || key.parameter.starts_with("."))
       return unsupported(tensor_text(key.parameter) + ": is the name of a directory in a universal checkpoint");
     const bool is_weight = key.kind != StateKind::kOptimizer || key.suffix == kMasterSuffix;

@@ -14,7 +14,7 @@ using pickle::Value;
 
 constexpr std::size_t kMaxAxes = 16;
 
-// Under the wrapping of a Parameter.
+// Returns the value inside the wrapping of a Parameter.
 Value unwrap_parameter(Value v) {
   for (int depth = 0; depth < 4 && v.kind() == Kind::kObject; ++depth) {
     const Value callee = v.callee();
@@ -30,7 +30,7 @@ bool is_class_of_torch_distributed(Value type, std::string_view name) {
   return type.kind() == Kind::kGlobal && type.name() == name && type.module().starts_with("torch.distributed");
 }
 
-// The attributes that an object is given: its state, or behind None the slots in it.
+// Returns an object's attributes: its state, or if that is a pair (None, slots), the slots.
 std::optional<Value> attributes_of(Value object) {
   Value state = object.state();
   if (state.kind() == Kind::kTuple && state.size() == 2) state = state[state[1].kind() == Kind::kDict ? 1 : 0];
@@ -65,7 +65,7 @@ Result<Dims> read_sizes(Value v, std::string_view what) {
   return Dims(std::span<const Index>(numbers));
 }
 
-// What the two wrappings have in common.
+// The common part of the two wrappings.
 struct Wrapper {
   Value type;
   Value arguments;  // class, dtype, size, stride, ...
@@ -82,7 +82,7 @@ std::optional<Wrapper> wrapper_of(Value value) {
 
 // ---- Meshes
 
-// The number of ranks along an axis: a number, or the numbers of the axes it was flattened from.
+// Reads the number of ranks along an axis: a number, or the numbers of the axes from which it was flattened.
 Result<Index> axis_size(Value v) {
   Index out = 1;
   std::vector<Value> ahead = {v};
@@ -101,7 +101,7 @@ Result<Index> axis_size(Value v) {
   return out;
 }
 
-// torch 2.5 and 2.6 keep the tensor of ranks, whose shape is the mesh's; 2.15 a layout.
+// Reads a mesh. torch 2.5 and 2.6 store the tensor of ranks, which has the mesh's shape; 2.15 stores a layout.
 Result<std::vector<Index>> mesh_sizes(const TorchFile& file, Value mesh) {
   std::vector<Index> out;
   if (const auto ranks = attribute(mesh, "mesh"); ranks && makes_torch_tensor(*ranks)) {
@@ -138,7 +138,7 @@ Result<RankMesh> read_mesh(const TorchFile& file, Value mesh) {
     if (!fits)
       return coordinate.mismatch("coordinate", "a place in a mesh of " + std::to_string(out.sizes.size()) + " axes");
   }
-  // As 2.15 and 2.6 call them.
+  // The names in 2.15 and in 2.6.
   for (const std::string_view name : {"_mesh_dim_names", "mesh_dim_names"})
     if (const auto names = attribute(mesh, name); names && names->is_sequence() && names->size() == out.sizes.size())
       for (std::size_t i = 0; i < names->size(); ++i)
@@ -209,7 +209,7 @@ Status check_size(const Dims& shape, DType dtype, Value where) {
   return where.mismatch("tensor size", "fewer than 2^63 bytes");
 }
 
-// What this rank has of it, from the local tensor and the box that belongs to the rank.
+// Sets this rank's parts from the local tensor and the rank's box.
 Status add_part(DistributedTensor& tensor, StoredTensor local, const Box& box, const std::string& place) {
   const bool is_empty = volume(local.shape()) == 0;
   if (local.dtype != tensor.dtype)
@@ -263,14 +263,14 @@ Result<Placement> placement_of(const std::vector<AxisPlacement>& placements, con
     const auto is = [&](std::size_t i, Cut kind) { return placements[i].kind == kind && placements[i].dim == d; };
     for (std::size_t i = 0; i < placements.size(); ++i)
       if (is(i, Cut::kShard)) out.splits.push_back({{axis_name(i)}, d});
-    Index later = 1, later_shards = 1;  // ranks along the axes to the right that cut this dimension
+    Index later = 1, later_shards = 1;  // number of ranks along the later axes that cut this dimension
     for (std::size_t i = placements.size(); i-- > 0;) {
       if (is(i, Cut::kShard)) {
         later *= sizes[i];
         later_shards *= sizes[i];
       }
       if (!is(i, Cut::kStridedShard)) continue;
-      // Another factor is an interleaving that no cut of contiguous pieces is.
+      // Another factor interleaves rows and is not a cut into contiguous pieces.
       const Index factor = placements[i].split_factor;
       if (factor != later && factor != later_shards)
         return unsupported("placements: expected a split_factor of " + std::to_string(later) +
@@ -316,7 +316,7 @@ Status DistributedTensors::resolve_dtensor(Value state, DistributedTensor& out) 
   const Placement placement = TRY(placement_of(out.placements, mesh.sizes, out.shape.rank()).context(file_.place()));
   out.ranks = mesh.ranks;
   out.rank = mesh.rank;
-  Index number = 0;  // of the coordinate in the mesh
+  Index number = 0;  // row-major number of the coordinate in the mesh
   for (std::size_t i = 0; i < mesh.sizes.size(); ++i) {
     if (!mesh.coordinate) continue;
     number = number * mesh.sizes[i] + (*mesh.coordinate)[i];

@@ -1,5 +1,5 @@
-// The stack machine: follows the opcodes of a pickle and leaves a Tree. What it holds is in pickle_machine_state.h, the
-// objects that it hands over to a RecordSink are read by pickle_machine_records.h.
+// The stack machine, which follows the opcodes of a pickle and builds a Tree. Its state is in pickle_machine_state.h;
+// pickle_machine_records.h reads the objects for a RecordSink.
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
@@ -29,7 +29,7 @@ constexpr std::size_t kMaxAttached = 1 << 20;
 
 class Machine : RecordReader {
  public:
-  // `sink`: null, or what takes the objects of its classes.
+  // `sink` may be null; otherwise it takes the objects of its classes.
   Machine(Tree& tree, const Limits& limits, RecordSink* sink) : RecordReader(tree, limits, sink) {}
 
   Status run() {
@@ -47,12 +47,12 @@ class Machine : RecordReader {
     std::string message = at(tree_.path, static_cast<Index>(op_at_)) + ": " + name + ": " + problem_;
     return unsupported_ ? unsupported(std::move(message)) : corrupt(std::move(message));
   }
-  // Whether it ended as it had not as many as it needed.
+  // Returns whether the pickle failed because it needed more cells than were reserved.
   bool lacks_cells() const { return lacks_cells_; }
 
  private:
-  // Takes steps until STOP or a failure. The opcodes that are most of a large .metadata are done here, with position
-  // and top of the stack in registers, as long as nothing is unusual about them; what is unusual is left to step().
+  // Runs until STOP or a failure. The most frequent opcodes of a large .metadata are handled here, with position and
+  // top of the stack in registers, in their usual forms; step() handles everything else.
   bool follow() {
     const unsigned char* const end = raw_ + size_;
     const unsigned char *p = raw_, *there = raw_ + tree_.text.filled();
@@ -109,7 +109,7 @@ class Machine : RecordReader {
         there = raw_ + tree_.text.filled();
         top = stack_.data() + stack_.size();
       }
-      // MEMOIZE follows nearly everything that makes a container.
+      // MEMOIZE follows nearly every opcode that makes a container.
       if (p != end && *p == 0x94 && memo_used_ == memo_.size() && memo_.has_room(1) &&
           top - stack_.data() > static_cast<std::ptrdiff_t>(floor_)) {
         memo_.push(top[-1]);
@@ -270,7 +270,7 @@ class Machine : RecordReader {
 
   bool put(std::uint32_t i) {
     if (!depth_needed(1)) return false;
-    // Writers number what they remember from 0 on, each with an opcode of its own.
+    // Writers number memoized values from 0, each with an opcode of its own.
     if (i >= memo_.capacity() || i > op_at_)
       return fail("expected a memo index up to " +
                   std::to_string(std::min<Index>(static_cast<Index>(op_at_), memo_.capacity())) + ", got " +
@@ -290,7 +290,7 @@ class Machine : RecordReader {
     return push(memo_[i]);
   }
 
-  // A line of text, without its end, into line_at_ and line_size_.
+  // Reads a line of text into line_at_ and line_size_, without its end.
   bool line() {
     const void* end = std::memchr(raw_ + pos_, '\n', tree_.text.filled() - pos_);
     while (end == nullptr) {
@@ -324,7 +324,7 @@ class Machine : RecordReader {
     return push(handle(kNode, node_));
   }
 
-  // Appends the n values on top of the stack to a container node, and pops them.
+  // Appends the n topmost values of the stack to a container node and pops them.
   bool add_to(Handle node, std::uint32_t n) {
     const std::uint32_t at = payload_of(node);
     const Kind kind = tree_.node_kind(node);
@@ -342,7 +342,7 @@ class Machine : RecordReader {
     }
     std::uint32_t* const target = tree_.cells.data() + tree_.cells[at + 1] + old_count;
     const Handle* const values = last(n);
-    for (std::uint32_t i = 0; i < n; ++i) target[i] = values[i];  // most often two or three: no call of memcpy
+    for (std::uint32_t i = 0; i < n; ++i) target[i] = values[i];  // usually two or three, so not worth a memcpy
     tree_.cells[at] = header(kind, static_cast<std::uint32_t>(new_n) / width);
     drop(n);
     return true;
@@ -363,7 +363,7 @@ class Machine : RecordReader {
     return depth_needed(n + 1) && add_last(kind, n);
   }
 
-  // Adds the n values on top of the stack to what lies below them: a container of that kind, or an object.
+  // Adds the n topmost values to the value below them: a container of that kind, or an object.
   bool add_last(Kind kind, std::uint32_t n) {
     const Handle target = *last(n + 1);
     if (tag_of(target) == kNode) {
@@ -496,7 +496,7 @@ class Machine : RecordReader {
   std::unordered_map<std::string, std::uint32_t> global_index_;  // "module\nname"
   Handle ordered_dict_ = kUnset;
 
-  // Results of the steps' parts.
+  // Results of parts of a step.
   std::size_t line_at_ = 0;
   std::size_t line_size_ = 0;
   std::uint32_t line_index_ = 0;
@@ -507,7 +507,7 @@ class Machine : RecordReader {
 
 namespace {
 
-// Of one as long the tree may take megabytes.
+// Pickles of this length may need megabytes for the tree.
 constexpr Index kLongPickle = kMuchMemory / 16;
 
 Result<Document> read_pickle(internal::Text text, std::string_view path, const Limits& limits, RecordSink* sink) {
@@ -523,7 +523,7 @@ Result<Document> read_pickle(internal::Text text, std::string_view path, const L
   capped.memo = std::min(limits.memo, Limits{}.bytes);
   capped.globals = std::min(limits.globals, Index{1} << 24);
   const Index most_cells = capped.cells;
-  // Of what a sink takes few cells stay.
+  // A sink leaves few cells.
   const bool is_asked = !sink && size >= kLongPickle;
   if (const auto left = is_asked ? memory_left() : std::nullopt)
     capped.cells = std::min(most_cells, *left / static_cast<Index>(sizeof(std::uint32_t)));

@@ -1,6 +1,5 @@
-// What the machine that follows a pickle (pickle_machine.cc) holds: where it is in the bytes, the stack with its marks,
-// the memo, the cells it has filled; and the steps that its opcodes are made of. Included by the machine and by
-// pickle_machine_records.h alone.
+// The state of the pickle machine (pickle_machine.cc): its position in the bytes, the stack with its marks, the memo
+// and the cells; and the steps that opcodes consist of. Only the machine and pickle_machine_records.h include this.
 #pragma once
 
 #include <algorithm>
@@ -18,14 +17,14 @@
 namespace reshard::pickle::internal {
 namespace {
 
-// Steps return false once something is wrong, and `problem_` says what.
+// The state and its steps. A step that fails returns false and sets `problem_`.
 class MachineState {
  public:
   MachineState(const MachineState&) = delete;
   MachineState& operator=(const MachineState&) = delete;
 
  protected:
-  static constexpr std::size_t kAhead = 64 << 10;  // bytes that a step may look at
+  static constexpr std::size_t kAhead = 64 << 10;  // the most bytes that a step may read
 
   MachineState(Tree& tree, const Limits& limits)
       : tree_(tree), limits_(limits), raw_(tree.raw()), size_(tree.text.size()) {}
@@ -57,9 +56,9 @@ class MachineState {
     return fail("expected a memo index that was put, got " + std::to_string(i));
   }
 
-  // Every opcode pushes and remembers one value at most. None takes more than 3 cells for each of its bytes: the worst
-  // is a list that is appended to one by one, just after it outgrew eight elements. `is_dense`: most opcodes will do
-  // so.
+  // Reserves stack, memo and cells for the whole pickle. An opcode pushes and memoizes at most one value, and takes at
+  // most 3 cells for each of its bytes; the worst case is a list that grows element by element and just exceeded eight.
+  // Pass `is_dense` if most opcodes need that much.
   bool reserve(bool is_dense) {
     const Index n = static_cast<Index>(size_);
     if (!stack_.reserve(std::min(limits_.stack, n), is_dense) ||
@@ -70,7 +69,7 @@ class MachineState {
     return true;
   }
 
-  // Whether the bytes that a step looks at are there.
+  // Makes sure that the bytes of the next step were read.
   [[gnu::always_inline]] bool ahead() {
     return pos_ + kAhead <= tree_.text.filled() || tree_.text.filled() == size_ || read_on(pos_ + kAhead);
   }
@@ -86,7 +85,7 @@ class MachineState {
     return v;
   }
 
-  // Frames are hints for reading ahead: their content follows as if they were not there.
+  // Skips a FRAME opcode. It is only a hint for reading ahead.
   bool frame() {
     if (!need(8)) return false;
     return need(take(8));

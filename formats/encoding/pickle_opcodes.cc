@@ -125,7 +125,7 @@ std::string_view opcode_name(unsigned char op) {
 
 namespace {
 
-// The bytes behind an opcode that belong to it, without the payload whose length they may give.
+// The size of an opcode's argument, without a payload whose length the argument gives.
 struct Argument {
   enum class Form { kUnknown, kFixed, kCounted, kLines } form = Form::kUnknown;
   std::size_t n = 0;  // bytes, or lines

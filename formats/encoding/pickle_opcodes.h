@@ -1,4 +1,4 @@
-// What the reader of pickles knows about single opcodes. Internal to formats/encoding/pickle*.
+// Names and operands of pickle opcodes. Internal to formats/encoding/pickle*.
 #pragma once
 
 #include <cstddef>
@@ -8,17 +8,17 @@
 
 namespace reshard::pickle::internal {
 
-// The name in Lib/pickletools.py; empty for opcodes that are not read here.
+// Returns the opcode's name in Lib/pickletools.py, or an empty text for an unsupported opcode.
 std::string_view opcode_name(unsigned char op);
 
-// What a leaf's opcode is followed by.
+// The operand of an opcode that pushes a string or a number.
 struct Leaf {
   Kind kind;
-  std::size_t length_width;  // bytes that say how many payload bytes follow; 0: `fixed` bytes follow
+  std::size_t length_width;  // bytes of the length field before the payload; 0: the payload has `fixed` bytes
   std::size_t fixed;
 };
 
-// Of the opcodes that push a string or a number; the others are not asked about.
+// Returns the operand of an opcode that pushes a string or a number. Must not be called for other opcodes.
 constexpr Leaf leaf_of(unsigned char op) {
   switch (op) {
     case 'J':

@@ -1,4 +1,4 @@
-// Values as short texts for people.
+// Prints values as short texts for people.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -78,7 +78,7 @@ class Printer {
     return true;
   }
 
-  // The shortest text that reads back as the same number.
+  // Prints the shortest text that reads back as the same number.
   void number(double v) {
     char buffer[40];
     for (int digits = 1; digits <= 17; ++digits) {
@@ -123,7 +123,7 @@ class Printer {
     out_ += ")";
   }
 
-  // Of io.BytesIO how much it holds; in protocol 2 its bytes are a text of as many characters, encoded.
+  // Prints the size of an io.BytesIO; in protocol 2 its bytes are an encoded text with one character for each byte.
   bool byte_stream(Value v) {
     const Value callee = v.callee(), state = v.state();
     if (callee.kind() != Kind::kGlobal || callee.module() != "_io" || callee.name() != "BytesIO") return false;

@@ -14,8 +14,8 @@
 namespace reshard::pickle::internal {
 namespace {
 
-constexpr std::size_t kStretch = 1 << 20;         // bytes that are read at once
-constexpr std::size_t kLeastReleased = 16 << 10;  // bytes; of fewer it is not worth a call
+constexpr std::size_t kStretch = 1 << 20;         // bytes to read at once
+constexpr std::size_t kLeastReleased = 16 << 10;  // bytes; fewer are not worth a system call
 
 }  // namespace
 

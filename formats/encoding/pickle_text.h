@@ -1,4 +1,4 @@
-// The bytes of a pickle: a string, or those of a file, which are read as far as they are asked for.
+// The bytes of a pickle: a string, or a file that is read in pieces as needed.
 #pragma once
 
 #include <cstddef>
@@ -11,23 +11,25 @@
 
 namespace reshard::pickle::internal {
 
+// Bytes with stable addresses.
 class Text {
  public:
   Text() = default;
   explicit Text(std::string bytes);
-  // Those of `file`, which outlives every fill(). They get addresses, and memory as they are read. An error where there
-  // are no addresses for them.
+  // Returns the bytes of `file`, which must outlive every fill(). Reserves addresses for all of them; memory is taken
+  // as they are read. Fails if the addresses cannot be reserved.
   static Result<Text> of(const File& file);
 
   const unsigned char* data() const { return mapped_ ? mapped_.get() : whole(); }
   std::size_t size() const { return size_; }
-  std::size_t filled() const { return filled_; }  // bytes that are there, but for those that were released
-  // Reads on until `end` bytes are there, or all of them.
+  std::size_t filled() const { return filled_; }  // bytes read so far, including released ones
+  // Reads until `end` bytes were read, or all of them.
   Status fill(std::size_t end);
 
-  // Of a file, what is no longer looked at gives its memory back: whole pages of [begin, end).
+  // Frees the memory of the whole pages in [begin, end), which must not be read again. Does nothing for a string.
   void release(std::size_t begin, std::size_t end);
-  // Copies bytes to where nothing is released, and says where that is, behind the end. Nothing where there is no room.
+  // Copies bytes to a place behind the end that is never released, and returns its position. Returns nothing if there
+  // is no room.
   std::optional<std::size_t> keep(std::size_t begin, std::size_t end);
 
  private:
@@ -35,9 +37,9 @@ class Text {
 
   std::string whole_;
   const File* file_ = nullptr;
-  std::shared_ptr<unsigned char> mapped_;  // null: all of it is in whole_
+  std::shared_ptr<unsigned char> mapped_;  // null if the bytes are in whole_
   std::size_t size_ = 0, filled_ = 0;
-  std::size_t kept_ = 0, room_ = 0;  // where the next copy goes, and where the room for them ends
+  std::size_t kept_ = 0, room_ = 0;  // position of the next copy, and the end of the room for copies
 };
 
 }  // namespace reshard::pickle::internal

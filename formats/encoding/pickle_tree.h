@@ -1,5 +1,5 @@
-// How a pickle's values lie in memory: 32-bit handles, and the cells that containers are made of. The machine
-// (pickle_machine.cc and its headers) fills a Tree, the accessors (pickle_value.cc) read it; nothing else includes
+// The representation of a pickle's values in memory: 32-bit handles, and the cells of containers. The machine
+// (pickle_machine.cc and its headers) fills a Tree, the accessors (pickle_value.cc) read it. Nothing else includes
 // this.
 //
 //   handle   30 bits of payload, 2 bits of tag: a cell's index, a small integer, a position in the pickle, a constant
@@ -26,7 +26,7 @@
 
 namespace reshard::pickle::internal {
 
-// A value in 32 bits. The low two say what the other thirty are.
+// A value in 32 bits. The low two bits are the tag.
 using Handle = std::uint32_t;
 enum Tag : std::uint32_t {
   kNode = 0,      // index of a cell: a container or an object
@@ -34,7 +34,7 @@ enum Tag : std::uint32_t {
   kLeaf = 2,      // position in the pickle of the opcode that pushed a string or a number
   kConstant = 3,  // one of the below, or a global
 };
-constexpr std::size_t kPlaces = std::size_t{1} << 30;  // positions that a payload can be
+constexpr std::size_t kPlaces = std::size_t{1} << 30;  // number of positions that a payload can express
 constexpr Handle handle(Tag tag, std::uint32_t payload) { return payload << 2 | tag; }
 constexpr Tag tag_of(Handle h) { return static_cast<Tag>(h & 3); }
 constexpr std::uint32_t payload_of(Handle h) { return h >> 2; }
@@ -44,26 +44,26 @@ constexpr Handle kTrue = handle(kConstant, 1);
 constexpr Handle kFalse = handle(kConstant, 2);
 constexpr Handle kEmptyTuple = handle(kConstant, 3);
 constexpr std::uint32_t kFirstGlobal = 4;  // payloads from here on are 4 + index of a global
-constexpr Handle kUnset = 0;               // no value: no node is at cell 0, and memory begins as zeros
+constexpr Handle kUnset = 0;               // no value: cell 0 is never a node, and new memory is zero
 
 constexpr Index kSmallIntEnd = Index{1} << 29;
 constexpr bool is_small_int(Index v) { return v >= -kSmallIntEnd && v < kSmallIntEnd; }
 constexpr Handle small_int(Index v) { return handle(kSmallInt, static_cast<std::uint32_t>(v)); }
 
-// Nodes begin with a cell whose low four bits are the kind and the others a count.
+// A node's first cell has the kind in its low four bits and a count in the others.
 //   Tuple            count, elements...
 //   List, Set, Dict  count, index of the cells with the elements (keys and values in turn)
-//   Object           count of argument cells (0 or 1), callee, state, [args, unless they are ()]
+//   Object           number of argument cells (0 or 1), callee, state, [args, unless they are ()]
 //   PersistentId     0, id
 constexpr std::uint32_t header(Kind kind, std::uint32_t count) { return count << 4 | static_cast<std::uint32_t>(kind); }
 constexpr std::uint32_t kMaxCount = (1u << 28) - 1;
 constexpr std::uint32_t kState = 2, kArgs = 3;  // cells of an Object
 
-// Room that a growing container of n cells has; a function of n, so that it need not be stored.
+// Returns the capacity of a growing container with n cells. It depends only on n, so it is not stored.
 constexpr std::uint32_t room(std::uint32_t n) { return n <= 8 ? n : std::bit_ceil(n); }
 
-// An array of cells that is given its full room at once: reading n bytes cannot need more than a small multiple of n.
-// Room that is not used takes addresses, but no memory, and nothing is ever copied to grow.
+// An array of cells whose full capacity is reserved at the beginning: reading n bytes never needs more than a small
+// multiple of n. Unused capacity takes addresses but no memory, and the array never moves.
 class Cells {
  public:
   Cells() = default;
@@ -77,7 +77,7 @@ class Cells {
     }
   }
 
-  // Cells that will be 0. False when there is no room to be had. `is_dense`: all up to the last will be used.
+  // Reserves cells, which are zero. Returns false if that fails. Pass `is_dense` if nearly all of them will be used.
   bool reserve(Index capacity, bool is_dense) {
     capacity_ = static_cast<std::uint32_t>(capacity);
     if (bytes() < kMappedBytes) {
@@ -86,7 +86,7 @@ class Cells {
     }
     void* p = mmap(nullptr, bytes(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (p == MAP_FAILED) return false;
-    if (is_dense) madvise(p, bytes(), MADV_HUGEPAGE);  // a page fault every 4 KiB would cost as much as the reading
+    if (is_dense) madvise(p, bytes(), MADV_HUGEPAGE);  // a page fault every 4 KiB would double the time
     data_ = static_cast<std::uint32_t*>(p);
     is_mapped_ = true;
     return true;
@@ -103,9 +103,9 @@ class Cells {
   bool empty() const { return size_ == 0; }
 
   bool has_room(std::uint32_t n) const { return n <= capacity_ - size_; }
-  // Sets the size, up to the capacity; cells that were never in use are 0.
+  // Sets the size, at most the capacity. Cells that were never used are zero.
   void resize(std::uint32_t n) { size_ = n; }
-  // There must be room.
+  // Appends a cell. Requires has_room(1).
   void push(std::uint32_t v) { data_[size_++] = v; }
 
  private:
@@ -118,7 +118,8 @@ class Cells {
   bool is_mapped_ = false;
 };
 
-// Of n bytes, up to 8. The widths there are, as loads: a processor waits for bytes that were copied one by one.
+// Returns the number in n <= 8 little-endian bytes. The usual widths are single loads, because a load that follows a
+// copy of single bytes stalls.
 inline std::uint64_t little_endian(const unsigned char* p, std::size_t n) {
   const auto load = [&](auto v) {
     std::memcpy(&v, p, sizeof v);
@@ -133,7 +134,7 @@ inline std::uint64_t little_endian(const unsigned char* p, std::size_t n) {
   return v;
 }
 
-// The two's complement number in n little-endian bytes, where it fits.
+// Returns the two's complement number in n little-endian bytes, or nothing if it does not fit.
 inline std::optional<Index> decode_long(const unsigned char* p, std::size_t n) {
   if (n == 0) return 0;
   const unsigned char sign = p[n - 1] & 0x80 ? 0xff : 0;
@@ -142,11 +143,12 @@ inline std::optional<Index> decode_long(const unsigned char* p, std::size_t n) {
   std::uint64_t v = little_endian(p, n);
   if (n < 8 && sign != 0) v |= ~std::uint64_t{0} << (8 * n);
   const Index out = static_cast<Index>(v);
-  // Eight bytes left of a longer number: their own sign must be that of the whole.
+  // The bytes beyond the eighth were sign extension, so the sign of these eight must agree.
   if (n == 8 && (out < 0) != (sign != 0)) return std::nullopt;
   return out;
 }
 
+// Properties that few values have.
 struct Attached {
   Handle items = kNone;
   Handle state = kNone;
@@ -163,7 +165,7 @@ struct Tree {
   std::string path;
   Cells cells;
   std::vector<GlobalName> globals;
-  std::unordered_map<Handle, Attached> attached;  // what few values have
+  std::unordered_map<Handle, Attached> attached;
   Handle root = kNone;
 
   const unsigned char* raw() const { return text.data(); }
@@ -178,7 +180,7 @@ struct LeafBytes {
   std::size_t size;
 };
 
-// The payload of a leaf, whose bounds were checked when it was pushed.
+// Returns the payload of a leaf. Its bounds were checked when it was pushed.
 inline LeafBytes leaf_bytes(const Tree& tree, Handle h) {
   const unsigned char* p = tree.raw() + payload_of(h);
   const Leaf leaf = leaf_of(*p++);

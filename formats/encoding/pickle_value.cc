@@ -101,7 +101,7 @@ std::optional<double> Value::as_float() const {
   if (kind() != Kind::kFloat) return std::nullopt;
   const unsigned char* p = leaf_bytes(*tree_, handle_).data;
   std::uint64_t bits = 0;
-  for (int i = 0; i < 8; ++i) bits = bits << 8 | p[i];  // the one big-endian number of a pickle
+  for (int i = 0; i < 8; ++i) bits = bits << 8 | p[i];  // floats are the only big-endian numbers in a pickle
   return std::bit_cast<double>(bits);
 }
 
@@ -258,6 +258,6 @@ std::vector<std::string> Document::globals() const {
 }
 
 std::string_view Document::bytes() const { return {reinterpret_cast<const char*>(tree_->raw()), tree_->text.size()}; }
-Index Document::cells() const { return Index{tree_->cells.size()} - 1; }  // the first is none
+Index Document::cells() const { return Index{tree_->cells.size()} - 1; }  // the first cell is unused
 
 }  // namespace reshard::pickle

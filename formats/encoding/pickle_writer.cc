@@ -29,7 +29,7 @@ void PickleWriter::integer(Index v) {
     op('J');
     append_little_endian(out_, static_cast<std::uint64_t>(v), 4);
   } else {
-    int bytes = 5;  // the fewest in which the sign still shows
+    int bytes = 5;  // the fewest bytes that keep the sign
     while (bytes < 8 && (v >> (8 * bytes - 1)) != 0 && (v >> (8 * bytes - 1)) != -1) ++bytes;
     op('\x8a');
     out_ += static_cast<char>(bytes);
@@ -202,11 +202,11 @@ class ValueWriter {
     return is_plain_call(v) && (v.callee().is_global("builtins", name) || v.callee().is_global("__builtin__", name));
   }
 
-  // Protocol 2 writes b'' as the call bytes(). It is written as other bytes are, since torch.load with weights_only
-  // accepts no call of bytes.
+  // Protocol 2 has b'' as the call bytes(). We write it like other bytes, because torch.load with weights_only does not
+  // accept the call.
   static bool is_empty_bytes(Value v) { return calls_builtin(v, "bytes") && v.args().size() == 0; }
 
-  // The calls that stand for data: what protocol 2 has no opcodes for.
+  // Writes calls that make data for which protocol 2 has no opcodes.
   static bool makes_data(Value v) {
     if (calls_builtin(v, "set") || calls_builtin(v, "complex") || calls_builtin(v, "bytearray")) return true;
     return is_plain_call(v) && (v.callee().is_global("_codecs", "encode") || v.callee().is_global("torch", "device"));
@@ -246,7 +246,7 @@ class ValueWriter {
     return {};
   }
 
-  // Protocol 2 has no opcode for bytes: they are text, one character a byte, that a codec turns back.
+  // Protocol 2 has no opcode for bytes: they are a text with one character for each byte, which a codec decodes.
   void bytes(std::string_view b) {
     std::string text;
     for (const char c : b) {
@@ -296,7 +296,7 @@ class ValueWriter {
   }
 
   Status set(Value v, int depth) {
-    w_.global("__builtin__", "set");  // as protocol 2 calls builtins.set
+    w_.global("__builtin__", "set");  // the name of builtins.set in protocol 2
     TRY(list(v, depth));
     w_.tuple_of_last(1);
     w_.reduce();

@@ -1,4 +1,4 @@
-// Writes pickles of protocol 2, with no opcodes but those that torch.load(weights_only=True) accepts
+// Writes pickles of protocol 2, using only opcodes that torch.load(weights_only=True) accepts
 // (torch/_weights_only_unpickler.py).
 //
 // Each call writes one opcode of a stack machine: values are pushed, containers take what was pushed.
@@ -8,7 +8,7 @@
 //   w.mark(); w.text("lr"); w.number(0.5); w.set_items();
 //   std::string bytes = std::move(w).finish();
 //
-// Dict and List write what is in nested ones in their scope: Dict(w).number("lr", 0.5).
+// Dict and List open a container that ends with their scope: Dict(w).number("lr", 0.5).
 #pragma once
 
 #include <cstdint>
@@ -25,6 +25,7 @@
 
 namespace reshard::pickle {
 
+// A pickle while it is written.
 class PickleWriter {
  public:
   PickleWriter();
@@ -32,22 +33,22 @@ class PickleWriter {
   void none() { op('N'); }
   void boolean(bool v) { op(v ? '\x88' : '\x89'); }
   void integer(Index v);
-  // Any integer, as two's complement of at most 255 bytes, the least significant first.
+  // Writes any integer, given as two's complement of at most 255 bytes, least significant byte first.
   void big_integer(std::string_view bytes);
   void number(double v);
   void text(std::string_view s);  // shorter than 4 GiB
   void global(std::string_view module, std::string_view name);
 
-  // As text() and global(), but from the second time on a reference to the first. What get() takes for further ones.
+  // Write a text or global; from the second time on, a reference to the first. Return the argument for get().
   std::uint32_t shared_text(std::string_view s);
   std::uint32_t shared_global(std::string_view module, std::string_view name);
 
-  void mark() { op('('); }                  // where the elements of the container to come begin
+  void mark() { op('('); }                  // begins the elements of a container
   void empty_list() { op(']'); }            // -> list
   void append_items() { op('e'); }          // list mark value... -> list
   void empty_dict() { op('}'); }            // -> dict
   void set_items() { op('u'); }             // dict mark (key value)... -> dict
-  void empty_ordered_dict();                // -> collections.OrderedDict, a dict to set_items()
+  void empty_ordered_dict();                // -> collections.OrderedDict, to which set_items() applies too
   void empty_tuple() { op(')'); }           // -> tuple
   void tuple_of_last(int n);                // n values, 1 to 3 -> tuple
   void tuple_from_mark() { op('t'); }       // mark value... -> tuple
@@ -56,61 +57,64 @@ class PickleWriter {
   void reduce() { op('R'); }         // callable args-tuple -> its result
   void new_object() { op('\x81'); }  // class args-tuple -> object
   void build() { op('b'); }          // object state -> object
-  void persistent_id() { op('Q'); }  // id -> what it stands for
+  void persistent_id() { op('Q'); }  // id -> the object that it refers to
 
-  // Remembers the top of the stack, which stays; get() pushes it again.
+  // Memoizes the top of the stack without popping it, and returns the argument for get(), which pushes it again.
   std::uint32_t put();
   void get(std::uint32_t memo);
 
-  Index size() const { return taken_ + held(); }  // bytes so far
-  Index held() const {                            // of them, those that take() would give
+  Index size() const { return taken_ + held(); }  // bytes written so far
+  Index held() const {                            // bytes that take() would return
     check_whole();
     return static_cast<Index>(out_.size());
   }
-  // Gives what was written since it was last called, for a pickle that is not to be in memory at once.
+  // Returns the bytes written since the last call, so that a large pickle need not be in memory at once.
   std::string take();
-  std::string finish() &&;  // the top of the stack is the pickle's value; what is left to take
+  // Ends the pickle, whose value is the top of the stack, and returns the bytes that were not taken.
+  std::string finish() &&;
 
  private:
   friend class Dict;
   friend class List;
   void op(char code) { out_ += code; }
-  // op() at the end of a scope, where nothing may be thrown; who next asks for what was written hears of it.
+  // Does op() at the end of a scope, where nothing may throw. If memory runs out, the next call that returns bytes
+  // throws.
   void end(char code) noexcept;
   void check_whole() const {
     if (lacks_memory_) throw std::bad_alloc();
   }
-  // What key_ names, where it was written before; else what put() is about to give it.
+  // Writes a reference to the value that key_ names and returns {memo, true} if it was written before. Otherwise
+  // returns the memo that the next put() will give it, and false.
   std::pair<std::uint32_t, bool> get_shared();
 
   std::string out_;
   Index taken_ = 0;
   std::string key_;  // of shared_
   std::uint32_t next_memo_ = 0;
-  bool lacks_memory_ = false;  // for the end of a scope
+  bool lacks_memory_ = false;  // set by end()
   std::unordered_map<std::string, std::uint32_t> shared_;
 };
 
-// Pushes a value that was read from a pickle: None, bool, int, float, str, bytes, tuple, list, dict and set, inside one
-// another up to 64 levels; what two containers share is written twice. A torch.Size becomes a tuple, an OrderedDict a
-// dict; torch's dtypes and devices, arrays of numpy, complex and bytearray are kept. Anything else, and a pickle of
-// more than `max_bytes`, is an unsupported error that names it: nothing but data leaves this program.
+// Writes a value that was read from a pickle: None, bool, int, float, str, bytes, tuple, list, dict and set, nested up
+// to 64 levels. A value that two containers share is written twice. A torch.Size becomes a tuple, an OrderedDict a
+// dict; torch's dtypes and devices, numpy arrays, complex and bytearray are kept. Fails with kUnsupported for anything
+// else, so that outputs contain only data, and if the pickle exceeds `max_bytes`.
 Status write_value(PickleWriter& w, Value value, Index max_bytes = Index{256} << 20);
 
-// A dict of a few items, from here to the end of the scope. What is written meanwhile are its keys and values.
+// A dict with a few items, open until the end of the scope. Everything written meanwhile becomes its keys and values.
 class Dict {
  public:
   explicit Dict(PickleWriter& w) : w_(w) {
     w.empty_dict();
     w.mark();
   }
-  // An OrderedDict.
+  // Opens an OrderedDict.
   static Dict ordered(PickleWriter& w) { return Dict(w, true); }
   ~Dict() { w_.end('u'); }
   Dict(const Dict&) = delete;
   Dict& operator=(const Dict&) = delete;
 
-  // Its value is to be written next.
+  // Writes a key; the caller must write its value next.
   PickleWriter& key(std::string_view k) {
     w_.text(k);
     return w_;
@@ -134,7 +138,7 @@ class Dict {
   PickleWriter& w_;
 };
 
-// Likewise a list of a few elements.
+// A list with a few elements, open until the end of the scope.
 class List {
  public:
   explicit List(PickleWriter& w) : w_(w) {
@@ -149,11 +153,11 @@ class List {
   PickleWriter& w_;
 };
 
-// The elements of a large list or dict, put in by runs of a thousand as Python's own pickler does (Lib/pickle.py,
-// _BATCHSIZE), so that a reader's stack stays small. next() comes before each element, end() after the last.
+// The elements of a large list or dict, appended in runs of a thousand as Python's pickler does (Lib/pickle.py,
+// _BATCHSIZE), so that a reader's stack stays small. Call next() before each element and end() after the last.
 class ElementRuns {
  public:
-  // `close` is &PickleWriter::append_items or &PickleWriter::set_items; the empty container is on the stack.
+  // `close` is &PickleWriter::append_items or &PickleWriter::set_items. The empty container must be on the stack.
   ElementRuns(PickleWriter& w, void (PickleWriter::*close)()) : w_(w), close_(close) {}
   void next() {
     if (in_run_ == kRun) end();

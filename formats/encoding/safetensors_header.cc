@@ -17,7 +17,7 @@ namespace {
 
 constexpr Index kLengthBytes = SafetensorsHeaderWriter::kBegin;
 constexpr std::string_view kMetadataKey = "__metadata__";
-constexpr Index kEntriesAtOnce = 1 << 14;  // that are read before memory for more is asked for
+constexpr Index kEntriesAtOnce = 1 << 14;  // number of entries to read before reserving memory for more
 
 // ---- Reading
 
@@ -42,7 +42,7 @@ Result<Dims> parse_shape(const Json& value) {
   return shape;
 }
 
-// The bytes of a tensor, from numbers that nobody has looked at yet.
+// Returns the size of a tensor in bytes, from unchecked numbers.
 Result<Index> byte_length(const Dims& shape, DType dtype) {
   const auto elements = checked_volume(shape);
   const auto bytes = elements ? checked_mul(*elements, byte_size(dtype)) : std::nullopt;
@@ -50,7 +50,7 @@ Result<Index> byte_length(const Dims& shape, DType dtype) {
   return *bytes;
 }
 
-// Offsets are as in the file, from the start of the data.
+// Reads an entry. Its offsets are relative to the start of the data, as in the file.
 Result<SafetensorsEntry> parse_entry(const std::string& name, const Json& value) {
   const auto members = TRY(value.as_object());
   for (const Json::Member& member : members)
@@ -84,10 +84,11 @@ Result<SafetensorsMetadata> parse_metadata(const Json& value) {
   return metadata;
 }
 
-// Puts the entries into the order of their data, which must lie back to back from 0, and returns where it ends.
+// Sorts the entries by the order of their data and returns the end of the data. Fails unless they are back to back from
+// 0.
 Result<Index> check_contiguous(std::vector<SafetensorsEntry>& entries, const std::string& where) {
   const auto before = [](const SafetensorsEntry& a, const SafetensorsEntry& b) {
-    return a.offset != b.offset ? a.offset < b.offset : a.length < b.length;  // empty tensors before what follows
+    return a.offset != b.offset ? a.offset < b.offset : a.length < b.length;  // empty tensors come first
   };
   if (!std::is_sorted(entries.begin(), entries.end(), before)) std::stable_sort(entries.begin(), entries.end(), before);
   Index end = 0;
@@ -95,15 +96,16 @@ Result<Index> check_contiguous(std::vector<SafetensorsEntry>& entries, const std
     if (entry.offset != end)
       return corrupt(where + ": " + tensor_text(entry.name) + ": expected data from offset " + std::to_string(end) +
                      ", got " + std::to_string(entry.offset) + (entry.offset < end ? ": overlap" : ": hole"));
-    end += entry.length;  // the entry's own end, which was checked
+    end += entry.length;  // was checked for overflow
   }
   return end;
 }
 
-// What a repository cloned without Git LFS has in place of its large files begins with (git-lfs, docs/spec.md).
+// The beginning of the pointer file that a repository cloned without Git LFS has instead of a large file (git-lfs,
+// docs/spec.md).
 constexpr std::string_view kPointer = "version https://git-lfs";
 
-// The JSON text behind the length field, padding included.
+// Reads the JSON text after the length field, including padding.
 Result<std::string> read_json_text(const File& file, Index offset, Index length) {
   const std::string where = at(file.path(), offset) + ": safetensors header";
   if (length < kLengthBytes)
@@ -132,7 +134,7 @@ Result<std::string> read_json_text(const File& file, Index offset, Index length)
   return text;
 }
 
-// The JSON without the spaces that may follow it.
+// Returns the JSON without trailing spaces.
 Result<std::string_view> without_padding(std::string_view text, const std::string& path, Index base) {
   const std::size_t last = text.find_last_not_of(' ');
   if (text[last] == '}') return text.substr(0, last + 1);
@@ -153,7 +155,7 @@ Status check_end(const SafetensorsHeader& header, const File& file, Index bytes_
                  (bytes_end - header.end == 1 ? " belongs" : " belong") + " to no tensor");
 }
 
-// The entries and metadata of the JSON text at `base`, whose data_offsets count from the start of the data.
+// Parses the JSON text at `base`. data_offsets are relative to the start of the data.
 Result<SafetensorsHeader> parse_header(std::string_view text, const std::string& path, Index base) {
   SafetensorsHeader header;
   const std::string where = at(path, base);
@@ -165,7 +167,7 @@ Result<SafetensorsHeader> parse_header(std::string_view text, const std::string&
     auto entry = parse_entry(key, value);
     if (!entry) return std::move(entry).error().context(tensor_text(key)).context(where);
     header.entries.push_back(*std::move(entry));
-    // Each becomes a tensor of a catalog at last.
+    // Each entry becomes a tensor of a catalog.
     if (const Index n = std::ssize(header.entries); n % kEntriesAtOnce == 0)
       TRY(may_take(n * Catalog::kTensorBytes,
                    [&] { return where + ": safetensors header: " + count_of(n, "tensor") + " and more"; }));

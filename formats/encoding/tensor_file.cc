@@ -15,19 +15,19 @@ namespace {
 using pickle::Kind;
 using pickle::Value;
 
-constexpr Index kMaxObjectBytes = Index{64} << 20;  // of a pickle among safetensors
+constexpr Index kMaxObjectBytes = Index{64} << 20;  // limit for a pickle in a safetensors file
 constexpr std::string_view kNonTensorKeys = "non_tensor_keys";
 constexpr std::string_view kRootName = "value";
-// A container that is referred to twice is walked twice. A file whose containers are shared so often that this is much
-// more than it holds is not one that training wrote.
+// The limit for visited values, as a container that is referenced twice is visited twice. A file that shares containers
+// so often was not written by a trainer.
 constexpr Index kVisitsPerCell = 8;
 constexpr Index kFreeVisits = 4096;
-// Of all names and paths together: a container's name is in that of everything below it.
+// The limit for all names and paths together: a container's name is part of the names of everything below it.
 constexpr Index kMaxNameBytes = Index{512} << 20;
-constexpr Index kNameBytesPerByte = 64;  // of the pickle
+constexpr Index kNameBytesPerByte = 64;  // for each byte of the pickle
 constexpr Index kFreeNameBytes = Index{4} << 20;
 
-// Takes a value apart. Depth is limited, which also ends the walk through a container that holds itself.
+// Flattens a value. The depth limit also ends the walk through a container that contains itself.
 class Walk {
  public:
   Walk(const TorchFile& file, TensorFile::Parts parts, std::vector<TensorFile::Entry>& tensors,
@@ -52,11 +52,11 @@ class Walk {
     return unsupported(file_.place() + ": " + printable(dotted_name(path_).substr(0, 200)) + ": " + std::string(what));
   }
 
-  // Whether a value is taken apart: dicts, and sequences with a tensor or a dict somewhere in them.
+  // Returns whether a value is flattened: dicts, and sequences that contain a tensor or a dict at any depth.
   bool is_apart(Value v, int depth) {
     if (v.kind() == Kind::kDict) return true;
     if (!v.is_sequence() || v.size() == 0) return false;
-    if (depth > TensorFile::kMaxDepth) return true;  // the walk will refuse it
+    if (depth > TensorFile::kMaxDepth) return true;  // the walk reports it
     const auto [it, is_new] = apart_.try_emplace(v.identity(), false);
     if (!is_new) return it->second;
     bool found = false;
@@ -114,7 +114,7 @@ class Walk {
     return {};
   }
 
-  // A key as Python's str() gives it.
+  // Returns a key as Python's str() does.
   static std::string key_text(Value key) {
     if (const auto text = key.as_string()) return std::string(*text);
     return pickle::print(key, 2, 8);
@@ -137,10 +137,10 @@ class Walk {
   KeyPath path_;
   Index visits_left_;
   Index most_name_bytes_, names_bytes_ = 0;
-  std::unordered_map<std::uint32_t, bool> apart_;  // sequences, by identity
+  std::unordered_map<std::uint32_t, bool> apart_;  // whether a sequence is flattened, by identity
 };
 
-// __metadata__.non_tensor_keys
+// Parses __metadata__.non_tensor_keys.
 Result<std::unordered_set<std::string>> non_tensor_keys(const SafetensorsMetadata& metadata, const std::string& path) {
   std::unordered_set<std::string> out;
   for (const auto& [key, value] : metadata) {
@@ -153,7 +153,7 @@ Result<std::unordered_set<std::string>> non_tensor_keys(const SafetensorsMetadat
   return out;
 }
 
-// An object that was pickled and stored as if it were a tensor of bytes.
+// Reads an object that is pickled and stored as a tensor of bytes.
 Result<pickle::Document> read_object(const File& file, const SafetensorsEntry& entry) {
   const std::string where = at(file.path(), entry.offset) + ": object '" + printable(entry.name) + "'";
   if (entry.dtype != DType::kUint8 || entry.shape.rank() != 1)
@@ -167,8 +167,8 @@ Result<pickle::Document> read_object(const File& file, const SafetensorsEntry& e
   return pickle::parse(std::move(bytes), where);
 }
 
-// Whether an entry may be a pickle that no list tells of: "state.3.step" or "param_groups", bytes, and of a pickle
-// those at the two ends.
+// Returns whether an entry may be a pickle that is not listed: its name is "state.3.step" or "param_groups", its
+// elements are bytes, and it begins and ends like a pickle.
 bool looks_pickled(const File& file, const SafetensorsEntry& entry) {
   constexpr std::string_view kState = "state.";
   const bool is_state = entry.name.starts_with(kState) && entry.name.size() > kState.size() &&

@@ -1,20 +1,20 @@
-// A file of named tensors, of whichever kind it is: safetensors (safetensors_header.h) or torch.save (torch_file.h).
-// Its first bytes decide, never its name.
+// A file of named tensors in safetensors (safetensors_header.h) or torch.save (torch_file.h). The first bytes of the
+// file decide which it is, not its name.
 //
-// A torch.save file holds one value, most often a dict of tensors, or dicts and lists of them inside one another. Each
-// tensor is named by its path through them, joined by dots, as Distributed Checkpoint flattens a state_dict:
+// A torch.save file holds one value, usually a dict of tensors or nested dicts and lists of them. A tensor's name is
+// its path through these containers, joined by dots, as Distributed Checkpoint flattens a state_dict:
 //
 //   {"model": {"w": tensor}, "groups": [{"lr": 0.1, "betas": (0.9, 0.95)}]}
 //     tensor  model.w
 //     objects groups.0.lr, groups.0.betas
 //
-// Dicts are always taken apart, lists and tuples only where a tensor or a dict is in them. What is left are objects.
-// A tensor may be one rank's part of a whole (distributed_tensor.h): the file of a rank holds such.
+// Dicts are always flattened, lists and tuples only if they contain a tensor or a dict. All other values are objects.
+// A tensor may be one rank's part of a whole (distributed_tensor.h).
 //
-// Safetensors hold no objects, except in ColossalAI's asynchronous saves: there __metadata__.non_tensor_keys is a list,
-// as JSON in a string, of entries whose U8 elements are the pickle of an object
-// (colossalai/utils/safetensors.py). Its first release, 0.4.7, lists none: there such entries are known by their names,
-// "state.<id>.<name>" and "param_groups", and their bytes.
+// Safetensors files hold no objects, except those of ColossalAI's asynchronous saves: there
+// __metadata__.non_tensor_keys is a JSON list, in a string, of entries whose U8 elements are the pickle of an object
+// (colossalai/utils/safetensors.py). The first release with such saves, 0.4.7, does not list them: there these entries
+// are recognised by their names, "state.<id>.<name>" and "param_groups", and by their bytes.
 #pragma once
 
 #include <string>
@@ -31,29 +31,32 @@
 
 namespace reshard {
 
+// The tensors and objects of a file that was read.
 class TensorFile {
  public:
   struct Entry {
     std::string name;
     KeyPath path;  // a dict's integer keys are decimal text
     StoredTensor tensor;
-    std::optional<DistributedTensor> distributed;  // in the place of `tensor`, where Parts::kRead asks for them
+    std::optional<DistributedTensor> distributed;  // instead of `tensor`, with Parts::kRead
   };
-  // A value that is no tensor. It refers to the TensorFile.
+  // A value that is not a tensor. The TensorFile owns it.
   struct Object {
     std::string name;
     KeyPath path;
     pickle::Value value;
   };
 
-  static constexpr int kMaxDepth = 64;  // of containers inside one another
+  static constexpr int kMaxDepth = 64;  // levels of nested containers
 
-  // What becomes of a tensor of which the file holds one rank's part. Refused, one that is all of it is a tensor.
+  // How to treat a tensor of which the file holds one rank's part. With kRefuse, a part that is the whole is still
+  // read, as a tensor.
   enum class Parts { kRefuse, kRead };
 
-  // Reads what is in a whole file; no tensor's bytes. Corrupt where a name comes twice, and for what torch_file.h and
-  // safetensors_header.h refuse; unsupported where containers are nested deeper than kMaxDepth or hold each other.
-  // `end` is for safetensors, `parts` for torch.save. A value that is no container is named "value".
+  // Reads which tensors and objects a file holds, without the tensors' bytes. `end` is for safetensors, `parts` for
+  // torch.save. A value that is not in a container is named "value". Fails with kCorrupt if a name occurs twice, with
+  // kUnsupported if containers are nested deeper than kMaxDepth or contain each other, and as torch_file.h and
+  // safetensors_header.h say.
   static Result<TensorFile> open(const File& file, SafetensorsEnd end = SafetensorsEnd::kExact,
                                  Parts parts = Parts::kRefuse);
 
@@ -61,7 +64,7 @@ class TensorFile {
   const std::vector<Object>& objects() const { return objects_; }
   bool is_torch() const { return is_torch_; }
   const SafetensorsMetadata& metadata() const { return metadata_; }  // empty for torch.save files
-  // The value of a torch.save file as a whole; nothing for safetensors.
+  // Returns the whole value of a torch.save file; nothing for safetensors.
   std::optional<pickle::Value> root() const;
 
  private:
@@ -74,7 +77,7 @@ class TensorFile {
   std::vector<Object> objects_;
   bool is_torch_ = false;
   SafetensorsMetadata metadata_;
-  std::vector<pickle::Document> documents_;  // what the objects refer to
+  std::vector<pickle::Document> documents_;  // own the objects
 };
 
 }  // namespace reshard

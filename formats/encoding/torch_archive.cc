@@ -42,17 +42,18 @@ void append_tensor(pickle::PickleWriter& w, DType dtype, const Dims& shape, std:
 
 namespace {
 
-// A storage's dtype is that of the first tensor that refers to it: each has one.
+// Returns the storage key of a placeholder. A storage has the dtype of the first tensor that refers to it, so each
+// dtype has a storage of its own.
 std::string placeholder_key(DType dtype) { return std::to_string(static_cast<int>(dtype)); }
 
-// data.pkl of an item of ours.
+// Returns data.pkl of an item.
 std::string tensor_pickle(DType dtype, const Dims& shape) {
   pickle::PickleWriter w;
   append_tensor(w, dtype, shape, "0");
   return std::move(w).finish();
 }
 
-// data.pkl of a file of ours: a dict of tensors, storage i being that of the i-th.
+// Returns data.pkl of a file with a dict of tensors, where tensor i has storage i.
 std::string dict_pickle(std::span<const NamedTensor> tensors) {
   pickle::PickleWriter w;
   w.empty_dict();
@@ -98,7 +99,7 @@ Status check_item(const File& file, Index offset, Index length) {
   return {};
 }
 
-// The payload comes last, so that only the end records can be beyond 4 GiB.
+// The payload is the last member, so only the end records can be beyond 4 GiB.
 Item::Item(DType dtype, const Dims& shape, Index file_offset) : payload_bytes_(volume(shape) * byte_size(dtype)) {
   zip::Builder builder(file_offset);
   add_common_members(builder, tensor_pickle(dtype, shape));

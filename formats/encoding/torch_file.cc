@@ -16,11 +16,12 @@ using pickle::Kind;
 using pickle::Value;
 
 constexpr Index kMaxByteorderBytes = 16;
-constexpr Index kFirstWindow = Index{64} << 10;  // of a stream, read at once
+constexpr Index kFirstWindow = Index{64} << 10;  // the first bytes of a stream, read at once
 constexpr std::string_view kPreviewMagic = "PYTORCH1";
 constexpr std::string_view kTarMagic = "ustar";
 constexpr std::size_t kTarMagicAt = 257;
-// The first pickle of a stream, the integer 0x1950a86a20f9469cfc6c, behind its protocol and, from protocol 4 on, frame.
+// The first pickle of a stream, the integer 0x1950a86a20f9469cfc6c, after its protocol and, from protocol 4 on, its
+// frame.
 constexpr std::string_view kStreamMagic{"\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19\x2e", 13};
 constexpr std::size_t kMaxStreamMagicAt = 11;
 constexpr Index kStreamProtocol = 1001;
@@ -34,7 +35,8 @@ bool is_tar(std::string_view head) {
   return head.size() >= kTarMagicAt + kTarMagic.size() && head.substr(kTarMagicAt, kTarMagic.size()) == kTarMagic;
 }
 
-// Zips are many things. In torch.save's all members lie in one directory, and the first of them has a name of few.
+// Returns whether a zip looks like torch.save's: all members are in one directory, and the first has one of a few
+// names.
 bool is_torch_zip(std::string_view head) {
   constexpr std::size_t kNameLengthAt = 26, kNameAt = 30;
   if (!head.starts_with(zip::kMagic) || head.size() < kNameAt) return false;
@@ -79,7 +81,7 @@ bool is_wrapper_of_subclass(Value callee) {
          callee.is_global("torch._tensor", "_rebuild_from_type");
 }
 
-// The call that makes the tensor, under the wrappers that a Parameter or a tensor with attributes has.
+// The call that makes a tensor, inside the wrappers of a Parameter or of a tensor with attributes.
 struct Rebuild {
   Value callee;
   Value args;
@@ -88,7 +90,7 @@ struct Rebuild {
 Result<Rebuild> unwrap(Value root, std::string_view place) {
   if (root.kind() != Kind::kObject) return root.mismatch("tensor", "a tensor");
   Rebuild r{root.callee(), root.args()};
-  // Wrappers nest two deep at most: a Parameter of a tensor with attributes.
+  // There are at most two wrappers: a Parameter of a tensor with attributes.
   for (int depth = 0; depth < 4; ++depth) {
     const std::string name(r.callee.name());
     if (is_wrapper_of_parameter(r.callee)) {
@@ -106,7 +108,7 @@ Result<Rebuild> unwrap(Value root, std::string_view place) {
   return unsupported(std::string(place) + ": tensor: wrapped more than 4 times");
 }
 
-// What a function of torch._utils makes that is no plain tensor, and what its owner can do about it.
+// Describes the unsupported kind of tensor that a function of torch._utils makes, and what the user can do.
 std::string_view explanation(std::string_view function) {
   struct Row {
     std::string_view part, text;
@@ -127,7 +129,8 @@ std::string_view explanation(std::string_view function) {
   return "only plain strided tensors (_rebuild_tensor_v2 and _v3) are supported";
 }
 
-// conj and neg are marks that the stored elements still have to be conjugated or negated.
+// Fails with kUnsupported if a tensor is marked conj or neg, as its stored elements would have to be conjugated or
+// negated.
 Status refuse_lazy_math(Value metadata, std::string_view place) {
   if (metadata.is_none()) return {};
   if (metadata.kind() != Kind::kDict) return metadata.mismatch("tensor metadata", "a dict");
@@ -143,7 +146,7 @@ Status refuse_lazy_math(Value metadata, std::string_view place) {
 constexpr Index kMostRepeats = 4096;
 constexpr Index kFreeRepeated = Index{1} << 30;
 
-// Bytes from the storage's first to behind the last that the strides reach; nothing on overflow.
+// Returns the bytes of the storage up to the last element that the strides reach, or nothing on overflow.
 std::optional<Index> reach(const StoredTensor& t) {
   Index last = 0;
   for (int d = 0; d < t.shape().rank(); ++d) {
@@ -168,7 +171,7 @@ Status check_reach(const StoredTensor& t, std::string_view place) {
                    to_string(t.strides) + " from byte " + std::to_string(t.start) +
                    " on: expected to stay inside the storage of " + bytes_of(t.extent.length) + ", got " +
                    (end ? std::to_string(*end) : "an overflow"));
-  // expand() gives a tensor strides of 0, and any size.
+  // expand() makes tensors of any size with strides of 0.
   const Index most = checked_mul(t.extent.length, kMostRepeats).value_or(INT64_MAX - kFreeRepeated) + kFreeRepeated;
   if (const Index bytes = *elements * byte_size(t.dtype); bytes > most)
     return unsupported(std::string(place) + ": tensor: shape " + to_string(t.shape()) + " with strides " +
@@ -178,7 +181,7 @@ Status check_reach(const StoredTensor& t, std::string_view place) {
   return {};
 }
 
-// The values right below one.
+// Returns the values directly below a value.
 std::vector<Value> children(Value v) {
   std::vector<Value> out;
   if (v.kind() == Kind::kDict) {
@@ -212,7 +215,7 @@ bool is_branch(Value v) {
 
 // ---- Streams
 
-// The pickles at the front of a stream, read one after the other.
+// The pickles at the beginning of a stream, read one after the other.
 class PickleStream {
  public:
   PickleStream(const File& file, Index offset, Index length) : file_(file), offset_(offset), length_(length) {}
@@ -268,9 +271,9 @@ Status check_sys_info(Value v) {
 // A persistent id: ('storage', class, key, location, elements), and in streams a view as sixth.
 struct TorchFile::Reference {
   std::string key;
-  std::optional<DType> dtype;  // of the class; nothing for an UntypedStorage, which counts bytes
+  std::optional<DType> dtype;  // from the class; nothing for an UntypedStorage, which counts bytes
   Index bytes = 0;             // of the whole storage
-  Index start_bytes = 0;       // where in it the view begins
+  Index start_bytes = 0;       // offset of the view in it
 
   Index width() const { return dtype ? byte_size(*dtype) : 1; }
 };
@@ -329,7 +332,7 @@ Result<std::unordered_map<std::string, TorchFile::Reference>> TorchFile::referen
       continue;
     }
     const Value id = v.persistent_id();
-    // A class whose source was saved along: nothing that has bytes.
+    // A class saved with its source code, which has no storage.
     if (id.kind() == Kind::kTuple && id.size() > 0 && id[0].as_string() == "module") continue;
     Reference reference = TRY(read_reference(v, place));
     const auto [it, is_new] = out.try_emplace(reference.key, reference);
@@ -360,7 +363,7 @@ Result<TorchFile> TorchFile::open_zip(const File& file, Index offset, Index leng
   const Error script =
       unsupported(place + ": a TorchScript archive: load it with torch.jit.load and torch.save its state_dict()");
   auto opened = zip::Archive::open(file, offset, length);
-  // Its sources are compressed, which no other member is.
+  // TorchScript compresses its sources; other members are never compressed.
   if (!opened && opened.error().code() == ErrorCode::kUnsupported &&
       opened.error().message().find("/code/") != std::string::npos)
     return script;
@@ -397,7 +400,7 @@ Result<TorchFile> TorchFile::open_zip(const File& file, Index offset, Index leng
 }
 
 Result<TorchFile> TorchFile::open_stream(const File& file, Index offset, Index length, Index max_pickle_bytes) {
-  constexpr Index kMaxSmall = Index{1} << 20;  // of the pickles around the object
+  constexpr Index kMaxSmall = Index{1} << 20;  // limit for the pickles before and after the object
   const std::string place = at(file.path(), offset);
   PickleStream stream(file, offset, length);
   TRY(stream.next("magic number", kMaxSmall));
@@ -445,7 +448,7 @@ Result<TorchFile> TorchFile::open_stream(const File& file, Index offset, Index l
 
 Result<StoredTensor> TorchFile::resolve(Value value) const {
   const Rebuild call = TRY(unwrap(value, place_));
-  const bool v1 = call.callee.is_global("torch._utils", "_rebuild_tensor");  // before 0.4
+  const bool v1 = call.callee.is_global("torch._utils", "_rebuild_tensor");  // before torch 0.4
   const bool v2 = call.callee.is_global("torch._utils", "_rebuild_tensor_v2");
   const bool v3 = call.callee.is_global("torch._utils", "_rebuild_tensor_v3");
   if (!v1 && !v2 && !v3)

@@ -15,7 +15,7 @@
 
 namespace reshard::zip {
 
-// The numbers of one header, central or local, with those of its zip64 extra in their place.
+// The numbers of a central or local header, with those of its zip64 extra field applied.
 struct Header {
   std::uint16_t flags = 0;
   std::uint16_t method = 0;
@@ -38,15 +38,15 @@ constexpr Index kLocalBytes = 30, kCentralBytes = 46, kEnd64Bytes = 56, kLocator
 constexpr std::uint32_t kOnes32 = 0xFFFFFFFF;
 constexpr std::uint16_t kOnes16 = 0xFFFF;
 constexpr std::uint16_t kZip64Extra = 0x0001;
-constexpr std::uint16_t kPaddingExtra = 0x4246;  // "FB", torch's own
+constexpr std::uint16_t kPaddingExtra = 0x4246;  // "FB", torch's padding
 
-constexpr std::uint16_t kDescriptorFlag = 1 << 3;  // sizes and CRC follow the payload instead of standing in the header
+constexpr std::uint16_t kDescriptorFlag = 1 << 3;  // sizes and CRC follow the payload
 constexpr std::uint16_t kUtf8Flag = 1 << 11;
-// Encryption, patches, strong encryption, masked headers.
+// Flags for encryption, patches, strong encryption and masked headers, which are refused.
 constexpr std::uint16_t kRefusedFlags = 1 << 0 | 1 << 5 | 1 << 6 | 1 << 13;
 
-constexpr Index kSmallArchive = 16 << 10;  // read at once
-constexpr Index kWindow = 4 << 10;         // of the head and the tail of a larger one
+constexpr Index kSmallArchive = 16 << 10;  // archives up to this size are read at once
+constexpr Index kWindow = 4 << 10;         // bytes read at both ends of a larger archive
 
 std::string hex(std::string_view bytes) {
   std::string out;
@@ -63,11 +63,11 @@ std::string expected(Index wanted, Index got) {
   return "expected " + std::to_string(wanted) + ", got " + std::to_string(got);
 }
 
-// Replaces the numbers that are all ones by those of the zip64 extra field, which has them in this order. A local
-// header made before its sizes were known may carry the field although the header has zeros: that is passed over.
+// Replaces numbers that are all ones by those of the zip64 extra field, which are in this order. A local header that
+// was written before its sizes were known may have the field although its own numbers are zero; then it is ignored.
 Status apply_zip64(Cursor extra, Header& h, bool is_central) {
   while (!extra.done()) {
-    if (extra.left() < 4) return {};  // padding that is no field
+    if (extra.left() < 4) return {};  // padding, not a field
     const auto id = TRY(extra.read<std::uint16_t>("extra field id"));
     const auto n = TRY(extra.read<std::uint16_t>("extra field length"));
     Cursor field = TRY(extra.sub(n, "extra field"));
@@ -81,7 +81,7 @@ Status apply_zip64(Cursor extra, Header& h, bool is_central) {
 }
 
 Result<Header> read_central(Cursor& c) {
-  [[maybe_unused]] const Index start = c.position();  // read where assertions are
+  [[maybe_unused]] const Index start = c.position();  // used by assertions only
   const auto magic = TRY(c.read<std::uint32_t>("central directory entry"));
   if (magic != kCentralMagic) return c.error("central directory entry", "expected the bytes PK 01 02");
   Header h;
@@ -109,7 +109,7 @@ Result<Header> read_central(Cursor& c) {
 
 }  // namespace
 
-// Where the central directory lies, from the archive's first byte.
+// The place of the central directory, relative to the archive's first byte.
 struct Archive::Directory {
   Index offset = 0;
   Index size = 0;
@@ -132,7 +132,7 @@ Status Archive::load_windows() {
   return load(length_ - kWindow, kWindow);
 }
 
-// n bytes at an offset from the archive's first byte, which the caller knows to lie inside it.
+// Returns n bytes at an offset from the archive's first byte. The caller must make sure that they are inside it.
 Result<std::string_view> Archive::bytes_at(Index offset, Index n, std::string_view what, std::string& room) const {
   if (!fits_inside(offset, n, length_))
     return error(0, what,
@@ -228,8 +228,8 @@ Status check_supported(const Header& h, const std::string& path, Index offset) {
 
 }  // namespace
 
-// Holds a member's local header against the central one, and returns the length of its extra fields. All of it must lie
-// before `end`; `room` is for its bytes.
+// Compares a member's local header with the central one and returns the length of its extra fields. The header must end
+// before `end`. `room` is a buffer for its bytes.
 Result<Index> Archive::check_local(const Header& h, Index header_at, Index end, std::string& room) const {
   const auto member = [&] { return "member '" + printable(h.name) + "'"; };
   const Index fixed = kLocalBytes + static_cast<Index>(h.name.size());
@@ -260,7 +260,7 @@ Result<Index> Archive::check_local(const Header& h, Index header_at, Index end, 
   TRY(apply_zip64(TRY(l.sub(extra_bytes, "local extra fields")), own, false));
   if (own.name != h.name) return error(header_at, member(), "local name: got '" + printable(own.name) + "'");
   TRY(check_supported(own, file_->path(), base_ + header_at));
-  // With a descriptor the local numbers are zeros; what is there nevertheless has to be right.
+  // With a descriptor the local numbers are usually zero; others must be right.
   const bool later = (own.flags & kDescriptorFlag) != 0;
   auto agrees = [later](std::uint64_t local_value, std::uint64_t value) {
     return local_value == value || (later && local_value == 0);
@@ -284,7 +284,7 @@ Status Archive::read_directory(const Directory& directory) {
   std::vector<Region> regions;
   std::unordered_set<std::string_view> names;
   for (Index i = 0; i < directory.count; ++i) {
-    const Index entry_at = c.offset();  // in the file
+    const Index entry_at = c.offset();  // offset in the file
     const Header h = TRY(read_central(c));
     TRY(check_supported(h, file_->path(), entry_at));
     const auto member = [&] { return "member '" + printable(h.name) + "'"; };
@@ -360,7 +360,7 @@ Result<std::string> Archive::read(const Entry& entry, Index limit) const {
 
 namespace {
 
-// Numbers one after the other.
+// Appends numbers one after the other.
 template <class... T>
 void put(std::string& out, T... v) {
   char bytes[(sizeof(T) + ...)];
@@ -439,7 +439,7 @@ void Builder::directory() {
   if (directory_at >= kOnes32 || directory_size >= kOnes32 || count >= kOnes16) {
     const Index end64_at = position();
     put(out_, kEnd64Magic);
-    put<std::uint64_t>(out_, kEnd64Bytes - 12);  // of what follows this number
+    put<std::uint64_t>(out_, kEnd64Bytes - 12);  // size of the rest of the record
     put(out_, version_needed(true));
     put(out_, version_needed(true));
     put<std::uint32_t>(out_, 0);  // disks
@@ -451,7 +451,7 @@ void Builder::directory() {
     put(out_, kLocatorMagic);
     put<std::uint32_t>(out_, 0);
     put(out_, end64_at);
-    put<std::uint32_t>(out_, 1);  // disks in all
+    put<std::uint32_t>(out_, 1);  // number of disks
   }
   put(out_, kEndMagic);
   put<std::uint32_t>(out_, 0);  // disks

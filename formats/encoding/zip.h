@@ -1,14 +1,13 @@
-// Zip archives as torch.save writes them: members stored, not compressed, so that a tensor's bytes can be read in
-// place.
+// Zip archives as torch.save writes them. Members are stored uncompressed, so a tensor can be read in place.
 //
-//   [local header, name, extra, payload, (data descriptor)]...    one a member
-//   [central directory entry, name, extra]...                     one a member: sizes, CRC, where its local header is
-//   [zip64 end record, 56][zip64 locator, 20]                     always by torch; by others when numbers need it
+//   [local header, name, extra, payload, (data descriptor)]...    for each member
+//   [central directory entry, name, extra]...                     for each member: sizes, CRC, offset of its local
+//   header [zip64 end record, 56][zip64 locator, 20]                     always by torch; by others if numbers need it
 //   [end record, 22]                                              the last bytes
 //
-// Numbers that do not fit 32 bits are all ones where they should stand, and follow in an extra field 0x0001.
-// Offsets are from the archive's first byte, and the archive may be a slice of a file: a .distcp is many one after the
-// other. Written by: caffe2/serialize/inline_container.cc over third_party/miniz; described in PKWARE's APPNOTE.TXT.
+// A number that does not fit 32 bits is stored as all ones, and its value is in an extra field 0x0001. Offsets count
+// from the archive's first byte. The archive may be a slice of a file: a .distcp file is many archives one after the
+// other. Written by: caffe2/serialize/inline_container.cc with third_party/miniz. Specified in PKWARE's APPNOTE.TXT.
 #pragma once
 
 #include <cstdint>
@@ -29,27 +28,27 @@ struct Entry {
   std::string name;
   Index offset = 0;                  // of the payload, in the file
   Index size = 0;                    // bytes
-  std::optional<std::uint32_t> crc;  // CRC-32 of the payload; nothing where the writer recorded none (0 for size > 0)
+  std::optional<std::uint32_t> crc;  // CRC-32 of the payload; nothing if the writer recorded none (0 with size > 0)
 };
 
 struct Header;
 
-// The directory of an archive, and a way to its small members. Small archives are read with one call to the operating
-// system, large ones with two: their first and last 4 KiB, which hold everything but the tensor. Refers to the file.
+// The directory of an archive, and its small members. A small archive is read with one system call, a large one with
+// two: its first and last 4 KiB, which hold everything except the tensor. The File must outlive it.
 class Archive {
  public:
-  // Reads the archive in [offset, offset + length) of the file. Refuses compressed and encrypted members (unsupported),
-  // and as corrupt: local headers that contradict the directory, members that overlap each other or the directory,
-  // names that come twice, anything that reaches outside the slice.
+  // Reads the archive in [offset, offset + length) of the file. Fails with kUnsupported for compressed and encrypted
+  // members, and with kCorrupt for local headers that contradict the directory, members that overlap each other or the
+  // directory, duplicate names, and anything that exceeds the slice.
   static Result<Archive> open(const File& file, Index offset, Index length);
 
   const std::vector<Entry>& entries() const { return entries_; }
-  const Entry* find(std::string_view name) const;  // null: no such member
-  // The payload of a member of at most `limit` bytes. Its CRC is checked.
+  const Entry* find(std::string_view name) const;  // null if there is no such member
+  // Returns the payload of a member of at most `limit` bytes, after checking its CRC.
   Result<std::string> read(const Entry& entry, Index limit) const;
 
  private:
-  // A stretch of the archive that was read once and is kept.
+  // A range of the archive that is kept in memory.
   struct Window {
     Index offset = 0;  // from the archive's first byte
     std::string bytes;
@@ -59,7 +58,7 @@ class Archive {
   Archive(const File& file, Index offset, Index length) : file_(&file), base_(offset), length_(length) {}
   Error error(Index offset, std::string_view what, std::string_view detail) const;
   Status load_windows();
-  // In a window, or read into `room`.
+  // Returns bytes from a window, or reads them into `room`.
   Result<std::string_view> bytes_at(Index offset, Index n, std::string_view what, std::string& room) const;
   Result<Directory> find_directory() const;
   Status read_directory(const Directory& directory);
@@ -72,23 +71,22 @@ class Archive {
   std::vector<Entry> entries_;
 };
 
-// Builds the bytes around the payloads of an archive. Payloads may be left out (holes), because they are large and
-// written by someone else.
+// Builds the bytes around the payloads of an archive. Large payloads are holes, which the caller writes.
 class Builder {
  public:
   // `base` is the archive's offset in its file, relative to which payloads are aligned.
   explicit Builder(Index base) : base_(base) {}
 
   void add(std::string_view name, std::string_view payload);
-  // A member whose payload the caller writes, aligned to `alignment` bytes (a power of two, at most 4096) of the file.
-  // The archive's size must stay below 2^63 bytes.
+  // Adds a member whose payload the caller writes. It is aligned to `alignment` bytes (a power of two, at most 4096) in
+  // the file. The archive must be smaller than 2^63 bytes.
   void add_hole(std::string_view name, Index size, std::uint32_t crc, Index alignment);
-  // Ends the archive with its directory. Its bytes are around.before, and for each hole in turn its payload and the
-  // text of around.after.
+  // Ends the archive with its directory. The archive is around.before and then, for each hole, its payload and its text
+  // in around.after.
   struct Around {
     std::string before;
     std::vector<std::string> after;
-    // Where the CRC of the last member stands: in the text before its payload, and in the last one.
+    // The offsets of the last member's CRC in the text before its payload and in the last text.
     std::size_t local_crc = 0, directory_crc = 0;
   };
   Around finish() &&;
@@ -106,7 +104,7 @@ class Builder {
 
   Index base_;
   std::string out_;                 // everything but the holes
-  std::vector<std::size_t> holes_;  // where in out_ they stand
+  std::vector<std::size_t> holes_;  // their positions in out_
   Index hole_bytes_ = 0;
   std::size_t local_crc_ = 0, directory_crc_ = 0;  // in out_, of the last member
   std::vector<Member> members_;

@@ -17,9 +17,9 @@ namespace {
 
 constexpr Index kInputPiece = Index{128} << 10;
 constexpr Index kOutputPiece = Index{1} << 20;
-constexpr int kWindowLogMax = 27;  // 128 MiB of window at most, whatever the frame asks for
+constexpr int kWindowLogMax = 27;  // a window of at most 128 MiB, whatever the frame requests
 
-using Pull = std::function<Result<Bytes>()>;  // the next input; empty at its end
+using Pull = std::function<Result<Bytes>()>;  // returns the next input; empty at the end
 using Push = std::function<Status(Bytes decoded)>;
 
 Status decode_stream(const Pull& pull, const Push& push, Index limit, const std::string& place) {
@@ -33,7 +33,7 @@ Status decode_stream(const Pull& pull, const Push& push, Index limit, const std:
     if (piece.empty()) return corrupt(place + ": zstd frame: expected more bytes, got the end of the item");
     ZSTD_inBuffer in{piece.data(), piece.size(), 0};
     std::size_t left = 1;
-    bool full = true;  // the decoder may hold more output than fitted
+    bool full = true;  // the decoder may have more output than fitted
     while (in.pos < in.size || full) {
       ZSTD_outBuffer out{buffer.data(), buffer.size(), 0};
       left = ZSTD_decompressStream(context.get(), &out, &in);

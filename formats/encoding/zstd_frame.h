@@ -1,5 +1,5 @@
-// One zstd frame around a whole item, as DCP's stream.zstd/1 transform writes it: no content size, no checksum.
-// Written by: torch/distributed/checkpoint/_extension.py (ZStandard). Frame format: RFC 8878.
+// Decodes a zstd frame around a whole item, as DCP's stream.zstd/1 transform writes it: without content size or
+// checksum. Written by: torch/distributed/checkpoint/_extension.py (ZStandard). Frame format: RFC 8878.
 #pragma once
 
 #include <string>
@@ -11,8 +11,8 @@ namespace reshard::zstd {
 
 inline constexpr std::string_view kMagic{"\x28\xb5\x2f\xfd", 4};
 
-// Decodes the frame in [offset, offset + length) of `file` into `out` from `out_offset` on, in pieces; the number of
-// bytes written. More than `limit` is a corrupt error: a frame can promise anything.
+// Decodes the frame in [offset, offset + length) of `file` piece by piece into `out`, from `out_offset` on. Returns the
+// number of bytes written. Fails with kCorrupt if they exceed `limit`, as a small frame can decode to any size.
 Result<Index> decode(const File& file, Index offset, Index length, Index limit, const File& out, Index out_offset);
 
 // The same in memory, which is asked for as it is needed. `place` names the frame in errors.

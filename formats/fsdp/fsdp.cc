@@ -64,7 +64,7 @@ std::optional<FileName> parse_file_name(std::string_view name) {
 
 namespace {
 
-// What verl wrote down beside the files, if anything.
+// Returns the number of ranks in verl's settings file, if there is one.
 Result<std::optional<Index>> ranks_of_settings(const PathSnapshot& directory) {
   if (!directory.has_file(kSettingsFile)) return std::optional<Index>();
   const std::string path = path_join(directory.path(), kSettingsFile);

@@ -8,7 +8,7 @@
 namespace reshard::fsdp {
 namespace {
 
-// Up to the first number in a name: "model.layers.3"; empty where there is none.
+// Returns a name up to its first number, "model.layers.3", or an empty text if it has none.
 std::string numbered_module(const std::string& name) {
   std::size_t begin = 0;
   while (begin < name.size()) {
@@ -43,7 +43,8 @@ std::vector<FlatUnit> by_module(const std::vector<NamedShape>& parameters) {
   return out;
 }
 
-// Whether the runs are those of a unit: equal ones with less padding than shards, or none at all.
+// Returns whether runs of these lengths can be those of a unit: equal ones with less padding than shards, or without
+// padding.
 bool fits(const FlatUnit& unit, const FlatId& id) {
   const auto shards = static_cast<Index>(id.lengths.size());
   Index sum = 0;
@@ -55,7 +56,7 @@ bool fits(const FlatUnit& unit, const FlatId& id) {
 
 }  // namespace
 
-// The first way from the front, and the last one from the back, are the same where there is one way only.
+// The match found from the front and the one found from the back are equal only if there is exactly one.
 std::optional<std::vector<NamedShape>> without_buffers(const std::vector<NamedShape>& tensors,
                                                        const std::vector<ParameterId>& ids) {
   const auto is_of = [](const ParameterId& id, const NamedShape& t) { return !id.shape || *id.shape == t.shape; };

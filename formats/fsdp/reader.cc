@@ -29,12 +29,12 @@ KeyPath below(std::string_view prefix, const KeyPath& path) {
   return out;
 }
 
-// A tensor while the files are read: what each rank has of it, in the order of ranks.
+// A tensor while the files are read, with each rank's pieces in the order of ranks.
 struct Pieces {
   KeyPath path;
   DType dtype = DType::kFloat32;
-  Dims shape;                   // of the whole; of a plain one, as the first rank has it
-  bool is_distributed = false;  // pieces say their boxes; of a plain one, each is all that the rank has
+  Dims shape;                   // of the whole; of a plain tensor, the first rank's
+  bool is_distributed = false;  // each piece has its box; otherwise each is a whole copy
   FragmentList pieces;
 };
 
@@ -80,7 +80,7 @@ class FsdpReader : public TensorFileReader {
   Result<std::string> named_ids(const std::vector<Index>& ids) const;
 
   PiecesByName& of(Role role) { return pieces_[static_cast<std::size_t>(role)]; }
-  std::uint32_t file_of(Role role, Index rank) const {  // of a role there is one for each rank, in their order
+  std::uint32_t file_of(Role role, Index rank) const {  // a role has one file for each rank, in order
     return first_file_[static_cast<std::size_t>(role)] + static_cast<std::uint32_t>(rank);
   }
   Index writer(const Extent& extent) const { return catalog_.files[extent.file].writer; }
@@ -90,19 +90,19 @@ class FsdpReader : public TensorFileReader {
   std::array<std::uint32_t, kRoles.size()> first_file_{};
   std::array<PiecesByName, kRoles.size()> pieces_;
   std::array<std::map<std::string, RankValues>, kRoles.size()> values_;
-  std::set<std::string> left_out_;                    // names of values that cannot be carried
-  std::map<std::string, std::vector<Index>> groups_;  // of the optimizer: the ids in each, by the name of their list
-  std::map<Index, std::vector<std::string>> owners_;  // of each id: its parameters
-  std::vector<NamedShape> parameters_;                // that an optimizer numbers, in the model's order
-  bool has_distributed_ = false;                      // in the model's files
-  Index told_ranks_ = 0;                              // the most that a tensor tells of
+  std::set<std::string> left_out_;                    // names of values that are not plain data
+  std::map<std::string, std::vector<Index>> groups_;  // the optimizer's groups: ids, by the name of their list
+  std::map<Index, std::vector<std::string>> owners_;  // the parameters of each id
+  std::vector<NamedShape> parameters_;                // those that an optimizer numbers, in the model's order
+  bool has_distributed_ = false;                      // the model's files have distributed tensors
+  Index told_ranks_ = 0;                              // the largest number of ranks that a tensor records
   std::string layout_;                                // of the tensor on the largest mesh
-  std::vector<std::pair<Index, Index>> shard_of_;     // of each rank: which of how many, for flat states
+  std::vector<std::pair<Index, Index>> shard_of_;     // for each rank: shard and number of shards, for flat states
 };
 
 // ---- Files
 
-// Several at a time, and what they hold is added in the order of ranks.
+// Reads files in parallel, in batches, and adds their tensors in the order of ranks.
 Status FsdpReader::read_files(Role role) {
   const std::vector<std::pair<Index, std::string>> all(set_.of(role).begin(), set_.of(role).end());
   const int threads = thread_count(0);
@@ -170,7 +170,7 @@ void FsdpReader::add_value(Role role, Index rank, const TensorFile::Object& obje
   if (!ids.empty()) groups_.emplace(object.name, std::move(ids));
 }
 
-// That there are files of all the ranks which the tensors tell of. Accelerate's names do not say how many.
+// Fails if the tensors are of more ranks than there are files. Accelerate's file names do not give the number of ranks.
 Status FsdpReader::check_ranks() const {
   if (told_ranks_ <= set_.ranks) return {};
   if (set_.is_verl)
@@ -196,8 +196,8 @@ Status FsdpReader::finish_tensor(KeyPath path, const Pieces& pieces) {
   return catalog_.add(std::move(joined.tensor)).context(catalog_.root);
 }
 
-// What an optimizer of the model may number: its tensors, tied ones once; or the distributed among them, as plain ones
-// are buffers then.
+// Returns the tensors that an optimizer of the model may number: each tied one once. With `distributed_only` plain
+// tensors are left out, as they are buffers if others are distributed.
 std::vector<NamedShape> FsdpReader::parameters(bool distributed_only) {
   std::vector<NamedShape> out;
   std::set<std::tuple<std::uint32_t, Index, Index>> places;
@@ -260,7 +260,7 @@ Status FsdpReader::finish_optimizer() {
   return {};
 }
 
-// Finds the owners, or not; how, or why not.
+// Finds the parameter of each id, if possible. Returns how, or why it failed.
 std::string FsdpReader::name_by_id(const std::vector<Index>& ids) {
   std::vector<ParameterId> wanted;
   for (const Index id : ids) wanted.push_back({id, std::nullopt});
@@ -268,7 +268,7 @@ std::string FsdpReader::name_by_id(const std::vector<Index>& ids) {
     if (const auto id = id_of(p.path); id && p.shape.rank() > 0)
       wanted[static_cast<std::size_t>(std::lower_bound(ids.begin(), ids.end(), *id) - ids.begin())].shape = p.shape;
   if (parameters_.size() != ids.size()) {
-    // Parameters may be plain too: those that FSDP was told to ignore, and all where nothing is sharded.
+    // Parameters can be plain tensors: those that FSDP was told to ignore, and all of them without sharding.
     if (auto found = without_buffers(parameters(false), wanted)) parameters_ = std::move(*found);
   }
   std::vector<std::vector<Index>> groups;
@@ -278,7 +278,7 @@ std::string FsdpReader::name_by_id(const std::vector<Index>& ids) {
   return names.evidence;
 }
 
-// How many elements each shard has of a flat state; nothing where ranks disagree, or one is no run.
+// Returns how many elements of a flat state each shard has, or nothing if ranks disagree or a piece is not a run.
 std::optional<std::vector<Index>> FsdpReader::lengths_by_shard(const Pieces& flat) const {
   std::vector<Index> out;
   for (std::size_t i = 0; i < flat.pieces.size(); ++i) {
@@ -291,11 +291,11 @@ std::optional<std::vector<Index>> FsdpReader::lengths_by_shard(const Pieces& fla
     if (length >= 0 && length != piece.box.shape[0]) return std::nullopt;
     length = piece.box.shape[0];
   }
-  for (Index& n : out) n = std::max<Index>(n, 0);  // a rank without elements of a parameter has no state of it
+  for (Index& n : out) n = std::max<Index>(n, 0);  // a rank without elements of a parameter has no state for it
   return out;
 }
 
-// Whether the flat states were placed; if not, `evidence` says why.
+// Adds the flat states to the tensors of their parameters. Returns false and sets `evidence` if they cannot be placed.
 Result<bool> FsdpReader::place_flat_states(const std::vector<Index>& ids, std::string& evidence) {
   std::map<Index, FlatId> flat;
   for (const Index id : ids) flat[id].id = id;
@@ -332,7 +332,7 @@ Result<bool> FsdpReader::place_flat_states(const std::vector<Index>& ids, std::s
       TRY(add_flat_state(units.units[i], p.path, p, in_order[i].lengths));
       continue;
     }
-    for (const NamedShape* parameter : units.units[i].parameters)  // a step, which is each one's
+    for (const NamedShape* parameter : units.units[i].parameters)  // a step, which every parameter gets
       TRY(finish_tensor(with_owner(p.path, parameter->name), p));
   }
   return true;
@@ -340,9 +340,9 @@ Result<bool> FsdpReader::place_flat_states(const std::vector<Index>& ids, std::s
 
 Status FsdpReader::add_flat_state(const FlatUnit& unit, const KeyPath& path, const Pieces& flat,
                                   const std::vector<Index>& lengths) {
-  std::vector<Index> begins = {0};  // of each shard's run in the unit
+  std::vector<Index> begins = {0};  // start of each shard's run in the unit
   for (const Index n : lengths) begins.push_back(begins.back() + n);
-  Index begin = 0;  // of the parameter in the unit
+  Index begin = 0;  // start of the parameter in the unit
   for (const NamedShape* parameter : unit.parameters) {
     const Index end = begin + volume(parameter->shape);
     Pieces out{{}, flat.dtype, parameter->shape, true, FragmentList(parameter->shape.rank())};
@@ -363,7 +363,7 @@ Status FsdpReader::add_flat_state(const FlatUnit& unit, const KeyPath& path, con
   return {};
 }
 
-// Tensors beside model and optimizer, as random states are: what all ranks have alike once, else each rank's own.
+// Adds tensors of the extra state, such as random states: once if all ranks have the same, otherwise one for each rank.
 Status FsdpReader::finish_extra() {
   constexpr std::string_view kPrefix = "extra_state";
   for (Pieces& p : of(Role::kExtra).all()) {
@@ -395,7 +395,7 @@ Status FsdpReader::finish_extra() {
 
 // ---- Values
 
-// The names of the parameters that these ids are, as a pickled list; empty where one is not known.
+// Returns the names of these ids' parameters as a pickled list, or an empty text if one is unknown.
 Result<std::string> FsdpReader::named_ids(const std::vector<Index>& ids) const {
   pickle::PickleWriter w;
   w.empty_list();

@@ -15,7 +15,7 @@ const Format kHdf5Format = {
     .library = hdf5::library_version,
 };
 
-// Read as any HDF5 file: by the row before.
+// Read like any HDF5 file, by the row above.
 const Format kHdf5ViewFormat = {
     .name = "hdf5-view",
     .title = "HDF5 view",

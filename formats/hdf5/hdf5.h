@@ -1,13 +1,13 @@
 // HDF5: a checkpoint as one file that h5py, h5dump, MATLAB and HDFView read.
 //
 //   model.h5
-//     /model/layers/0/self_attn/q_proj/weight    a dataset a tensor: its dotted name as groups
-//     /reshard/tensors/N                         tensors whose name is no path (attribute reshard_name)
-//     /reshard/objects/N                         what is not a tensor: torch.save archives, as bytes
-//     /reshard/files/config.json                 files that lie beside the tensors elsewhere, as bytes
+//     /model/layers/0/self_attn/q_proj/weight    a dataset for each tensor; the dots in its name become groups
+//     /reshard/tensors/N                         a tensor whose name cannot be a path (attribute reshard_name)
+//     /reshard/objects/N                         an object: a torch.save archive, as bytes
+//     /reshard/files/config.json                 a file that other formats keep next to the tensors, as bytes
 //
-// The archive (--to hdf5) holds the data, contiguous or in zstd chunks. The view (--to hdf5-view) is a few KB that
-// refer to the files of another checkpoint. docs/formats/hdf5.md has the drawing.
+// The archive (--to hdf5) holds the data, contiguous or in zstd chunks. The view (--to hdf5-view) has a few KB and
+// refers to the files of another checkpoint. docs/formats/hdf5.md has the drawing.
 #pragma once
 
 #include "lib/checkpoint/format.h"
@@ -21,19 +21,19 @@ namespace hdf5 {
 
 inline constexpr int kZstdFilter = 32015;  // as registered with The HDF Group
 
-// Ours, or anybody's: every dataset of numbers is a tensor under its path with dots for slashes; others are named in a
-// warning. After opening, the library is not needed any more: elements are read and decoded by the engine.
+// Opens an HDF5 file, ours or another. Every dataset of numbers is a tensor, named by its path with dots for slashes; a
+// warning lists the other datasets. The library is needed only for opening: the engine reads and decodes the elements.
 Result<std::unique_ptr<Reader>> open(const PathSnapshot& place, const OpenOptions& options);
 
-// Whole tensors, contiguous and page-aligned where large; or, with request.compression, in chunks of about a megabyte
-// that are whole runs of the row-major tensor. Unsupported for more than one rank.
+// Lays out whole tensors, contiguous and, if large, page-aligned. With request.compression they are stored in chunks of
+// about a megabyte, each a run of the row-major tensor. Fails with kUnsupported for more than one rank.
 Result<std::unique_ptr<Target>> lay_out(LayoutRequest request);
 
-// A file that shows the tensors of another checkpoint where they lie. A tensor in one run of bytes is a dataset whose
-// storage is external: a place in the other file. One of several fragments, or with gaps, is a virtual dataset of parts
-// of strips in /reshard/pieces: a strip is a whole file as elements of one type. Paths of files are absolute: a library
-// looks for others from the directory its reader happens to be in. The catalog's tensors must be located. Without
-// `replace` the file must not be there; after an error all is as it was.
+// Writes a file that shows the tensors of another checkpoint in place. A tensor in one run of bytes is a dataset with
+// external storage, a range of the other file. A tensor with gaps or several fragments is a virtual dataset made of
+// strips in /reshard/pieces; a strip is a whole file seen as elements of one type. Paths are absolute, because the
+// library resolves relative ones against the reader's working directory. The catalog's tensors must be located. Unless
+// `replace` is set the file must not exist. After an error nothing has changed.
 Result<ViewReport> write_view(const Catalog& catalog, const std::string& path, bool replace);
 
 }  // namespace hdf5

@@ -14,11 +14,11 @@
 namespace reshard::hdf5 {
 namespace {
 
-// Not a recursive mutex: one knows its owner by a number that a forked process does not have.
+// Not a std::recursive_mutex: it identifies its owner by a thread number that changes in a forked process.
 std::mutex library_mutex;
 thread_local int times_held = 0;
 
-// Of the error at the bottom of the library's stack of them.
+// Returns the description of the error at the bottom of the library's error stack.
 herr_t keep_innermost(unsigned n, const H5E_error2_t* error, void* out) {
   if (n == 0 && error->desc) *static_cast<std::string*>(out) = error->desc;
   return 0;
@@ -41,10 +41,10 @@ LibraryLock::~LibraryLock() {
 
 LibraryLock::LibraryLock() {
   static const bool kReady = [] {
-    // No clean-up at exit: handles close themselves, and a process that is killed has nothing of ours open.
+    // No clean-up at exit: handles close themselves, and a killed process has no open files of ours.
     errno = 0;
     H5dont_atexit();
-    if (H5open() < 0 || is_out_of_memory()) throw std::bad_alloc();  // it needs nothing else
+    if (H5open() < 0 || is_out_of_memory()) throw std::bad_alloc();  // H5open() fails only if memory runs out
     H5PLset_loading_state(0);
     return true;
   }();
@@ -53,7 +53,7 @@ LibraryLock::LibraryLock() {
     library_mutex.lock();
     errno = 0;
   }
-  H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr);  // for each thread anew
+  H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr);  // needed in every thread
 }
 
 bool is_out_of_memory() { return errno == ENOMEM; }
@@ -126,7 +126,7 @@ bool is_hdf5_file(const PathSnapshot& place) {
   constexpr std::array<unsigned char, 8> kSignature = {0x89, 'H', 'D', 'F', '\r', '\n', 0x1a, '\n'};
   const std::string_view signature(reinterpret_cast<const char*>(kSignature.data()), kSignature.size());
   const std::string_view head = place.head();
-  const std::size_t behind_user_block = 512;  // the least, and MATLAB's; they are told apart when it is scanned
+  const std::size_t behind_user_block = 512;  // the smallest block, also used by MATLAB; scan() distinguishes them
   return head.starts_with(signature) ||
          (head.size() > behind_user_block && head.substr(behind_user_block).starts_with(signature));
 }

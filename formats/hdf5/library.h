@@ -1,4 +1,4 @@
-// What every use of the HDF5 library here shares: one lock, handles that close themselves, errors as values.
+// Access to the HDF5 library: its lock, handles that close themselves, errors as values.
 #pragma once
 
 #include <cstdint>
@@ -13,12 +13,12 @@
 
 namespace reshard::hdf5 {
 
-// The library's hid_t, whose header stays out of ours.
+// The library's hid_t, so that its header need not be included here.
 using Id = std::int64_t;
 
-// Held around every call of the library: some builds of it know nothing of threads. The library then prints no errors
-// and loads no plugins, whatever a file wishes for.
-// A thread may hold it several times; a process forked while it is held goes on holding it.
+// The lock that must be held for every call of the library, as some builds are not thread-safe. While it is held, the
+// library prints no errors and loads no plugins, even if a file asks for them. A thread may lock it several times. A
+// child process forked while it is held still holds it.
 class LibraryLock {
  public:
   LibraryLock();
@@ -27,11 +27,11 @@ class LibraryLock {
   LibraryLock& operator=(const LibraryLock&) = delete;
 };
 
-// Whether an allocation failed while this thread held the lock. The library has many ways to say so, to crash, and to
-// go on with a heap that it has spoilt.
+// Returns whether an allocation failed while this thread held the lock. After one, the library may report any error,
+// crash, or continue with a corrupted heap.
 bool is_out_of_memory();
 
-// Closes what it holds, of whatever kind.
+// An owned library object of any kind.
 class Handle {
  public:
   explicit Handle(Id id = -1) : id_(id) {}
@@ -49,19 +49,19 @@ class Handle {
   Id id_;
 };
 
-// The handle, or an error: that memory is out, or of this kind, "what: libhdf5 says '...'".
+// Returns the handle, or if `id` is negative an error: out of memory, or `code` with "what: libhdf5 says '...'".
 Result<Handle> checked(Id id, ErrorCode code, std::string_view what);
-// The same for calls that return a negative number when they fail.
+// Does the same for the result of a call that returns a negative number on failure.
 Status checked_call(int result, ErrorCode code, std::string_view what);
 
-// Makes datasets and the groups above them, without the times of their making: the same input gives the same file.
+// Makes datasets and the groups above them without timestamps, so that the same input gives the same file.
 class DatasetMaker {
  public:
-  // Properties to create a file with.
+  // Returns the properties with which to create a file.
   static Result<Handle> file_properties();
-  // Properties to create a dataset with.
+  // Returns the properties with which to create a dataset.
   static Result<Handle> properties();
-  // A dataset of this shape at `path` (no leading slash).
+  // Makes a dataset of this shape at `path` (without a leading slash).
   Result<Handle> make(Id file, const std::string& path, Id type, const Dims& shape, Id properties);
 
  private:
@@ -73,10 +73,11 @@ class DatasetMaker {
 // "HDF5 1.10.8"
 std::string library_version();
 
-// Whether a regular file begins as an HDF5 file does.
+// Returns whether `place` is a regular file that begins like an HDF5 file.
 bool is_hdf5_file(const PathSnapshot& place);
 
-// Attributes that hold a text. An absent one is empty; one that is no text, or longer than `limit`, is corrupt.
+// Write and read an attribute with a text. A missing attribute reads as an empty text. Reading fails with kCorrupt if
+// the attribute is not a text, or is longer than `limit`.
 Status write_text_attribute(Id object, const char* name, std::string_view text);
 Result<std::string> read_text_attribute(Id object, const char* name, std::size_t limit, const std::string& place);
 

@@ -10,7 +10,7 @@ namespace reshard::hdf5 {
 void MemoryImage::write(Index offset, Bytes bytes) {
   if (bytes.empty()) return;
   const Index finish = offset + static_cast<Index>(bytes.size());
-  // Everything that the new bytes meet or touch becomes one run with them.
+  // Merge the new bytes with all runs that they overlap or touch.
   auto first = runs_.upper_bound(offset);
   if (first != runs_.begin()) {
     const auto before = std::prev(first);
@@ -50,12 +50,12 @@ Status MemoryImage::each_run(const std::function<Status(Index offset, Bytes byte
 
 namespace {
 
-// What the access list carries.
+// The driver's data in the access property list.
 struct ImageInfo {
   MemoryImage* image = nullptr;
 };
 
-// What the library hands to every call; its own part has to come first.
+// The open file that the library passes to every call. Its own part must come first.
 struct OpenImage {
   H5FD_t base{};
   MemoryImage* image = nullptr;

@@ -1,8 +1,8 @@
-// A file that the HDF5 library believes it writes.
+// A virtual file driver for the HDF5 library that writes into memory.
 //
-// The library decides by itself where in a file things go; our engine wants to know all places first and to write the
-// payloads itself, from several threads. So the library gets a virtual file driver that keeps what it writes in memory
-// (metadata: little) and lets payloads pass: it only notes their address.
+// The library decides where in a file things go, but our engine needs all offsets in advance and writes the payloads
+// itself, in several threads. So the library writes to this driver, which keeps the metadata, which are small, and
+// records only the offsets of payloads.
 #pragma once
 
 #include <functional>
@@ -15,15 +15,15 @@
 
 namespace reshard::hdf5 {
 
-// What such a file holds. Not thread-safe: the library's lock is its lock.
+// The content of such a file. Not thread-safe: protected by the library's lock.
 class MemoryImage {
  public:
   void write(Index offset, Bytes bytes);
-  void read(Index offset, MutableBytes out) const;  // zeros where nothing was written
+  void read(Index offset, MutableBytes out) const;  // bytes that were not written are zero
   // Calls visit for each run of written bytes, in order.
   Status each_run(const std::function<Status(Index offset, Bytes bytes)>& visit) const;
 
-  // While this is set, payload writes are not kept: their address is noted instead.
+  // If set, writes of payloads are dropped and their offset is recorded in payload_at.
   bool passes_payloads = false;
   std::optional<Index> payload_at;  // of the last one
 
@@ -33,8 +33,8 @@ class MemoryImage {
   std::map<Index, std::string> runs_;  // by offset; they neither overlap nor touch
 };
 
-// A property list (hid_t) to create a file in `image`, which must outlive the file; negative on failure. Closing the
-// list is the caller's.
+// Returns a property list (hid_t) to create a file in `image`, which must outlive the file, or a negative number on
+// failure. The caller must close the list.
 std::int64_t memory_file_access(MemoryImage& image);
 
 }  // namespace reshard::hdf5

@@ -8,10 +8,10 @@
 namespace reshard::hdf5 {
 namespace {
 
-constexpr std::size_t kMaxPath = 1000;    // bytes; longer names are kept in an attribute
+constexpr std::size_t kMaxPath = 1000;    // bytes; longer names are stored in an attribute
 constexpr std::size_t kMaxKeyPath = 256;  // parts
 
-// Whether each part between dots can be the name of a link.
+// Returns whether each part between dots can be the name of a link.
 bool is_plain(std::string_view name) {
   if (name.empty() || name.size() > kMaxPath || name.find('/') != std::string_view::npos ||
       name.find('\0') != std::string_view::npos)

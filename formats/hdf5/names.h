@@ -11,20 +11,19 @@
 
 namespace reshard::hdf5 {
 
-// What is not a tensor of the checkpoint lies below this.
+// The group of everything that is not a tensor with its own path.
 inline constexpr std::string_view kOwnGroup = "reshard";
-inline constexpr const char* kNameAttribute = "reshard_name";  // where the path does not say it
-inline constexpr const char* kPathAttribute =
-    "reshard_path";                                       // place in the nested state_dict, where it is not the name
-inline constexpr std::size_t kMaxTextAttribute = 60'000;  // bytes; the format has room for 64 KiB
+inline constexpr const char* kNameAttribute = "reshard_name";  // the name, if the path does not give it
+inline constexpr const char* kPathAttribute = "reshard_path";  // the key path in the state_dict, if it is not the name
+inline constexpr std::size_t kMaxTextAttribute = 60'000;       // bytes; the format has room for 64 KiB
 
-// Gives every tensor a path without a leading slash; no path is given twice, and none is a group of another.
+// Assigns every tensor a path without a leading slash. Paths are unique, and none is a group of another.
 class PathMaker {
  public:
-  // `names` are all that will be asked for.
+  // `names` are all names for which path_of() will be called.
   explicit PathMaker(const std::vector<std::string_view>& names);
-  // The name with slashes for dots, or reshard/tensors/N where that cannot be: the name has empty parts or slashes, is
-  // in our own group, or is a group of another.
+  // Returns the name with slashes for dots. Returns reshard/tensors/N if the name has empty parts or slashes, is in the
+  // group reshard, or is a group of another name.
   std::string path_of(std::string_view name);
 
  private:
@@ -32,10 +31,10 @@ class PathMaker {
   Index escaped_ = 0;
 };
 
-// The name that a path stands for.
+// Returns the name for a path.
 std::string name_of_path(std::string_view path);
 
-// A place in a state_dict as JSON and back: ["optimizer", "state", 0].
+// Convert a key path to JSON and back: ["optimizer", "state", 0].
 std::string key_path_text(const KeyPath& path);
 Result<KeyPath> parse_key_path(const std::string& text, const std::string& place);
 

@@ -9,7 +9,7 @@ namespace reshard::hdf5 {
 namespace {
 
 constexpr Index kMaxBlobBytes = Index{1} << 30;
-constexpr std::size_t kShown = 5;  // datasets that a warning names
+constexpr std::size_t kShown = 5;  // most datasets that a warning lists
 
 class Hdf5Reader : public Reader {
  public:
@@ -56,7 +56,7 @@ Status Hdf5Reader::open(const PathSnapshot& place, const OpenOptions& options) {
   Status disjoint = check_extents_disjoint(catalog_, SharedExtents::kRefused);
   if (!disjoint) {
     disjoint = check_extents_disjoint(catalog_, SharedExtents::kTies);
-    catalog_.shares_extents = disjoint.has_value();  // hard links
+    catalog_.shares_extents = disjoint.has_value();  // true if there are hard links
   }
   if (!options.validated) return {};
   TRY(validate(catalog_, options.files_too));

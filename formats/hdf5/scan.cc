@@ -27,15 +27,16 @@
 namespace reshard::hdf5 {
 namespace {
 
-constexpr int kMaxDepth = 256;          // of groups
+constexpr int kMaxDepth = 256;          // levels of groups
 constexpr std::size_t kMaxLink = 4096;  // bytes of a link's name
 constexpr int kMaxFilters = 8;
-// Of all paths and names together: a group's name is in that of everything below it, and links are cheap.
-constexpr Index kNameBytesPerByte = 16;  // of the file
+// The limit for all paths and names together. A group's name is in the path of everything below it, and links are
+// cheap.
+constexpr Index kNameBytesPerByte = 16;  // for each byte of the file
 constexpr Index kFreeNameBytes = Index{4} << 20;
-constexpr std::size_t kSaid = 1000;  // bytes of a path in messages
+constexpr std::size_t kSaid = 1000;  // most bytes of a path in messages
 constexpr unsigned kScanSeconds = 60;
-constexpr int kNoMemory = 1;  // exit code of a process that libhdf5 crashed when it got none
+constexpr int kNoMemory = 1;  // exit code of a child in which libhdf5 crashed without memory
 
 class Scanner {
  public:
@@ -63,13 +64,13 @@ class Scanner {
   std::string path_;
   bool external_too_;
   Listing listing_;
-  std::set<std::uint64_t> groups_seen_;  // by address: links may form circles
+  std::set<std::uint64_t> groups_seen_;  // by address; links may form cycles
   Index objects_ = 0;
   Index name_bytes_left_ = 0;
   Index links_skipped_ = 0;
 };
 
-// The links of a group as strings: the library's iteration calls back, and errors have to wait until it ends.
+// The names of a group's links. The library iterates with a callback, so errors are reported after it ends.
 struct LinkNames {
   std::vector<std::string> names;
   bool too_many = false;
@@ -212,7 +213,7 @@ Status Scanner::add_tensor(Id dataset, const std::string& path, const std::strin
   return listing_.catalog.add(std::move(tensor));
 }
 
-// Objects and side files: bytes in one run of this file.
+// Reads the dataset of an object or a side file, which must be one run of bytes in this file.
 Status Scanner::add_own(Id dataset, const std::string& path, const std::string& place) {
   const std::string objects = std::string(kOwnGroup) + "/objects/", files = std::string(kOwnGroup) + "/files/";
   const bool is_object = path.starts_with(objects);
@@ -322,7 +323,7 @@ Result<std::vector<ChunkFilter>> Scanner::filters_of(Id creation, Index element_
     const H5Z_filter_t id =
         H5Pget_filter2(creation, static_cast<unsigned>(i), &flags, &n, values, sizeof name, name, &config);
     if (id == H5Z_FILTER_SHUFFLE) {
-      // The element size as the writer noted it; where it has not yet, the type's.
+      // The element size that the writer recorded, or that of the type if it is not recorded yet.
       const Index unit = n >= 1 && values[0] > 0 ? static_cast<Index>(values[0]) : element_bytes;
       out.push_back({ChunkFilter::Kind::kShuffle, unit});
     } else if (id == H5Z_FILTER_DEFLATE) {
@@ -375,7 +376,7 @@ Status Scanner::locate_chunks(Id dataset, Id creation, Tensor& tensor, bool big_
     if (encoding->filters.empty()) encoding = nullptr;
     return encodings.emplace_back(mask, encoding).second;
   };
-  const Index longest = *bytes + *bytes / 8 + 4096;  // stored: what does not shrink grows by little
+  const Index longest = *bytes + *bytes / 8 + 4096;  // stored chunks; incompressible data grow a little
   tensor.fragments.reserve(static_cast<std::size_t>(count));
   for (Index k = 0; k < count; ++k) {
     Fragment f;
@@ -406,20 +407,20 @@ Status Scanner::locate_chunks(Id dataset, Id creation, Tensor& tensor, bool big_
     f.big_endian = big_endian;
     tensor.fragments.add(f);
   }
-  // Work is best cut between chunks: none is decoded twice.
+  // Slabs should end between chunks, so that none is decoded twice.
   const Index row_bytes = tensor.bytes() / tensor.shape[0];
   if (row_bytes * shape[0] <= kMaxChunkBytes / 8) tensor.row_group = shape[0];
   return {};
 }
 
-// A crash right after an allocation that failed says nothing about the file. Any other ends the process when the
-// instruction is done again.
+// Handles a crash. One after a failed allocation says nothing about the file, so the child exits with kNoMemory. Any
+// other ends the process when the instruction is repeated.
 void end_where_memory_is_out(int) {
   if (is_out_of_memory()) ::_exit(kNoMemory);
 }
 
 void handle_crashes() {
-  alignas(16) static std::array<std::byte, 32 << 10> stack;  // the other one may be full
+  alignas(16) static std::array<std::byte, 32 << 10> stack;  // the normal stack may be full
   const stack_t here{.ss_sp = stack.data(), .ss_flags = 0, .ss_size = stack.size()};
   ::sigaltstack(&here, nullptr);
   struct sigaction action = {};
@@ -433,18 +434,18 @@ void handle_crashes() {
 Result<Listing> scan(const std::string& path, bool external_too) { return Scanner(path, external_too).run(); }
 
 Status survives_scan(const std::string& path, bool external_too) {
-  const LibraryLock lock;  // no other thread is inside the library while this process is copied
+  const LibraryLock lock;  // no other thread is inside the library during the fork
   const pid_t parent = ::getpid(), child = ::fork();
   if (child < 0) return io_error(path + ": cannot start a process to look at it");
   if (child == 0) {
     ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-    if (::getppid() != parent) ::_exit(0);  // it was killed before
+    if (::getppid() != parent) ::_exit(0);  // the parent was already killed
     for (const int signal : {SIGALRM, SIGINT, SIGTERM}) std::signal(signal, SIG_DFL);
     handle_crashes();
     ::alarm(kScanSeconds);
     try {
       (void)scan(path, external_too);
-    } catch (const std::exception&) {  // the parent will say so
+    } catch (const std::exception&) {  // the parent reports it
     }
     ::_exit(0);
   }

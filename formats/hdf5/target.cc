@@ -18,17 +18,17 @@ namespace reshard::hdf5 {
 namespace {
 
 constexpr Index kChunkBytes = Index{1} << 20;
-constexpr Index kAlignFrom = Index{64} << 10;      // allocations of this size and more begin at a page
-constexpr Index kMetadataBlock = Index{16} << 10;  // that metadata is allocated in
-constexpr Index kMaxPartial = Index{64} << 20;     // of chunks of which some bytes are there and others not yet
-constexpr unsigned kNothingApplied = 0b11;         // filter mask: neither shuffled nor compressed
+constexpr Index kAlignFrom = Index{64} << 10;      // larger allocations begin at a page
+constexpr Index kMetadataBlock = Index{16} << 10;  // size of the blocks in which metadata are allocated
+constexpr Index kMaxPartial = Index{64} << 20;     // limit for incomplete chunks
+constexpr unsigned kNothingApplied = 0b11;         // filter mask of a chunk that is neither shuffled nor compressed
 
-// How a tensor is cut into chunks: `count` indices of dimension `dim`, one of those before it, all of those after it.
-// Its chunks then follow each other in the row-major tensor.
+// The chunks of a tensor: `count` indices of dimension `dim`, one index of each dimension before it, all of those after
+// it. So each chunk is a run of the row-major tensor.
 struct Chunking {
   Dims shape;              // of a chunk
   Index bytes = 0;         // of a chunk
-  Index column_bytes = 0;  // of all indices of `dim`: the last chunk of them may be short
+  Index column_bytes = 0;  // bytes for all indices of `dim`; the last chunk of a column may be short
   Index per_column = 0;    // chunks
   int dim = 0;
 };
@@ -50,7 +50,7 @@ Chunking chunking_of(const Dims& shape, Index element_bytes) {
   return c;
 }
 
-// Where chunk k begins, in elements of each dimension.
+// Returns the origin of chunk k.
 Dims chunk_origin(const Chunking& c, const Dims& shape, Index k) {
   Dims origin = Dims::filled(shape.rank(), 0);
   origin[c.dim] = k % c.per_column * c.shape[c.dim];
@@ -62,17 +62,17 @@ Dims chunk_origin(const Chunking& c, const Dims& shape, Index k) {
   return origin;
 }
 
-// A tensor in the image that is encoded from.
+// A tensor in the image of uncompressed data.
 struct Item {
   std::size_t tensor = 0;
   Index begin = 0;    // in the image
-  Index address = 0;  // in the file, where the data are stored as they are
-  Handle dataset;     // open, where they are chunked
+  Index address = 0;  // in the file, if the data are uncompressed
+  Handle dataset;     // open if the data are chunked
   std::optional<Chunking> chunking;
-  Index first_chunk = 0;  // its number; data that are not chunked are one
+  Index first_chunk = 0;  // number of its first chunk; an unchunked tensor counts as one chunk
 };
 
-// A chunk that came in parts.
+// A chunk of which only some bytes have arrived.
 struct Partial {
   std::vector<std::byte> bytes;
   Index filled = 0;
@@ -118,17 +118,17 @@ class Hdf5Target : public Target {
   void close() const;
 
   LayoutRequest request_;
-  // Behind pointers: sealing closes the file, and leaves the target what it was for everybody else.
+  // Behind pointers, because seal() is const but closes the file.
   std::unique_ptr<MemoryImage> image_ = std::make_unique<MemoryImage>();
   std::unique_ptr<Handle> file_ = std::make_unique<Handle>();
   std::unique_ptr<DatasetMaker> datasets_ = std::make_unique<DatasetMaker>();
-  std::unique_ptr<std::vector<Item>> items_ = std::make_unique<std::vector<Item>>();  // ascending in `begin`
+  std::unique_ptr<std::vector<Item>> items_ = std::make_unique<std::vector<Item>>();  // sorted by `begin`
   std::vector<Index> blob_places_;
   Index chunks_ = 0;
 
-  std::vector<std::byte> unread_;                        // as long as a chunk; under the library's lock
-  std::mutex mutex_;                                     // guards what follows
-  std::map<std::pair<Index, Index>, Partial> partials_;  // by the tensor's place in the image, and chunk
+  std::vector<std::byte> unread_;                        // a buffer of a chunk's size, protected by the library's lock
+  std::mutex mutex_;                                     // protects the members below
+  std::map<std::pair<Index, Index>, Partial> partials_;  // by the tensor's position in the image, and chunk
   std::vector<std::unique_ptr<ChunkEncoder>> idle_;
 };
 
@@ -140,7 +140,7 @@ void Hdf5Target::close() const {
 Status Hdf5Target::create_file() {
   const Handle access = TRY(checked(memory_file_access(*image_), ErrorCode::kInternal, "HDF5 file"));
   const Handle creation = TRY(DatasetMaker::file_properties());
-  // Links of a group in its header, as every library since 1.8 reads them.
+  // Store the links of a group in its header, which every library since 1.8 reads.
   const bool set = H5Pset_libver_bounds(access.get(), H5F_LIBVER_V18, H5F_LIBVER_V110) >= 0 &&
                    H5Pset_alignment(access.get(), kAlignFrom, File::kDirectUnit) >= 0 &&
                    H5Pset_meta_block_size(access.get(), kMetadataBlock) >= 0;
@@ -160,7 +160,7 @@ Result<Handle> Hdf5Target::create_dataset(const std::string& path, DType dtype, 
     std::transform(chunking->shape.begin(), chunking->shape.end(), chunk.begin(),
                    [](Index n) { return static_cast<hsize_t>(n); });
     const auto zstd_level = static_cast<unsigned>(level());
-    // Even where nothing is to be shuffled the filter is named: the masks of all chunks mean the same then.
+    // Add the shuffle filter even if it does nothing, so that the filter masks of all chunks mean the same.
     const bool set = H5Pset_chunk(creation.get(), shape.rank(), chunk.data()) >= 0 &&
                      H5Pset_shuffle(creation.get()) >= 0 &&
                      H5Pset_filter(creation.get(), kZstdFilter, H5Z_FLAG_OPTIONAL, 1, &zstd_level) >= 0;
@@ -171,7 +171,7 @@ Result<Handle> Hdf5Target::create_dataset(const std::string& path, DType dtype, 
   return datasets_->make(file_->get(), path, type.get(), shape, creation.get());
 }
 
-// What the place of a dataset does not tell.
+// Writes the attributes with what the path of a dataset does not say.
 Status Hdf5Target::describe(const Handle& dataset, const std::string& name, const std::string& path,
                             const KeyPath& key) {
   const std::string key_text = key.empty() || key == KeyPath{name} ? "" : key_path_text(key);
@@ -201,7 +201,7 @@ Status Hdf5Target::add_tensor(const TargetTensor& wanted, const std::string& pat
   tensor.fragments = FragmentList(wanted.shape.rank());
   Item item;
   item.tensor = catalog_.tensors().size();
-  // The library cuts no single values into chunks, and has none for nothing.
+  // The library supports no chunks for scalars and for empty tensors.
   if (encodes() && wanted.shape.rank() > 0 && *elements > 0)
     item.chunking = chunking_of(wanted.shape, byte_size(wanted.dtype));
   item.dataset = TRY(create_dataset(path, wanted.dtype, wanted.shape, item.chunking ? &*item.chunking : nullptr));
@@ -275,7 +275,7 @@ Status Hdf5Target::encode_chunked(const Item& item, Index begin, Bytes bytes, co
   while (!bytes.empty()) {
     const Index column = begin / c.column_bytes, within = begin % c.column_bytes;
     const Index chunk = column * c.per_column + within / c.bytes, at = within % c.bytes;
-    const Index length = std::min(c.bytes, c.column_bytes - (within - at));  // of this chunk
+    const Index length = std::min(c.bytes, c.column_bytes - (within - at));  // bytes of this chunk
     const Index n = std::min(length - at, std::ssize(bytes));
     const Bytes part = bytes.first(static_cast<std::size_t>(n));
     TRY(n == c.bytes ? store_chunk(item, chunk, part, emit) : add_part(item, chunk, at, length, part, emit));
@@ -285,8 +285,8 @@ Status Hdf5Target::encode_chunked(const Item& item, Index begin, Bytes bytes, co
   return {};
 }
 
-// Keeps bytes of a chunk until all `expected` of them are there. A chunk at the tensor's end is stored in full, with
-// zeros.
+// Collects the bytes of a chunk until all `expected` have arrived. A chunk at the tensor's end is stored in full,
+// padded with zeros.
 Status Hdf5Target::add_part(const Item& item, Index chunk, Index at, Index expected, Bytes bytes,
                             const EmitChunk& emit) {
   Partial done;
@@ -330,7 +330,8 @@ Status Hdf5Target::store_chunk(const Item& item, Index chunk, Bytes whole, const
   return {};
 }
 
-// Tells the library of the chunk; where it wants it. It does not look at what it is told of.
+// Registers a chunk with the library and returns the offset for its data. The library does not read the data it is
+// given.
 Result<Index> Hdf5Target::place(const EncodedChunk& chunk) {
   const auto item = std::prev(std::upper_bound(items_->begin(), items_->end(), chunk.number,
                                                [](Index number, const Item& i) { return number < i.first_chunk; }));

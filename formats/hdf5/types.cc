@@ -11,10 +11,10 @@
 namespace reshard::hdf5 {
 namespace {
 
-// Sign, exponent and mantissa from the highest bit on.
+// Makes a float type with sign, exponent and mantissa, from the highest bit down.
 Result<Handle> small_float(std::size_t bytes, std::size_t exponent, std::size_t mantissa, std::size_t bias) {
   Handle type = TRY(checked(H5Tcopy(H5T_IEEE_F32LE), ErrorCode::kInternal, "float type"));
-  // Fields first: they have to lie inside the size at every moment.
+  // Set the fields first, because they must fit the size at any time.
   const bool done = H5Tset_fields(type.get(), exponent + mantissa, mantissa, exponent, 0, mantissa) >= 0 &&
                     H5Tset_ebias(type.get(), bias) >= 0 && H5Tset_precision(type.get(), 8 * bytes) >= 0 &&
                     H5Tset_size(type.get(), bytes) >= 0;
@@ -30,7 +30,7 @@ Result<Handle> bool_type() {
   return type;
 }
 
-// The real part's type, for complex dtypes.
+// Returns the dtype of the real part of a complex dtype.
 std::optional<DType> part_of(DType dtype) {
   if (dtype == DType::kComplex32) return DType::kFloat16;
   if (dtype == DType::kComplex64) return DType::kFloat32;
@@ -84,7 +84,7 @@ bool is_bool(hid_t type) {
   if (H5Tget_size(type) != 1 || H5Tget_nmembers(type) != 2) return false;
   for (const char* wanted : {"FALSE", "TRUE"}) {
     const bool yes = wanted[0] == 'T';
-    // Either name may be the longer one in a hostile file: the library is given room for what we look for only.
+    // In a hostile file either name may be long, so the library gets room only for the expected one.
     if (H5Tenum_nameof(type, &values[yes ? 1 : 0], name, sizeof name) < 0 || std::strcmp(name, wanted) != 0)
       return false;
   }
@@ -129,7 +129,7 @@ std::optional<DType> integer_of(hid_t type) {
   }
 }
 
-// Two floats of a kind, one behind the other.
+// Returns the dtype of a compound of two floats of the same type, one after the other, or nothing for other compounds.
 std::optional<StoredType> complex_of(hid_t type) {
   if (H5Tget_nmembers(type) != 2 || H5Tget_member_offset(type, 0) != 0) return std::nullopt;
   const Handle first(H5Tget_member_type(type, 0)), second(H5Tget_member_type(type, 1));

@@ -1,9 +1,11 @@
-// Element types as HDF5 has them.
+// Element types in HDF5.
 //
-//   bool                     an enumeration FALSE, TRUE over an 8-bit integer, as h5py has it
-//   integers, f16, f32, f64  the type of that name; bf16 a float of 16 bits with 8 of exponent, e5m2 one of 8 bits with
-//   5 complex                  a compound of r and i, as h5py has it e4m3fn and the other     no such float can be
-//   described (no infinity, one NaN): bytes, and an attribute reshard_dtype float8                   with torch's name
+//   bool                     an enumeration FALSE, TRUE over an 8-bit integer, as in h5py
+//   integers, f16, f32, f64  the type of that name
+//   bf16, e5m2               a float of 16 bits with 8 exponent bits, a float of 8 bits with 5 exponent bits
+//   complex                  a compound of r and i, as in h5py
+//   e4m3fn, other float8     bytes, and an attribute reshard_dtype with torch's name: HDF5 cannot describe a float
+//                            without infinities and with a single NaN
 #pragma once
 
 #include <string>
@@ -15,17 +17,17 @@ namespace reshard::hdf5 {
 
 inline constexpr const char* kDTypeAttribute = "reshard_dtype";
 
-// The type that elements of this dtype are stored as. Needs the library's lock, as all here.
+// Returns the HDF5 type of this dtype. The caller must hold the library's lock, as for all functions here.
 Result<Handle> type_of(DType dtype, bool big_endian = false);
-// Whether the type alone does not say the dtype, and the attribute has to.
+// Returns whether the dtype needs the attribute, because the type alone does not give it.
 bool needs_attribute(DType dtype);
 
 struct StoredType {
   DType dtype = DType::kFloat32;
   bool big_endian = false;
 };
-// What elements of this type are; `attribute` is the text of reshard_dtype, empty where there is none. Unsupported for
-// types that no tensor has, in words: "compound type", "strings".
+// Returns the dtype of an HDF5 type. `attribute` is the text of reshard_dtype, or empty. Fails with kUnsupported for
+// types that tensors cannot have, and names them: "compound type", "strings".
 Result<StoredType> read_type(Id type, const std::string& attribute);
 
 }  // namespace reshard::hdf5

@@ -25,16 +25,17 @@ Extents extents_of(const Dims& dims) {
   return out;
 }
 
-// A fragment's elements in its file: `count` runs of `block` elements, `stride` elements apart.
+// A fragment's elements in its file: `count` runs of `block` elements that start `stride` elements apart.
 struct Runs {
   hsize_t count = 1, stride = 1, block = 1;
 };
 
-// Nothing where one stride does not say it: a transposed fragment, or gaps of two sizes.
+// Returns the runs of a fragment, or nothing if they need more than one stride: a transposed fragment, or gaps of two
+// sizes.
 std::optional<Runs> runs_of(const Fragment& f) {
   Runs runs;
   bool has_gaps = false;
-  Index reach = 1;  // elements from a run's first to where the next would follow it without a gap
+  Index reach = 1;  // length of a run so far
   for (int d = f.box.rank() - 1; d >= 0; --d) {
     const Index extent = f.box.shape[d], stride = f.strides[d];
     if (extent == 1) continue;
@@ -68,24 +69,24 @@ class ViewWriter {
   Result<Handle> add_joined(const Tensor& tensor, const std::string& path, Id type,
                             const std::vector<Fragment>& fragments);
   const std::string& file_path(std::uint32_t file);
-  // A helper dataset.
+  // A strip: a helper dataset that shows a file as elements of one type.
   struct Strip {
     std::string path;
-    Index begin = 0;  // bytes in the file
+    Index begin = 0;  // byte in the file
     Index elements = 0;
   };
   Result<const Strip*> strip_of(std::uint32_t file, Index offset, DType dtype, bool big_endian);
 
   const Catalog& catalog_;
-  std::vector<std::string> known_files_;  // absolute; empty: not looked at yet
+  std::vector<std::string> known_files_;  // absolute paths; empty until needed
   MemoryImage image_;
   Handle file_;
   DatasetMaker datasets_;
-  std::map<std::tuple<std::uint32_t, DType, Index, bool>, Strip> strips_;  // by file, and what lies in it
-  Index joined_ = 0;                                                       // fragments
+  std::map<std::tuple<std::uint32_t, DType, Index, bool>, Strip> strips_;  // by file, dtype, offset and byte order
+  Index joined_ = 0;                                                       // number of joined fragments
 };
 
-// Absolute: the library looks for others from the directory a reader happens to be in.
+// Returns the absolute path, because the library resolves relative ones against the reader's working directory.
 const std::string& ViewWriter::file_path(std::uint32_t file) {
   std::string& known = known_files_[file];
   std::error_code ignored;
@@ -96,7 +97,7 @@ const std::string& ViewWriter::file_path(std::uint32_t file) {
 Status ViewWriter::create_file() {
   const Handle access = TRY(checked(memory_file_access(image_), ErrorCode::kInternal, "HDF5 view"));
   const Handle creation = TRY(DatasetMaker::file_properties());
-  // Virtual datasets came with 1.10.
+  // Virtual datasets need library version 1.10.
   H5Pset_libver_bounds(access.get(), H5F_LIBVER_V18, H5F_LIBVER_V110);
   file_ =
       TRY(checked(H5Fcreate("memory", H5F_ACC_TRUNC, creation.get(), access.get()), ErrorCode::kInternal, "HDF5 view"));
@@ -124,7 +125,8 @@ Result<Handle> ViewWriter::add_external(const std::string& path, Id type, const 
   return datasets_.make(file_.get(), path, type, shape, creation.get());
 }
 
-// The elements of a whole file as one dimension, from the first place on that is whole elements away from `offset`.
+// Returns the strip of a whole file: one dimension of elements, starting at the first byte that is a whole number of
+// elements before `offset`.
 Result<const ViewWriter::Strip*> ViewWriter::strip_of(std::uint32_t file, Index offset, DType dtype, bool big_endian) {
   const Index element_bytes = byte_size(dtype);
   const auto key = std::tuple(file, dtype, offset % element_bytes, big_endian);

@@ -56,10 +56,10 @@ bool is_own_file(const Catalog& catalog, std::string_view path) {
 
 Result<bool> recognises(const PathSnapshot& place) {
   if (place.is_file()) return is_ours(place.path());
-  return place.has_file_like(is_ours) && !place.has_file(".metadata");  // which is of a Distributed Checkpoint
+  return place.has_file_like(is_ours) && !place.has_file(".metadata");  // then it is a Distributed Checkpoint
 }
 
-// As huggingface_hub's save_torch_state_dict cuts a model into files.
+// Distributes a model over files as huggingface_hub's save_torch_state_dict does.
 Result<std::unique_ptr<Target>> lay_out(LayoutRequest request) {
   return lay_out_model(std::move(request), "model", Container::kSafetensors);
 }

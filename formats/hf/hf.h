@@ -1,17 +1,17 @@
-// Hugging Face checkpoints: a directory of safetensors files (formats/encoding/safetensors_header.h draws one).
+// Hugging Face checkpoints: a directory of safetensors files (drawn in formats/encoding/safetensors_header.h).
 //
 //   model.safetensors                       everything in one file, or
-//   model-00001-of-00004.safetensors ...    whole tensors dealt out over several files, and
+//   model-00001-of-00004.safetensors ...    whole tensors distributed over several files, and
 //   model.safetensors.index.json            {"metadata": {"total_size": N}, "weight_map": {tensor: file}}
 //
 // (huggingface_hub/serialization/_torch.py, transformers/modeling_utils.py.) Distributed Checkpoint's Hugging Face
-// writer also leaves
+// writer (torch/distributed/checkpoint/hf_storage.py) also writes
 //
-//   shard-00002-model-00001-of-00001.safetensors    pieces of tensors, one set of files a rank, no index
+//   shard-00002-model-00001-of-00001.safetensors    pieces of tensors, a set of files for each rank, no index
 //
 // where __metadata__["DCP_SHARDING_INFO"] gives the origin of each piece, as JSON inside a JSON string:
-// {tensor: {"saved_offsets": [o0, o1, ...], "logical_fqn": name}}; with logical_fqn the key in the file is only a label
-// and logical_fqn is the tensor. Global shapes are not stored. (torch/distributed/checkpoint/hf_storage.py)
+// {tensor: {"saved_offsets": [o0, o1, ...], "logical_fqn": name}}. If logical_fqn exists, it is the tensor's name and
+// the key in the file is only a label. Global shapes are not stored.
 #pragma once
 
 #include "lib/checkpoint/format.h"
@@ -25,8 +25,7 @@ namespace hf {
 bool is_file_name(std::string_view path);   // ends in ".safetensors"
 bool is_index_name(std::string_view path);  // ends in ".safetensors.index.json"
 
-// Of a file, an index or a directory. With options.files_too = false the headers have to be there, the data
-// behind them need not.
+// Opens a file, an index or a directory. With options.files_too = false only the headers need to exist, not the data.
 Result<std::unique_ptr<Reader>> open(const PathSnapshot& place, const OpenOptions& options);
 
 }  // namespace hf

@@ -24,22 +24,22 @@ constexpr std::string_view kIndexEnd = ".safetensors.index.json";
 
 // ---- Which files there are
 
-// What is to be read.
+// The files to read.
 struct Sources {
   std::string root;
   std::vector<std::string> files;  // relative to root
   std::vector<std::string> stale_files;
-  std::vector<std::string> beside;  // files of tensors that are no part of the model
-  std::string whole;                // "model.safetensors" beside an index that does not name it
+  std::vector<std::string> beside;  // files of tensors that are not part of the model
+  std::string whole;                // "model.safetensors" next to an index that does not name it
   std::optional<IndexedFiles> index;
 };
 
-// What lies beside a model's own files and is no part of it: Mistral's second copy of the model, under names of their
-// own (docs/formats/meta.md), and an adapter to it (peft/utils/save_and_load.py).
+// Returns whether a file next to a model's files is not part of it: Mistral's second copy of the model, which has names
+// of its own (docs/formats/meta.md), or an adapter (peft/utils/save_and_load.py).
 constexpr std::string_view kAdapter = "adapter_model.safetensors";
 bool is_beside(std::string_view name) { return name.starts_with("consolidated") || name == kAdapter; }
 
-// Whether a file is another variant of the model that `stem` names: "model.fp16.safetensors",
+// Returns whether a file is another variant of the model that `stem` names: "model.fp16.safetensors",
 // "model.fp32-00001-of-00002.safetensors" (transformers' _add_variant).
 bool is_variant(std::string_view name, std::string_view stem) {
   return name.size() > stem.size() && name.starts_with(stem) && name[stem.size()] == '.' &&
@@ -64,7 +64,7 @@ Result<Sources> indexed_sources(const PathSnapshot& directory, const std::string
   return sources;
 }
 
-// "model-00002-of-00004.safetensors" taken apart.
+// The parsed name "model-00002-of-00004.safetensors".
 struct Numbered {
   std::string prefix;  // "model-"
   Index i = 0;
@@ -86,8 +86,8 @@ std::optional<Numbered> parse_numbered(std::string_view name) {
   return out.i > 0 && out.n > 0 ? std::optional(out) : std::nullopt;
 }
 
-// Without an index, only the numbers in the names tell that a file is missing. Distributed Checkpoint numbers the parts
-// of each rank ("shard-..."), and a rank writes no file when it has nothing for it.
+// Fails if the numbers in the names show that a file is missing, which is the only sign without an index. Distributed
+// Checkpoint numbers the parts of each rank ("shard-..."), and a rank writes no file if it has nothing to store.
 Status check_numbers(const std::string& root, const std::vector<std::string>& names) {
   std::map<std::pair<std::string, Index>, std::pair<Index, std::size_t>> next;  // by prefix and n: next i, width
   const auto missing = [&](const std::string& prefix, Index i, Index n, std::size_t width) {
@@ -118,7 +118,7 @@ Result<Sources> directory_sources(const PathSnapshot& directory) {
     if (is_index_name(entry.name) && !is_beside(entry.name)) indexes.push_back(entry.name);
     if (is_file_name(entry.name)) (is_beside(entry.name) ? beside : files).push_back(entry.name);
   }
-  if (files.empty()) files.swap(beside);  // an adapter by itself
+  if (files.empty()) files.swap(beside);  // an adapter without a model
   constexpr std::string_view kUsual = "model.safetensors.index.json";
   if (std::find(indexes.begin(), indexes.end(), kUsual) != indexes.end())
     return indexed_sources(directory, std::string(kUsual));
@@ -140,7 +140,7 @@ Result<Sources> directory_sources(const PathSnapshot& directory) {
         return true;
     return false;
   });
-  // Loaders take the file that is all of the model.
+  // Loaders prefer the single file with the whole model.
   std::vector<std::string> stale;
   move_out(stale, [&](const std::string& name) {
     const auto numbered = parse_numbered(name);
@@ -163,7 +163,7 @@ class HfReader : public TensorFileReader {
   Status open(const PathSnapshot& place, const OpenOptions& options);
 
  private:
-  // A box of a tensor, as one header gives it.
+  // A box of a tensor, from one header.
   struct Piece {
     std::string tensor;
     Dims origin;
@@ -180,7 +180,7 @@ class HfReader : public TensorFileReader {
   void describe_format();
 
   Sources sources_;
-  std::vector<bool> sharded_;  // of each file: whether it has DCP_SHARDING_INFO
+  std::vector<bool> sharded_;  // for each file, whether it has DCP_SHARDING_INFO
   std::string hints_;          // __metadata__ of the first file that has any
 };
 
@@ -201,7 +201,7 @@ std::string hints_of(const SafetensorsMetadata& metadata) {
   return join(hints, ", ");
 }
 
-// DCP_SHARDING_INFO as JSON; null where the file has none.
+// Returns DCP_SHARDING_INFO as JSON, or null if the file has none.
 Result<Json> sharding_of(const SafetensorsHeader& header, const std::string& path) {
   for (const auto& [key, value] : header.metadata) {
     if (key != kShardingInfo) continue;
@@ -212,7 +212,7 @@ Result<Json> sharding_of(const SafetensorsHeader& header, const std::string& pat
   return Json();
 }
 
-// Which box of which tensor a piece is that is a tensor of its file.
+// Sets the tensor's name and the origin of a piece, which its file stores as a tensor.
 Status HfReader::place(Piece& piece, const Json& sharding) {
   const auto offsets = TRY(sharding.get_array("saved_offsets"));
   const Dims& shape = piece.entry.shape;
@@ -228,7 +228,7 @@ Status HfReader::place(Piece& piece, const Json& sharding) {
   return {};
 }
 
-// Adds a piece to a tensor that another one began. The shape is the smallest that holds them all.
+// Adds a piece to a tensor that has one already. The shape becomes the smallest that holds all pieces.
 Status HfReader::join(Tensor& tensor, const Piece& piece) const {
   const std::uint32_t file = static_cast<std::uint32_t>(catalog_.files.size() - 1);
   const std::uint32_t first = tensor.fragments.extent(0).file;
@@ -259,7 +259,7 @@ Status HfReader::add(Piece piece) {
   return catalog_.add(std::move(tensor));
 }
 
-// The names that safetensors' save_model left out, each with the one that it kept of the same tensor.
+// Adds the tensors that safetensors' save_model left out because another name has the same data.
 Status HfReader::add_aliases(const SafetensorsMetadata& metadata) {
   for (const auto& [name, kept] : metadata) {
     const auto there = catalog_.find(kept);
@@ -298,7 +298,7 @@ Status HfReader::read_file(const std::string& name, SafetensorsEnd end) {
   return {};
 }
 
-// Shapes that were put together from pieces have not been looked at as a whole.
+// Fails if a shape that was joined from pieces is too large.
 Status HfReader::check_shapes() const {
   for (const Tensor& tensor : catalog_.tensors()) {
     TRY(check_size(tensor.dtype, tensor.shape).context(catalog_.root + ": " + tensor_text(tensor.name)));
@@ -313,7 +313,7 @@ void HfReader::drop_aliases() {
 
 void HfReader::describe_format() {
   const bool sharded = std::find(sharded_.begin(), sharded_.end(), true) != sharded_.end();
-  // One process that consolidated (save_distributed=False) describes whole tensors in the same words.
+  // A single process with save_distributed=False uses the same metadata for whole tensors.
   const auto is_shard = [](const std::string& name) { return name.starts_with("shard-"); };
   if (sharded && std::any_of(sources_.files.begin(), sources_.files.end(), is_shard))
     catalog_.warnings.push_back(catalog_.shape_doubt =
@@ -348,7 +348,7 @@ Status HfReader::open(const PathSnapshot& place, const OpenOptions& options) {
   if (sources_.index) TRY(sources_.index->check(catalog_));
   drop_aliases();
   describe_format();
-  sources_ = {};  // an index is as large as the catalog
+  sources_ = {};  // frees the index, which is as large as the catalog
   return finish(options);
 }
 

@@ -140,7 +140,7 @@ std::string vocabulary_text(const Arguments& args, const Catalog& catalog) {
 
 namespace {
 
-// What of the model no family of ours has; empty where all is known.
+// Returns a feature of the model that no family has, or an empty text.
 std::string unknown_part(const Arguments& args) {
   const auto differs = [&](std::string_view name, std::string_view usual) {
     const std::string is = args.text(name);
@@ -238,7 +238,7 @@ MadeConfig make_config(const Arguments& args, const Catalog& catalog) {
       .set("num_hidden_layers", *need("num_layers"))
       .set("num_key_value_heads", groups)
       .set("rms_norm_eps", epsilon ? *epsilon : args.real("layernorm_epsilon").value_or(1e-5));
-  if (args.flag("use_rope_scaling"))  // as megatron/core/models/common/embeddings/rotary_pos_embedding.py has it
+  if (args.flag("use_rope_scaling"))  // as in megatron/core/models/common/embeddings/rotary_pos_embedding.py
     config.set("rope_scaling", llama3_rope_scaling(args.real("rope_scaling_factor").value_or(8)));
   config.set("rope_theta", args.real("rotary_base").value_or(10'000))
       .set("tie_word_embeddings", !args.flag("untie_embeddings_and_output_weights"))
@@ -249,11 +249,11 @@ MadeConfig make_config(const Arguments& args, const Catalog& catalog) {
 
 namespace {
 
-// A model that args can describe.
+// A model class that args can describe.
 struct ModelType {
   std::string_view name;
   bool has_qkv_bias = false, has_qk_norm = false;
-  std::string_view expert_ffn = {};  // the member that is the width of one; empty: it has none
+  std::string_view expert_ffn = {};  // the member with the width of an expert; empty without experts
   Index topk = 0;
   double rope_theta = 10'000;
 };
@@ -266,7 +266,7 @@ constexpr std::array<ModelType, 6> kModelTypes = {{
     {"qwen3_moe", false, true, "moe_intermediate_size", 8},
 }};
 
-// Of the rotary embedding: transformers 5 keeps it in rope_parameters.
+// Returns a setting of the rotary embedding. transformers 5 keeps these in rope_parameters.
 const Json* rope_member(const Json& json, std::string_view name) {
   for (const std::string_view place : {"rope_parameters", "rope_scaling"})
     if (const Json* inner = json.find(place))
@@ -281,7 +281,7 @@ double real_of(const Json* member, double otherwise) {
   return member != nullptr && member->is_number() ? *member->as_double() : otherwise;
 }
 
-// What of a config args have no words for; empty where there is nothing.
+// Returns a feature of a config that args cannot express, or an empty text.
 std::string without_words(const Json& json, const ModelConfig& config, const ModelType& type) {
   if (config.number("mlp_bias") != 0 || (config.number("attention_bias") != 0 && !type.has_qkv_bias))
     return "its linear layers have biases";
@@ -319,7 +319,8 @@ Result<Arguments> arguments_of(const Json& json) {
   out.set("max_position_embeddings", config.find("max_position_embeddings").value_or(4096));
   out.set("vocab_size", config.vocab_size());
   out.set("position_embedding_type", "rope");
-  out.set("add_position_embedding", true);  // Megatron's default, which it compares; rope has none
+  out.set("add_position_embedding",
+          true);  // Megatron's default, which it compares on loading, although rope has no such embedding
   out.set("rotary_percent", 1.0);
   out.set("rotary_interleaved", false);
   const double theta = real_of(rope_member(json, "rope_theta"), type->rope_theta);

@@ -14,16 +14,16 @@
 namespace reshard::megatron {
 namespace {
 
-// The flat buffer of a chunk of the model, of one of the groups of ranks that share an optimizer's state.
+// The flat buffer of a model chunk in one group of ranks that share an optimizer's state.
 struct BufferGroup {
-  Index optimizer = 0;  // with experts: 0 has the others' state, 1 theirs
+  Index optimizer = 0;  // with experts: 0 for the other parameters, 1 for experts
   Index group = 0, chunk = 0;
   friend bool operator<(const BufferGroup& a, const BufferGroup& b) {
     return std::tie(a.optimizer, a.group, a.chunk) < std::tie(b.optimizer, b.group, b.chunk);
   }
 };
 
-// One bucket of one.
+// A bucket of a flat buffer.
 struct BufferName {
   BufferGroup group;
   Index bucket = 0;
@@ -49,7 +49,8 @@ std::optional<BufferName> parse_buffer_name(std::string_view name) {
   return out;
 }
 
-// The layers of a chunk of a stage; nothing where they do not come out even and args do not say how they are dealt out.
+// Returns the layers of a chunk of a stage, or nothing if they do not divide evenly and args do not say how they are
+// distributed.
 std::optional<std::vector<Index>> layers_of_stage(const Model& model, Index stage, Index chunk) {
   const auto all = model.args.number("num_layers");
   if (!all || *all > kMaxStack) return std::nullopt;
@@ -73,8 +74,8 @@ std::optional<std::vector<Index>> layers_of_stage(const Model& model, Index stag
   return out;
 }
 
-// Where a group of ranks has its parameters, if they lie in this order; nothing where the file says otherwise. Groups
-// count the tp ranks, of experts the ep ranks, then the stages.
+// Returns the places of a group's parameters in this order, or nothing if the file contradicts it. Groups count the tp
+// ranks, or for experts the ep ranks, then the stages.
 std::vector<Placed> place_group(const Model& model, const Catalog& stored, const BufferGroup& group,
                                 bool has_experts_apart, const std::map<Index, std::size_t>& buckets,
                                 const Modules& modules) {
@@ -84,7 +85,7 @@ std::vector<Placed> place_group(const Model& model, const Catalog& stored, const
   if (stage >= model.degrees.pp || group.chunk >= model.degrees.vpp) return {};
   const auto layers = layers_of_stage(model, stage, group.chunk);
   if (!layers) return {};
-  const Index experts = model.args.number("num_experts").value_or(1) / ep;  // of a rank
+  const Index experts = model.args.number("num_experts").value_or(1) / ep;  // on each rank
   const bool is_first = stage == 0 && group.chunk == 0;
   const bool is_last = stage == model.degrees.pp - 1 && group.chunk == model.degrees.vpp - 1;
   std::vector<std::string> names;
@@ -147,7 +148,7 @@ std::vector<Placed> place_group(const Model& model, const Catalog& stored, const
 
 Buffers find_buffers(const Model& model, const Catalog& stored) {
   Buffers out;
-  // Of each group, each word's buckets. Several dtypes in one buffer are not told apart.
+  // For each group, the buckets of each state. Several dtypes in one buffer are not distinguished.
   std::map<BufferGroup, std::map<std::string, std::map<Index, std::size_t>>> groups;
   for (std::size_t i = 0; i < stored.tensors().size(); ++i) {
     const Tensor& tensor = stored.tensors()[i];
@@ -191,7 +192,7 @@ Buffers find_buffers(const Model& model, const Catalog& stored) {
 Status emit_buffer(const Tensor& tensor, const std::vector<Placed>& placed,
                    const std::function<Status(const Placed& parameter, const Dims& shape, const Fragment& f)>& sink) {
   for (const FragmentList* list : {&tensor.fragments, &tensor.replicas}) {
-    std::vector<std::pair<Index, std::size_t>> order;  // where each piece begins
+    std::vector<std::pair<Index, std::size_t>> order;  // start and index of each piece
     for (std::size_t i = 0; i < list->size(); ++i)
       if (!list->box(i).empty()) order.emplace_back(list->box(i).begin(0), i);
     std::sort(order.begin(), order.end());

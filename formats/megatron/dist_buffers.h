@@ -2,9 +2,9 @@
 //
 //   optimizer.distributed.dp_group_idx_0.gbuf_idx_0.dtype_(torch.bfloat16, torch.float32).bucket_idx_0.exp_avg [n]
 //
-// A buffer has the parameters of its rank from the last to the first, each on a multiple of 64 elements. In which order
-// a model defines them is not written down; the places where the file's chunks begin decide.
-// Written by: megatron/core/optimizer/distrib_optimizer.py.
+// A buffer has the parameters of its rank from the last to the first, each at a multiple of 64 elements. The order in
+// which the model defines them is not recorded. It is found by trying the possible orders: one fits if the file's
+// chunks begin where it says. Written by: megatron/core/optimizer/distrib_optimizer.py.
 #pragma once
 
 #include <functional>
@@ -30,23 +30,25 @@ struct Placed {
   }
 };
 
-// What decides where parameters lie.
+// The model whose parameters are in the buffers.
 struct Model {
   const Arguments& args;
   const Degrees& degrees;
   bool is_tied = false;
-  const std::map<std::string, Dims>& shapes;  // of the model's parameters, by Megatron's names
+  const std::map<std::string, Dims>& shapes;  // of the parameters, by Megatron's names
 };
 
+// The buffers among the stored tensors, by index.
 struct Buffers {
-  std::map<std::size_t, std::string> words;           // "exp_avg", of each stored tensor that is a buffer
-  std::map<std::size_t, std::vector<Placed>> placed;  // its parameters; empty where `why_not` is said
+  std::map<std::size_t, std::string> words;           // the state in it: "exp_avg"
+  std::map<std::size_t, std::vector<Placed>> placed;  // its parameters; empty if `why_not` is set
   std::string why_not;
 };
-// Those among the stored tensors, where one order of parameters alone fits.
+// Finds the buffers and their parameters. Sets `why_not` unless exactly one order of the parameters fits.
 Buffers find_buffers(const Model& model, const Catalog& stored);
 
-// The pieces of a buffer, as parts of the parameters that lie in them; `shape`: of the whole parameter.
+// Passes the stored pieces of a buffer to `sink` as fragments of its parameters; `shape` is that of the whole
+// parameter.
 Status emit_buffer(const Tensor& tensor, const std::vector<Placed>& placed,
                    const std::function<Status(const Placed& parameter, const Dims& shape, const Fragment& f)>& sink);
 

@@ -34,7 +34,8 @@ Status ShardedReader::read_metadata() {
   return {};
 }
 
-// The common dict: args, iteration, ...: a file of its own, or (since 0.17) an item that is a list of one.
+// Reads the common dict with args, iteration and so on: a file of its own, or since 0.17 an item that is a list of one
+// dict.
 Status ShardedReader::read_common(const std::string& path) {
   if (path_exists(path)) {
     const auto file = TRY(files_.open(path));
@@ -67,7 +68,7 @@ Status ShardedReader::read_common(const std::string& path) {
 
 // ---- What stored tensors are made of
 
-// NeMo names the model's tensors as its wrapper does: "module.decoder.layers.mlp.linear_fc1.weight".
+// Finds the prefix of the model's names. NeMo uses its wrapper's: "module.decoder.layers.mlp.linear_fc1.weight".
 void ShardedReader::find_wrapper() {
   for (const Tensor& tensor : stored().tensors()) {
     std::string_view name = tensor.name;
@@ -99,7 +100,7 @@ void ShardedReader::find_recipes() {
       if (tensor.shape != recipe.model_shape) {
         const int rank = recipe.model_shape.rank();
         recipe.is_flat = tensor.shape.rank() == rank + 1 && volume(tensor.shape) == volume(recipe.model_shape);
-        Index pieces = 1;  // at most as many as elements
+        Index pieces = 1;  // at most as many pieces as elements
         for (int d = 0; recipe.is_flat && d < rank; ++d) {
           recipe.is_flat = tensor.shape[d] > 0 && recipe.model_shape[d] % tensor.shape[d] == 0;
           pieces *= tensor.shape[d];
@@ -116,7 +117,7 @@ void ShardedReader::find_recipes() {
   }
 }
 
-// The optimizer's flat buffers, as far as the model's shapes tell what is in them.
+// Places the parameters in the optimizer's flat buffers, as far as the model's shapes determine them.
 void ShardedReader::place_buffers(const Gathered& model) {
   std::map<std::string, Dims> shapes;
   for (const auto& [name, origin] : model) shapes.emplace(name, origin.joined.tensor.shape);
@@ -129,7 +130,7 @@ void ShardedReader::place_buffers(const Gathered& model) {
                                 buffers.why_not);
     return;
   }
-  splits_pieces_ = true;  // the halves of gated ones lie in one piece, and what is between parameters is nobody's
+  splits_pieces_ = true;  // halves of gated matrices share a piece, and the gaps between parameters belong to none
   for (auto& [i, places] : buffers.placed) {
     recipes_[i].kind = Recipe::Kind::kBuffer;
     recipes_[i].placed = std::move(places);
@@ -140,7 +141,7 @@ void ShardedReader::place_buffers(const Gathered& model) {
 
 namespace {
 
-// Layer or expert `index` of a piece.
+// Returns layer or expert `index` of a piece.
 Fragment slice_of(const Fragment& f, Index index, Index element_bytes) {
   Fragment out = f;
   out.start += (index - f.box.begin(0)) * f.strides[0] * element_bytes;
@@ -151,7 +152,7 @@ Fragment slice_of(const Fragment& f, Index index, Index element_bytes) {
 
 }  // namespace
 
-// A piece in the shape of the parameter's stored tensor, by layer and expert.
+// Emits a piece with the shape of the parameter's stored tensor, split by layer and expert.
 Status ShardedReader::emit_piece(const Tensor& tensor, const Recipe& recipe, const Fragment& piece, const Sink& sink) {
   const Index eb = byte_size(tensor.dtype);
   const Stack& stack = recipe.stack;
@@ -203,7 +204,7 @@ Status ShardedReader::emit(std::size_t inner, const Sink& sink) {
         TRY(emit_piece(tensor, recipe, f, sink));
         continue;
       }
-      // Flat pieces: each row of the last axis is one, or a run of one.
+      // Flat pieces: each row of the last axis is a piece, or a run of one.
       const int rank = recipe.model_shape.rank();
       Dims local = recipe.model_shape;
       for (int d = 0; d < rank; ++d) local[d] /= tensor.shape[d];
@@ -229,7 +230,7 @@ Status ShardedReader::emit(std::size_t inner, const Sink& sink) {
   return {};
 }
 
-// Tensors under their names of these stored ones, as far as they are located.
+// Joins these stored tensors to tensors under their parameters' names, as far as they are located.
 Status ShardedReader::gather(const std::vector<std::size_t>& inner, Gathered& out) {
   for (const std::size_t i : inner) {
     const Tensor& tensor = stored().tensors()[i];
@@ -323,7 +324,7 @@ Status ShardedReader::open(const PathSnapshot& directory, const OpenOptions& opt
   catalog_.files = from.files;
   TRY(add_values());
   TRY(add_steps());
-  if (!catalog_.blobs.empty() && !has_common_item_)  // whose values the file is
+  if (!catalog_.blobs.empty() && !has_common_item_)  // then the values are in this file
     catalog_.blobs.front().extent.length = catalog_.files[common_file_].size;
   TRY(add_blobs());
   catalog_.vocabulary = vocabulary_of(args_, catalog_);
@@ -357,7 +358,7 @@ void ShardedReader::tell() {
     catalog_.notes.push_back("No config.json can be made of args: " + config.why_not + ".");
 }
 
-// Its kind as Megatron calls it, and what that means.
+// Returns the kind of the optimizer in Megatron's words, with an explanation.
 std::string ShardedReader::optimizer_text() const {
   if (kind_ == "dp_reshardable") return "distributed, dp_reshardable: flat buffers of each tp rank and stage";
   if (kind_ == "fully_sharded_model_space")

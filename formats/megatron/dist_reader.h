@@ -1,17 +1,16 @@
-// --ckpt-format torch_dist: PyTorch DCP whose tensors hold all layers, or all experts, of a parameter at once, and the
-// optimizer's in one of four ways:
+// The reader of --ckpt-format torch_dist: PyTorch DCP whose tensors hold a parameter of all layers, or of all experts,
+// and the optimizer's states in one of four forms (megatron/core/optimizer/distrib_optimizer.py):
 //
-//   decoder.layers.mlp.linear_fc1.weight [L, 2f, h]               every layer's, or "decoder.layers.7..." each
+//   decoder.layers.mlp.linear_fc1.weight [L, 2f, h]               all layers; or one for each: "decoder.layers.7..."
 //   decoder.layers.mlp.experts.experts.linear_fc2.weight          [L, E, h, f]
-//   decoder.layers.self_attention.linear_qkv.layer_norm_weight    the norm before it, whether or not it is part of it
+//   decoder.layers.self_attention.linear_qkv.layer_norm_weight    the norm before it, fused into the module or not
 //
-//   optimizer.state.exp_avg.<name above>            plain, and fully_reshardable: as the parameter
-//   the same, [pieces along each axis ..., n]       fully_sharded_model_space: each piece flat
+//   optimizer.state.exp_avg.<name above>            plain and fully_reshardable: shaped like the parameter
+//   the same, [pieces along each axis ..., n]       fully_sharded_model_space: each piece is flat
 //   optimizer.distributed.dp_group_idx_0.gbuf_idx_0.dtype_(torch.bfloat16, torch.float32).bucket_idx_0.exp_avg [n]
 //                                                   dp_reshardable: the flat buffer of a (tp rank, stage)
 //
-// What its tensors are made of is read by dist_reader.cc; what is no tensor, and the optimizer's groups and steps, by
-// dist_values.cc.
+// dist_reader.cc reads the tensors; dist_values.cc reads other values, the optimizer's groups and its steps.
 #pragma once
 
 #include <deque>
@@ -46,23 +45,23 @@ class ShardedReader : public TensorFileReader {
   std::vector<std::string> side_directories() const override;
   Result<std::optional<Json>> made_config() override;
 
-  // Receives a stored piece of a parameter, or of an optimizer's state of one.
+  // Receives a stored piece of a parameter, or of an optimizer's state.
   using Sink =
       std::function<Status(const std::string& name, const Dims& shape, const KeyPath& path, const Fragment& f)>;
-  // A tensor, and the stored ones it is made of.
+  // A tensor, and the indices of the stored tensors that it consists of.
   struct Origin {
     JoinedTensor joined;
     std::vector<std::size_t> inner;
   };
   using Gathered = std::map<std::string, Origin>;
-  // What becomes of a stored tensor.
+  // How a stored tensor is turned into tensors of the catalog.
   struct Recipe {
     enum class Kind { kAsItIs, kStack, kBuffer } kind = Kind::kAsItIs;
-    std::string word;      // of optimizer state, "exp_avg"
+    std::string word;      // the optimizer's state: "exp_avg"
     Dims model_shape;      // of the parameter's stored tensor
-    bool is_flat = false;  // pieces of it, each flat
+    bool is_flat = false;  // its pieces are flat
     Stack stack;
-    std::vector<Placed> placed;  // in a buffer
+    std::vector<Placed> placed;  // the parameters in a buffer
   };
 
   Status read_metadata();
@@ -91,12 +90,12 @@ class ShardedReader : public TensorFileReader {
   std::optional<TorchFile> common_;
   std::optional<pickle::Value> values_;  // of common_
   std::uint32_t common_file_ = 0;
-  std::string wrapper_;                                                   // before the names of the model: "module."
+  std::string wrapper_;                                                   // prefix of the model's names: "module."
   std::deque<pickle::Document> groups_;                                   // of a dp_reshardable optimizer
   std::vector<Recipe> recipes_;                                           // of each stored tensor
-  std::map<std::string, std::vector<std::size_t>, std::less<>> origins_;  // of each tensor, stored ones
+  std::map<std::string, std::vector<std::size_t>, std::less<>> origins_;  // of each tensor: its stored tensors
   std::map<std::string, std::size_t> inner_blobs_;
-  std::map<Index, bool> nothing_;  // by the length of an item
+  std::map<Index, bool> nothing_;  // results of is_nothing(), by the item's length
   std::string kind_;               // of the optimizer
 };
 

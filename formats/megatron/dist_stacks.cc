@@ -34,17 +34,17 @@ Stack stack_of(const Catalog& stored, const std::string& wrapper, std::string_vi
   std::string tail(rest);
   if (!prefix.empty() && rest.starts_with(kNorm) && !stored.find(wrapper + prefix + "mlp.linear_fc1.weight") &&
       !stored.find(wrapper + prefix + "mlp.linear_fc1.weight_w"))
-    tail = "pre_mlp_layernorm." + std::string(rest.substr(kNorm.size()));  // before experts
+    tail = "pre_mlp_layernorm." + std::string(rest.substr(kNorm.size()));  // the norm before experts
   std::string& last = out.by_layer || !prefix.empty() ? out.between : out.before;
   if (!prefix.empty() && rest.starts_with(kExperts)) {
     const std::string_view after = rest.substr(kExperts.size());
     std::string_view unnumbered = after;
-    if (take_number(unnumbered)) {  // singleton_local_shards: "experts.experts.3.linear_fc1.weight"
+    if (take_number(unnumbered)) {  // with singleton_local_shards: "experts.experts.3.linear_fc1.weight"
       out.between += "mlp.experts.local_experts.";
       out.after = after;
     } else if (const std::size_t at = after.find(".weight");
                at != std::string_view::npos && at + 7 < after.size() && is_digits(after.substr(at + 7, 1))) {
-      out.between += "mlp.experts.";  // the same of Transformer Engine: "experts.experts.linear_fc1.weight3"
+      out.between += "mlp.experts.";  // Transformer Engine's name: "experts.experts.linear_fc1.weight3"
       out.after = after;
     } else {
       out.between += "mlp.experts.local_experts.";
@@ -55,7 +55,7 @@ Stack stack_of(const Catalog& stored, const std::string& wrapper, std::string_vi
   } else {
     last += tail;
   }
-  // singleton_local_shards keeps gate and up apart.
+  // With singleton_local_shards, gate and up are separate tensors.
   std::string& end = out.after.empty() ? last : out.after;
   for (const std::string_view half : {"_w", "_v"})
     if (end.ends_with(half) && key.find("linear_fc1.") != std::string_view::npos && shape.rank() > axis) {

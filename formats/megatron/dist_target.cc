@@ -1,5 +1,5 @@
-// --ckpt-format torch_dist, written: a DCP whose tensors hold all layers, and all experts, of a parameter at once
-// (dist_reader.cc draws it), so that Megatron core loads it at any degrees.
+// Lays out --ckpt-format torch_dist: a DCP whose tensors hold a parameter of all layers and experts (drawn in
+// dist_reader.h), which Megatron core loads at any degrees of parallelism.
 #include <array>
 #include <map>
 
@@ -16,12 +16,12 @@
 namespace reshard::megatron {
 namespace {
 
-// How often a model has what there is of each layer and each expert.
+// The numbers of layers and of experts that a stored tensor covers.
 struct Counts {
   Index layers = 0, experts = 0;
 };
 
-// A parameter's name without its numbers: what torch_dist keeps it in.
+// Returns a parameter's name without its numbers, which is the name of the stored tensor.
 std::string stored_name(const CoreName& core) {
   const std::string front = core.layer ? std::string(kLayers) : std::string();
   if (!core.is_expert()) return front + core.before_expert;
@@ -35,8 +35,8 @@ std::string stored_name(const CoreName& core) {
   return front + name;
 }
 
-// Which of the two names the norm before the experts has, Transformer Engine's or the other, the model that loads it
-// decides: it is stored under both.
+// The norm before the experts is stored under two names, Transformer Engine's and Megatron core's, because the model
+// that loads it decides which one it needs.
 constexpr std::array<std::string_view, 2> kNormBeforeExperts = {"decoder.layers.mlp.linear_fc1.layer_norm_",
                                                                 "decoder.layers.pre_mlp_layernorm."};
 std::vector<std::string> names_of_norm(const std::string& stored) {
@@ -50,8 +50,8 @@ std::vector<std::string> names_of_norm(const std::string& stored) {
   return {stored};
 }
 
-// What a module keeps beside its parameters: nothing, as a list of one None, and Megatron wants it to be there. Of
-// every layer that multiplies and every norm, of attention itself, and of each layer and expert.
+// Returns the extra states that Megatron requires, each a list of one None: for every linear layer and every norm, for
+// attention itself, and for each layer and expert.
 std::vector<TargetBlob> extra_states(const std::map<std::string, Counts>& stored) {
   const std::string nothing = torch_archive::object_item(none_in_a_list());
   std::map<std::string, Counts> modules;
@@ -78,7 +78,7 @@ std::vector<TargetBlob> extra_states(const std::map<std::string, Counts>& stored
   return out;
 }
 
-// The dict of an optimizer, whose states are tensors of their own.
+// Writes the dict of an optimizer. Its states are separate tensors.
 Status write_optimizer(pickle::PickleWriter& w, const RunState& run, Of of) {
   pickle::Dict out(w);
   {
@@ -117,17 +117,17 @@ Status write_common(pickle::PickleWriter& w, const WrittenModel& model) {
   return {};
 }
 
-// common.pt: what is no tensor.
+// Returns common.pt, which holds all values that are not tensors.
 Result<std::string> common_file(const WrittenModel& model) {
   pickle::PickleWriter w;
   TRY(write_common(w, model));
   return torch_archive::object_item(std::move(w).finish());
 }
 
-// "optimizer.state.exp_avg.": before the name of the parameter whose state it is; empty for the parameter itself.
+// Returns the prefix of a parameter's state, "optimizer.state.exp_avg.", or an empty text for the parameter itself.
 std::string stored_state(const StateKey& key) {
   if (key.kind == StateKind::kModel) return {};
-  const bool is_master = key.suffix == kMasterSuffix;  // as a distributed optimizer calls it
+  const bool is_master = key.suffix == kMasterSuffix;  // a distributed optimizer's name
   return "optimizer.state." + (is_master ? std::string("param") : key.suffix.substr(1)) + ".";
 }
 

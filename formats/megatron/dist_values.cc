@@ -1,4 +1,5 @@
-// Of torch_dist what is no tensor: the values in common.pt or its item, the optimizer's groups, its steps, objects.
+// Reads the values of torch_dist that are not tensors: common.pt or its item, the optimizer's groups and steps, and
+// objects.
 #include <algorithm>
 #include <array>
 
@@ -11,7 +12,7 @@
 namespace reshard::megatron {
 namespace {
 
-constexpr Index kMaxNothingBytes = 4096;  // of the item of a list of one None
+constexpr Index kMaxNothingBytes = 4096;  // limit for the item of a list of one None
 
 }  // namespace
 
@@ -36,7 +37,7 @@ Status ShardedReader::add_values() {
   const auto add = [&](const std::string& name, pickle::Value value) {
     return add_object("extra_state." + name, {std::string("extra_state"), name}, common_file_, value);
   };
-  const bool is_release = base_name(catalog_.root) == kRelease;  // at no iteration
+  const bool is_release = base_name(catalog_.root) == kRelease;  // a release has no iteration
   for (const std::string_view name : {"iteration", "checkpoint_version", "num_floating_point_operations_so_far"})
     if (const auto value = values_->find(name); value && !(is_release && name == "iteration"))
       TRY(add(std::string(name), *value));
@@ -52,13 +53,13 @@ Status ShardedReader::add_values() {
   const auto optimizer = values_->find("optimizer");
   if (!optimizer) return {};
   TRY(add_optimizer(*optimizer, 0));
-  if (optimizer->kind() == pickle::Kind::kDict)  // of several, by number
+  if (optimizer->kind() == pickle::Kind::kDict)  // several optimizers, by number
     for (std::size_t i = 0; i < optimizer->size(); ++i)
       if (const auto number = optimizer->key(i).as_int()) TRY(add_optimizer(optimizer->value(i), *number));
   return {};
 }
 
-// The number of steps that a plain optimizer counts once for all of its parameters.
+// Returns the step that a plain optimizer stores once for all of its parameters.
 Result<std::optional<StoredTensor>> ShardedReader::common_step(pickle::Value optimizer) const {
   std::optional<pickle::Value> value = optimizer;
   for (const std::string_view word : {"optimizer", "state", "common_step"})
@@ -69,7 +70,7 @@ Result<std::optional<StoredTensor>> ShardedReader::common_step(pickle::Value opt
   return std::optional(std::move(out));
 }
 
-// As every parameter's own. Of several optimizers the second has the experts'.
+// Gives every parameter a step of its own. If there are several optimizers, the second is that of the experts.
 Status ShardedReader::add_steps() {
   const auto optimizer = values_ ? values_->find("optimizer") : std::nullopt;
   if (!optimizer || optimizer->kind() != pickle::Kind::kDict) return {};
@@ -93,11 +94,11 @@ Status ShardedReader::add_steps() {
   return {};
 }
 
-// The parameter groups of a dp_reshardable optimizer, which are an item of their own.
+// Reads the parameter groups of a dp_reshardable optimizer, which are in a separate item.
 Status ShardedReader::read_groups(const Blob& blob, Index optimizer) {
   const auto file = TRY(files_.open(stored().file_path(blob.extent.file)));
   auto document = torch_archive::read_object_item(*file, blob.extent.offset, blob.extent.length);
-  if (!document) return {};  // whoever wants the object is told
+  if (!document) return {};  // reading the object itself reports the error
   groups_.push_back(*std::move(document));
   pickle::Value value = groups_.back().root();
   if (value.kind() == pickle::Kind::kList && value.size() == 1) value = value[0];
@@ -105,7 +106,7 @@ Status ShardedReader::read_groups(const Blob& blob, Index optimizer) {
   return groups ? add_groups(*groups, optimizer) : Status();
 }
 
-// Whether what a module keeps beside its parameters is nothing: a list of one None. One item of each length is read.
+// Returns whether an extra state is a list of one None. Reads only one item of each length.
 Result<bool> ShardedReader::is_nothing(const Blob& blob) {
   if (blob.extent.length > kMaxNothingBytes) return false;
   if (const auto known = nothing_.find(blob.extent.length); known != nothing_.end()) return known->second;
@@ -119,13 +120,13 @@ Result<bool> ShardedReader::is_nothing(const Blob& blob) {
   return is;
 }
 
-// Random states, what modules keep for themselves, and what else is no tensor.
+// Adds the other objects: random states, extra states of modules, and so on.
 Status ShardedReader::add_blobs() {
   std::optional<std::size_t> nothing;
   for (std::size_t i = 0; i < stored().blobs.size(); ++i) {
     Blob blob = stored().blobs[i];
     const bool is_empty = is_extra_state(blob.name) && TRY(is_nothing(blob));
-    if (is_empty) {  // one object, stored often
+    if (is_empty) {  // the same object is stored for every module
       if (nothing) {
         catalog_.blobs[*nothing].copies.push_back(blob.extent);
         continue;
@@ -137,9 +138,9 @@ Status ShardedReader::add_blobs() {
       continue;
     }
     const std::string_view key = without_chain(blob.name);
-    if (key.starts_with("optimizer.distributed.dp_group_idx_0.optimizer/"))  // alike in all ranks
+    if (key.starts_with("optimizer.distributed.dp_group_idx_0.optimizer/"))  // equal on all ranks
       TRY(read_groups(blob, parse_chain(blob.name)));
-    const bool is_of_buffers = key.starts_with("optimizer.distributed.");  // lengths, and the groups, which were read
+    const bool is_of_buffers = key.starts_with("optimizer.distributed.");  // lengths and groups, which were read above
     if (is_of_buffers || (!is_training_word(blob.name.substr(0, blob.name.find('/'))) && !is_optimizer_key(key)))
       blob.name = "extra_state." + blob.name;
     blob.path = {blob.name};

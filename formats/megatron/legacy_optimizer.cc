@@ -224,7 +224,7 @@ Status LegacyReader::read_distributed_optimizer(const LegacyRank& rank, const Op
       buffer_of(object.path).second = object.value.as_int();
   std::erase_if(order, [&](const std::string& name) { return buffers.at(name).first.empty(); });
 
-  // The parameters of each storage, in the order of the model's chunks; those of experts are another optimizer's.
+  // The parameters of each storage, in the order of the model's chunks. Experts are in another optimizer.
   std::map<std::pair<bool, Index>, std::vector<const LegacyParameter*>> by_storage;
   std::vector<std::pair<bool, Index>> storages;
   for (const LegacyParameter& p : rank.parameters) {

@@ -8,7 +8,6 @@
 
 namespace reshard::megatron {
 
-// "3" of a key that is a number, or a list's position.
 std::optional<Index> number_of(const KeyPath::value_type& key) {
   if (const auto* n = std::get_if<Index>(&key)) return *n;
   return parse_number(std::get<std::string>(key));
@@ -27,14 +26,14 @@ std::string name_from(const KeyPath& path, std::size_t begin) {
 
 namespace {
 
-// The number in "iter_0000010".
+// Returns the number in "iter_0000010".
 std::optional<Index> iteration_of(std::string_view directory) {
   constexpr std::string_view kPrefix = "iter_";
   if (!directory.starts_with(kPrefix)) return std::nullopt;
   return parse_number(directory.substr(kPrefix.size()));
 }
 
-// 1 and 3 of "mp_rank_01_003"; nothing for what is no such name.
+// Returns {1, 3} for "mp_rank_01_003", or nothing for other names.
 std::optional<std::vector<Index>> numbers_of(std::string_view name) {
   std::vector<Index> out;
   for (const std::string& part : split(name.substr(std::string_view("mp_rank_").size()), '_')) {
@@ -48,7 +47,7 @@ std::optional<std::vector<Index>> numbers_of(std::string_view name) {
 
 }  // namespace
 
-// Each directory is of a tp rank[, a stage][, an ep rank]; which a second number is, args tell.
+// Opens the directories of ranks, mp_rank_TT[_PPP][_EEE]. args say whether a second number is a stage or an ep rank.
 Status LegacyReader::find_ranks(const PathSnapshot& directory, const OpenOptions& options) {
   std::vector<std::pair<std::string, std::vector<Index>>> found;
   for (const DirectoryEntry& e : directory.entries()) {
@@ -96,7 +95,7 @@ Status LegacyReader::find_ranks(const PathSnapshot& directory, const OpenOptions
   return {};
 }
 
-// That each part of each tensor is in some file. Of the (tp, ep) pairs only those that met in a rank have one.
+// Fails unless every part of every tensor is in a file. Only the (tp, ep) pairs that occur on a rank have a file.
 Status LegacyReader::check_ranks() const {
   std::set<std::pair<Index, Index>> tp, ep;
   for (const LegacyRank& rank : ranks_) {
@@ -119,7 +118,7 @@ Status LegacyReader::check_ranks() const {
   return check(ep, degrees_.ep, "ep");
 }
 
-// That a file is of the save that the first is of.
+// Fails unless a file is of the same save as the first one.
 Status LegacyReader::check_rank(const LegacyRank& rank) const {
   const auto root = rank.content->root();
   if (!root || root->kind() != pickle::Kind::kDict)
@@ -158,7 +157,7 @@ Status LegacyReader::read_ranks(const PathSnapshot& directory, const OpenOptions
 
 namespace {
 
-// The chunk of the model in "model" or "model1"; nothing for other keys.
+// Returns the number of the model chunk in "model" (0) or "model1", or nothing for other keys.
 std::optional<Index> chunk_of(const KeyPath& path) {
   constexpr std::string_view kModel = "model";
   const auto* word = path.size() > 1 ? std::get_if<std::string>(&path[0]) : nullptr;
@@ -168,7 +167,8 @@ std::optional<Index> chunk_of(const KeyPath& path) {
 
 }  // namespace
 
-// Stages have each their chunks in turn, and count their layers from 0 in each.
+// Finds the first layer of each chunk and stage. Chunk by chunk, the stages follow each other, and each counts its
+// layers from 0.
 Status LegacyReader::number_layers() {
   std::map<std::pair<Index, Index>, Index> layers;
   for (const LegacyRank& rank : ranks_)
@@ -228,7 +228,7 @@ Status LegacyReader::read_model(LegacyRank& rank) {
     LegacyParameter parameter;
     parameter.is_expert = core.is_expert();
     parameter.name = core.text();
-    if (is_tied_ && parameter.name == kHead) parameter.name = kEmbedding;  // the last stage's copy
+    if (is_tied_ && parameter.name == kHead) parameter.name = kEmbedding;  // a copy on the last stage
     parameter.ranks = core.is_expert() ? degrees_.etp : degrees_.tp;
     parameter.rank = core.is_expert() ? rank.tp % degrees_.etp : rank.tp;
     parameter.stored = entry.tensor;
@@ -244,7 +244,7 @@ Status LegacyReader::read_model(LegacyRank& rank) {
   return {};
 }
 
-// Those of all ranks; `missing`: only those that no master stands for.
+// Adds the parameters of all ranks; with `missing` only those that have no master.
 Status LegacyReader::add_parameters(bool missing) {
   std::set<std::string> there;
   if (missing)
@@ -259,7 +259,7 @@ Status LegacyReader::add_parameters(bool missing) {
 
 // ---- Values
 
-// What all ranks have alike, of the first. Random states are the ranks' own, and are not carried.
+// Adds the values of the first rank that all ranks share. Random states differ between ranks and are dropped.
 Status LegacyReader::add_values(const LegacyRank& rank) {
   static constexpr std::array<std::string_view, 4> kExtra = {"iteration", "checkpoint_version", "opt_param_scheduler",
                                                              "num_floating_point_operations_so_far"};

@@ -1,5 +1,5 @@
-// How files of ranks (--ckpt-format torch) are read: the model (legacy_reader.cc), then what the optimizer has of it
-// (legacy_optimizer.cc), then both become the catalog.
+// The reader of files of ranks (--ckpt-format torch). It reads the model (legacy_reader.cc), then the optimizer's
+// states (legacy_optimizer.cc), and makes the catalog from both.
 #pragma once
 
 #include <map>
@@ -20,13 +20,14 @@ namespace reshard::megatron {
 
 // A parameter of one rank's model.
 struct LegacyParameter {
-  std::string name;  // numbered through
+  std::string name;  // with global numbers of layers and experts
   Cut cut;
   Index rank = 0, ranks = 1;  // along the axis that cuts it
   bool is_expert = false;
   StoredTensor stored;
 };
 
+// One rank's directory.
 struct LegacyRank {
   Index tp = 0, stage = 0, ep = 0;
   std::string directory;
@@ -76,26 +77,29 @@ class LegacyReader : public TensorFileReader {
   Arguments args_;
   Degrees degrees_;
   bool is_gated_ = false, is_tied_ = false;
-  bool takes_masters_ = false;  // in the place of the model's own
+  bool takes_masters_ = false;  // masters replace the model's own values
   std::optional<Index> iteration_;
   std::vector<LegacyRank> ranks_;
-  std::map<std::pair<Index, Index>, Index> first_layer_;  // of a chunk of a stage
+  std::map<std::pair<Index, Index>, Index> first_layer_;  // by chunk and stage
   std::map<std::string, JoinedTensor> tensors_;
-  std::set<std::string> unknown_;  // names of which nothing tells how they are cut
-  std::string left_out_;           // why the optimizer's state is
+  std::set<std::string> unknown_;  // names of tensors whose cut is unknown
+  std::string left_out_;           // why the optimizer's state is left out; empty if it is not
   std::string optimizer_;          // its kind
 };
 
-// Paths of values in a rank's file: whether a part of one is that word, the number that it is, the rest as a name.
+// Returns whether key `i` of a path exists and is this word.
 bool is_word(const KeyPath& path, std::size_t i, std::string_view word);
+// Returns the number that a key is: a list's position, or decimal text.
 std::optional<Index> number_of(const KeyPath::value_type& key);
+// Returns the keys from `begin` on as a dotted name.
 std::string name_from(const KeyPath& path, std::size_t begin);
 
-// {optimizer: {state: {id: {...}}, param_groups}, fp32_from_fp16_params: [[...], [...]]}, of several optimizers (dense
-// parameters, experts) a list of these; of a float32 model torch's own dict.
+// The beginning of a path below "optimizer", which holds {optimizer: {state: {id: {...}}, param_groups},
+// fp32_from_fp16_params: [[...], [...]]}, or a list of these if there are several optimizers (dense parameters,
+// experts), or torch's own dict for a float32 model.
 struct OptimizerKey {
   Index optimizer = 0;
-  std::size_t rest = 0;  // of the path: where "state", "param_groups" or "fp32_from_fp16_params" stands
+  std::size_t rest = 0;  // index of "state", "param_groups" or "fp32_from_fp16_params" in the path
 };
 std::optional<OptimizerKey> optimizer_key(const KeyPath& path);
 

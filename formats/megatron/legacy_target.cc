@@ -1,4 +1,4 @@
-// Files of ranks, written: --ckpt-format torch, of a plain optimizer (legacy_reader.cc reads them).
+// Lays out files of ranks: --ckpt-format torch with a plain optimizer (read by legacy_reader.cc).
 #include <algorithm>
 #include <cstdio>
 #include <map>
@@ -18,9 +18,9 @@ namespace {
 
 using pickle::PickleWriter;
 
-// A parameter of the whole model, and what the optimizer has of it: tensors of the request.
+// A parameter of the whole model and its optimizer states, as tensors of the request.
 struct WholeParameter {
-  std::string name;  // numbered through
+  std::string name;  // with global numbers of layers and experts
   CoreName core;
   Cut cut;
   Index stage = 0;
@@ -28,12 +28,12 @@ struct WholeParameter {
   std::map<std::string, std::size_t, std::less<>> states;  // by suffix
 };
 
-// One of a rank's file.
+// A parameter in a rank's file.
 struct RankParameter {
-  std::string name;  // numbered from 0
+  std::string name;  // with numbers that start at 0 on each rank
   const WholeParameter* whole = nullptr;
   Index ndim = 0;
-  std::size_t weight = 0;                                  // tensors of the file
+  std::size_t weight = 0;                                  // index into the tensors of the file
   std::map<std::string, std::size_t, std::less<>> states;  // by suffix
 };
 
@@ -49,7 +49,8 @@ std::string rank_directory(Index tp, Index stage, Index ep, const WrittenModel& 
   return out;
 }
 
-// "decoder.layers.0.mlp.linear_fc1._extra_state": what modules keep beside their parameters is nothing, and has a key.
+// Returns the keys of the modules' extra states, "decoder.layers.0.mlp.linear_fc1._extra_state", whose values are
+// empty.
 std::vector<std::string> extra_states(const std::vector<RankParameter>& parameters, const Modules& modules,
                                       bool has_head) {
   std::vector<std::string> out;
@@ -58,7 +59,7 @@ std::vector<std::string> extra_states(const std::vector<RankParameter>& paramete
     const std::string_view own = std::string_view(module).substr(module.rfind('.') + 1);
     if (!own.starts_with("linear_") || p.ndim < 2) continue;
     std::string state = module + "._extra_state";
-    if (out.empty() || out.back() != state) out.push_back(std::move(state));  // experts of one module have one
+    if (out.empty() || out.back() != state) out.push_back(std::move(state));  // the experts of a module share one
     if (own == "linear_qkv" && modules.norms_inside)
       out.push_back(module.substr(0, module.size() - own.size()) + "core_attention._extra_state");
   }
@@ -68,7 +69,7 @@ std::vector<std::string> extra_states(const std::vector<RankParameter>& paramete
 
 class RankFiles {
  public:
-  // Refers to both.
+  // Both must outlive this object.
   RankFiles(LayoutRequest& request, WrittenModel& model, const Modules& modules)
       : request_(request), model_(model), modules_(modules) {}
   Result<std::unique_ptr<Target>> lay_out();
@@ -119,7 +120,7 @@ Result<Cut> RankFiles::cut_for(const TargetTensor& tensor, const std::string& na
   return *cut;
 }
 
-// Under the names of the modules, which the request's tensors get.
+// Collects the parameters under the names of the modules and gives these names to the request's tensors.
 Status RankFiles::find_parameters() {
   std::map<std::string, WholeParameter> found;
   for (std::size_t i = 0; i < request_.tensors.size(); ++i) {
@@ -148,7 +149,7 @@ Status RankFiles::find_parameters() {
                            to_string(request_.tensors[i].shape));
   const bool is_tied = !model_.args.flag("untie_embeddings_and_output_weights");
   const std::string embedding(kEmbedding), head(kHead);
-  if (is_tied && model_.pp > 1 && !found.contains(head)) {  // the last stage has a copy
+  if (is_tied && model_.pp > 1 && !found.contains(head)) {  // the last stage has a copy of the embedding
     WholeParameter copy = found.at(embedding);
     copy.name = head;
     copy.core = parse_core_name(head);
@@ -196,7 +197,7 @@ void append_stored(PickleWriter& w, const std::vector<LocalTensor>& tensors, std
   torch_archive::append_tensor(w, tensors[i].dtype, tensors[i].shape, std::to_string(i));
 }
 
-// A dict of Float16OptimizerWithFloat16Params, as legacy_reader.cc has it.
+// Writes the dict of Float16OptimizerWithFloat16Params, described in legacy_reader.h.
 Status RankFiles::write_optimizer(PickleWriter& w, Of of, const std::vector<LocalTensor>& tensors,
                                   const std::vector<RankParameter>& parameters,
                                   std::vector<std::string>& storages) const {
@@ -204,7 +205,7 @@ Status RankFiles::write_optimizer(PickleWriter& w, Of of, const std::vector<Loca
   for (const RankParameter& p : parameters)
     if (of == Of::kAll || p.whole->core.is_expert() == (of == Of::kExperts))
       groups[p.ndim >= 2 ? 0 : groups.size() - 1].push_back(&p);
-  const bool has_own_steps = !modules_.norms_inside;  // torch's Adam counts for each parameter, others for a group
+  const bool has_own_steps = !modules_.norms_inside;  // torch's Adam has a step for each parameter, others for a group
   const auto step = static_cast<float>(model_.run->step());
   std::vector<std::vector<Index>> ids(groups.size());
   Index count = 0;

@@ -20,7 +20,8 @@ Result<bool> is_iteration(const PathSnapshot& place) {
   return has_sharded_files(place);
 }
 
-// What latest_checkpointed_iteration.txt in it names: "iter_0000010", "release"; empty where there is none.
+// Returns the directory that latest_checkpointed_iteration.txt names, "iter_0000010" or "release", or an empty text if
+// there is no such file.
 Result<std::string> latest_of(const PathSnapshot& place) {
   const auto text = TRY(place.text_of(kLatestFile, 64));
   const std::size_t end = text ? text->find_last_not_of(" \r\n") : std::string::npos;

@@ -11,7 +11,7 @@
 namespace reshard::megatron {
 namespace {
 
-// A number and the dot behind it.
+// Takes a number and the dot after it.
 std::optional<Index> take_part(std::string_view& text) {
   std::string_view rest = text;
   const auto n = take_number(rest);
@@ -20,7 +20,7 @@ std::optional<Index> take_part(std::string_view& text) {
   return n;
 }
 
-// "linear_fc1" of "decoder.layers.0.mlp.linear_fc1.weight".
+// Returns "linear_fc1" for "decoder.layers.0.mlp.linear_fc1.weight".
 std::string_view module_of(std::string_view name) {
   const std::size_t dot = name.rfind('.');
   if (dot == std::string_view::npos) return {};
@@ -215,9 +215,10 @@ std::vector<LocalBox> parts_of_rank(const Cut& cut, const Dims& local, Index ran
 
 namespace {
 
-// A layer's modules, in order. torch_dist calls the norms as if they were inside, in either spec.
+// The modules of a layer in the order of the model. torch_dist names norms as if they were inside the linear layers,
+// with either implementation.
 struct Module {
-  std::string_view part;  // of the name
+  std::string_view part;  // of the parameter's name
   int local = 0, inside = 0;
 };
 constexpr std::array<Module, 11> kModules = {{
@@ -238,7 +239,8 @@ constexpr int kExperts = 9, kOther = 10;
 }  // namespace
 
 std::vector<std::string> in_model_order(std::vector<std::string> names, const Modules& modules) {
-  // Outside the layers or which layer, its module, of experts which and which matrix, and what of it.
+  // The sort key: outside the layers or the layer, the module, the matrix and number of an expert, and the kind of
+  // parameter.
   using Place = std::tuple<int, Index, int, Index, Index, int>;
   const auto place = [&](std::string_view name) -> Place {
     const CoreName core = parse_core_name(name);

@@ -1,5 +1,5 @@
-// Names of Megatron core's parameters (megatron/core/models/gpt), how tensor parallelism cuts them, and the names that
-// files have for them.
+// Names of Megatron core's parameters (megatron/core/models/gpt) in the model and in files, and how tensor parallelism
+// cuts them.
 #pragma once
 
 #include <array>
@@ -19,29 +19,30 @@ inline constexpr std::string_view kHead = "output_layer.weight";
 inline constexpr std::string_view kLayers = "decoder.layers.";
 inline constexpr Index kMaxStack = Index{1} << 12;  // layers, and experts, of one model
 
-// A parameter's name in Megatron core for what it is called in a file: that itself, or for what was saved before
+// Returns a parameter's name in Megatron core. `stored` is its name in a file: the same, or in files from before
 // Megatron core "language_model.encoder.layers.0.attention.query_key_value.weight".
 std::string core_name(std::string_view stored);
 
-// No parameter, but what a module keeps beside its own: "..._extra_state".
+// Returns whether this is not a parameter but a module's "..._extra_state".
 bool is_extra_state(std::string_view name);
-std::string none_in_a_list();  // the pickle of what that is, as a rule
+// Returns the pickle of [None], which an extra state usually is.
+std::string none_in_a_list();
 
-// The modules that a model is of. Megatron core's own have the norms apart, and the experts one after the other;
-// Transformer Engine's have the norms inside the linear layers that follow them, but for the one before experts, and
-// each matrix of all experts in one (--moe-grouped-gemm).
+// The implementation of a model's modules. Megatron core's own modules have separate norms and separate experts.
+// Transformer Engine's have each norm inside the linear layer that follows it, except the norm before experts, and one
+// matrix for all experts (--moe-grouped-gemm).
 struct Modules {
   bool norms_inside = false;
   bool grouped_experts = false;
 };
 inline constexpr Modules kOwnModules = {false, false}, kTransformerEngine = {true, true};
 inline constexpr std::array<Modules, 4> kAllModules = {{kOwnModules, kTransformerEngine, {true, false}, {false, true}}};
-// What these modules call a parameter.
+// Returns a parameter's name in these modules.
 std::string name_in(const Modules& modules, std::string_view name, bool has_experts);
-// The order in which they define theirs.
+// Sorts names into the order in which these modules define their parameters.
 std::vector<std::string> in_model_order(std::vector<std::string> names, const Modules& modules);
 
-// A name taken apart at its numbers: "decoder.layers." 7 "mlp.experts.local_experts." 3 ".linear_fc1.weight".
+// A name split at its numbers: "decoder.layers." 7 "mlp.experts.local_experts." 3 ".linear_fc1.weight".
 struct CoreName {
   std::optional<Index> layer;
   std::optional<Index> expert;
@@ -55,22 +56,23 @@ CoreName parse_core_name(std::string_view name);
 
 // How tensor parallelism cuts a parameter.
 struct Cut {
-  int dim = -1;           // -1: every rank has all of it
+  int dim = -1;           // -1: every rank has the whole
   bool is_gated = false;  // each rank's part is its gate rows, then its up rows
 };
-// Nothing for a name that is not known. `gated`: whether linear_fc1 holds a gate.
+// Returns nothing for an unknown name. `gated` says whether linear_fc1 holds a gate.
 std::optional<Cut> cut_of(std::string_view name, bool gated);
 
-// The shape of the whole whose part this is. Corrupt where the shape cannot be cut so.
+// Return the shape of the whole for a part, and of a part for the whole. Fail with kCorrupt if it cannot be cut so.
 Result<Dims> whole_shape(const Cut& cut, const Dims& local, Index ranks);
 Result<Dims> local_shape(const Cut& cut, const Dims& shape, Index ranks);
-// Where the boxes of a rank's part lie in the whole.
+// Returns the boxes of a rank's part: in the whole, and in the part.
 std::vector<LocalBox> parts_of_rank(const Cut& cut, const Dims& local, Index rank, Index ranks);
 
-// "optimizer.state.<parameter>.exp_avg"
+// Returns "optimizer.state.<parameter>.exp_avg".
 std::string state_name(std::string_view parameter, std::string_view word);
 KeyPath state_path(std::string_view parameter, std::string_view word);
-// As ours are called, whatever the kind of optimizer calls them: "param" and "fp32_param" are masters.
+// Returns our name of an optimizer's state, which differs between kinds of optimizers: "param" and "fp32_param" are
+// both the master.
 std::string state_word(std::string_view stored);
 inline constexpr std::string_view kMaster = "fp32_param";
 

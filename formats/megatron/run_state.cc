@@ -14,11 +14,11 @@ constexpr std::string_view kExtraState = "extra_state.";
 constexpr std::string_view kSchedule = "opt_param_scheduler";
 constexpr std::string_view kIteration = "iteration";
 constexpr std::array<std::string_view, 3> kCommon = {kIteration, kSchedule, "num_floating_point_operations_so_far"};
-// What names a group where a run looks for its own (param_group_identifier_keys).
+// The members that identify a group when a run resumes (param_group_identifier_keys).
 constexpr std::array<std::string_view, 2> kDecay = {"wd_mult", "pre_wd_mult"};
 constexpr std::string_view kOfExperts = "is_expert_parallel", kStep = "step";
 
-// Whether a group of Megatron's own is of what decays.
+// Returns whether a group that Megatron wrote has weight decay.
 bool decays(const AdamObjects::Values& group) {
   for (const std::string_view word : kDecay)
     if (const auto found = group.find(word); found != group.end())
@@ -26,7 +26,7 @@ bool decays(const AdamObjects::Values& group) {
   return false;
 }
 
-// "opt_param_scheduler.max_lr": of files of ranks each number is an object.
+// Matches "opt_param_scheduler.max_lr": in files of ranks each number is an object.
 bool is_common(std::string_view word) {
   word = word.substr(0, word.find('.'));
   return std::find(kCommon.begin(), kCommon.end(), word) != kCommon.end() ||
@@ -59,7 +59,7 @@ void RunState::add_to(Arguments& args) const {
   args.set("no_save_optim", false);
 }
 
-// Those of Megatron's own that are of this optimizer. What was of all is of either.
+// Returns the groups that Megatron wrote for this optimizer. A group for all parameters belongs to both.
 std::vector<const RunState::Values*> RunState::own_groups(Of of) const {
   std::vector<const Values*> experts, others;
   for (const auto& [name, group] : objects_.groups()) {
@@ -74,7 +74,7 @@ std::vector<const RunState::Values*> RunState::own_groups(Of of) const {
 }
 
 Status RunState::write_group(PickleWriter& w, const Values& group, const Own& own) const {
-  const auto step = group.find(kStep);  // as it is, where it is that of the parameters: Megatron's may be 1.0
+  const auto step = group.find(kStep);  // kept unchanged if it equals the parameters' step: Megatron's may be 1.0
   const bool keeps_step = own.with_step && step != group.end() &&
                           step->second.as_float().value_or(static_cast<double>(step->second.as_int().value_or(-1))) ==
                               static_cast<double>(objects_.step());
@@ -101,7 +101,7 @@ void RunState::write_own(pickle::Dict& group, const Own& own) const {
   elements.end();
 }
 
-// One such as Megatron makes: matrices decay (`wd_mult` 1), norms and biases do not.
+// Writes a group as Megatron makes it: matrices have weight decay (`wd_mult` 1), norms and biases have none.
 Status RunState::write_new_group(PickleWriter& w, double wd_mult, const Own& own) const {
   const double lr = objects_.number("lr").value_or(0);
   pickle::Dict group(w);

@@ -1,6 +1,6 @@
-// What Megatron keeps of a training run that is no tensor, made of the objects of any source: the hyperparameters of
-// Adam's groups, the schedule of the learning rate, and how far the run has come (megatron/core/optimizer,
-// megatron/core/optimizer_param_scheduler.py).
+// The values of a training run in Megatron's checkpoints: the hyperparameters of Adam's groups, the learning-rate
+// schedule and the progress of the run (megatron/core/optimizer, megatron/core/optimizer_param_scheduler.py). They are
+// made from the objects of any source.
 #pragma once
 
 #include <optional>
@@ -17,30 +17,32 @@ namespace reshard::megatron {
 
 inline constexpr std::string_view kFullyReshardable = "fully_reshardable";
 
-// Where ranks share experts out, Megatron has an optimizer for them and one for the rest.
+// The parameters of an optimizer. With expert parallelism Megatron has one optimizer for experts and one for the rest.
 enum class Of { kAll, kDense, kExperts };
 
+// The values of one run.
 class RunState {
  public:
   static bool takes_object(std::string_view key);              // Format::takes_object
-  static Result<RunState> read(const LayoutRequest& request);  // which has optimizer state
+  static Result<RunState> read(const LayoutRequest& request);  // the request must have optimizer state
 
   Index iteration() const;
   Index step() const { return objects_.step(); }
   void add_to(Arguments& args) const;
-  // Items of the dict of a run: "iteration", "opt_param_scheduler", ...
+  // Writes the progress into the checkpoint's dict: "iteration", "opt_param_scheduler", ...
   Status write_progress(pickle::Dict& state) const;
-  // "param_groups", an item of an optimizer's dict.
+  // Writes "param_groups" into an optimizer's dict.
   Status write_groups(pickle::Dict& optimizer, Of of) const;
-  // Likewise, of two groups, or of experts one: what decays, which is matrices, and what does not. Each with the
-  // numbers of its parameters, and with the step where told. Unsupported where the source's own are others.
+  // Writes two groups, parameters with weight decay (matrices) and without, or one group for experts. `params` has the
+  // ids of each group's parameters; the step is written if `with_step`. Fails with kUnsupported if the source has other
+  // groups.
   Status write_groups(pickle::Dict& optimizer, Of of, const std::vector<std::vector<Index>>& params,
                       bool with_step) const;
 
  private:
   explicit RunState(AdamObjects objects) : objects_(std::move(objects)) {}
   using Values = AdamObjects::Values;
-  // What a group has beside its hyperparameters.
+  // The members of a group besides its hyperparameters.
   struct Own {
     bool of_experts = false;
     std::optional<std::vector<Index>> params = {};

@@ -1,5 +1,4 @@
-// What is to be written of a model, whichever way it is to lie: torch_dist (dist_target.cc) or files of ranks
-// (legacy_target.cc).
+// A model to be written as torch_dist (dist_target.cc) or as files of ranks (legacy_target.cc).
 #pragma once
 
 #include <optional>
@@ -13,24 +12,25 @@
 
 namespace reshard::megatron {
 
+// The model of a request, with everything that both forms need.
 struct WrittenModel {
-  // What of a parameter a tensor of the request is.
+  // The parameter, and the state of it, that a tensor of the request is.
   struct Part {
     StateKey key;
     CoreName name;
   };
   Arguments args;               // with the mesh's degrees
-  std::optional<RunState> run;  // nothing: weights alone
+  std::optional<RunState> run;  // nothing if only weights are written
   Index layers = 0, experts = 0;
   Index tp = 1, pp = 1, ep = 1;
   std::vector<Part> parts;  // of the request's tensors, in order
 
-  bool shares_experts() const { return ep > 1; }  // so that they have an optimizer of their own
+  bool shares_experts() const { return ep > 1; }  // then experts have an optimizer of their own
   std::string latest() const;                     // "10", "release"
   std::string directory() const;                  // "iter_0000010/"
 
-  // A usage error without a config.json, and for a mesh that does not divide the model. Unsupported for models and
-  // names that Megatron has no words for, and for optimizer state that is not Adam's.
+  // Reads a request. Fails with a usage error without a config.json, or if the mesh does not divide the model. Fails
+  // with kUnsupported for models and names that Megatron does not have, and for optimizer state other than Adam's.
   static Result<WrittenModel> read(const LayoutRequest& request);
 };
 

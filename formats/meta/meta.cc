@@ -22,7 +22,7 @@ namespace {
 
 bool is_index_name(std::string_view name) { return name == "consolidated.safetensors.index.json"; }
 
-// Beside Hugging Face's files Mistral's are a second copy of the model.
+// Next to Hugging Face's files, Mistral's files are a second copy of the model.
 bool is_hugging_face(std::string_view name) {
   return name.starts_with("model") && (name.ends_with(".safetensors") || name.ends_with(".safetensors.index.json"));
 }

@@ -1,20 +1,20 @@
-// Meta's own files of Llama models, and Mistral's of theirs, which have the same names and rows.
+// Meta's files of Llama models, and Mistral's files, which have the same tensor names and row order.
 //
-//   consolidated.00.pth          torch.save of a dict, the tensors of model-parallel rank 0
-//   consolidated.01.pth ...      (llama/generation.py: sorted by name)
-//   consolidated.pth             of one rank, as others write it; without a params.json too
-//   params.json                  {"dim": 4096, "n_layers": 32, "n_heads": 32, "n_kv_heads": 8, "vocab_size": 128256,
-//   ...}
+//   consolidated.00.pth          torch.save of a dict with the tensors of model-parallel rank 0
+//   consolidated.01.pth ...      of the other ranks (llama/generation.py, sorted by name)
+//   consolidated.pth             of a single rank, written by other programs, also without a params.json
+//   params.json                  {"dim": 4096, "n_layers": 32, "n_heads": 32, "n_kv_heads": 8, ...}
 //
-//   consolidated.safetensors     Mistral's: whole tensors in one file, or in several,
+//   consolidated.safetensors     Mistral: whole tensors in one file, or in several:
 //   consolidated-00001-of-00051.safetensors ... with consolidated.safetensors.index.json
 //   params.json                  {"dim": 4096, "n_layers": 32, "head_dim": 128, "hidden_dim": 14336, ...}
 //
-// How the parts of ranks join is in the modules that hold them (llama/model.py, fairscale's model-parallel layers):
+// The ranks' parts join as the modules are cut (llama/model.py, fairscale's model-parallel layers):
 //
-//   attention.{wq,wk,wv}, feed_forward.{w1,w3}, output    rows
-//   attention.wo, feed_forward.w2                         columns
-//   tok_embeddings                                        rows in Llama 3, columns in Llama 1 and 2: its shape tells
+//   attention.{wq,wk,wv}, feed_forward.{w1,w3}, output    by rows
+//   attention.wo, feed_forward.w2                         by columns
+//   tok_embeddings                                        by rows in Llama 3, by columns in Llama 1 and 2; its shape
+//                                                         shows which
 //   norms, rope.freqs                                     whole in every file
 #pragma once
 
@@ -29,20 +29,20 @@ namespace meta {
 
 inline constexpr std::string_view kParamsFile = "params.json";
 
-// The rank in "consolidated.07.pth", 0 of "consolidated.pth"; nothing for other names.
+// Returns the rank in "consolidated.07.pth", 0 for "consolidated.pth", nothing for other names.
 std::optional<Index> rank_of_file(std::string_view name);
-// "consolidated.safetensors", "consolidated-00001-of-00051.safetensors"
+// Returns whether the name is like "consolidated.safetensors" or "consolidated-00001-of-00051.safetensors".
 bool is_safetensors_name(std::string_view name);
 
-// Of a directory, the index, or one of the files, which stands for the directory if it is a rank's. A
-// config.json that is not there is made of params.json.
+// Opens a directory, the index, or a file. The file of a rank stands for its directory. If there is no config.json, one
+// is made from params.json.
 Result<std::unique_ptr<Reader>> open(const PathSnapshot& place, const OpenOptions& options);
 
-// What says that no config.json can be made: "moe", a member of params.json; empty where one can.
+// Returns a member of params.json, such as "moe", because of which no config.json can be made, or an empty text.
 std::string unknown_part(const Json& params);
-// The config.json of the model that params.json describes: LlamaForCausalLM, or with a hidden_dim, which only Mistral
-// writes, MistralForCausalLM. `path` is for messages. What is not there (a context length, a vocabulary of -1) is the
-// model generation's, or is looked up in the tensors.
+// Returns the config.json for params.json: a LlamaForCausalLM, or with a hidden_dim, which only Mistral writes, a
+// MistralForCausalLM. Missing values (the context length, a vocabulary of -1) are those of the model's generation, or
+// are taken from the tensors. `path` is for messages.
 Result<Json> make_config(const Json& params, const Catalog& catalog, const std::string& path);
 
 }  // namespace meta

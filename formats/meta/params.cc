@@ -11,7 +11,7 @@ namespace {
 constexpr Index kMaxSize = Index{1} << 40;
 constexpr Index kLlama3Vocabulary = 128'256;
 
-// A number that is there and positive; nothing where it is absent, null, or Meta's -1.
+// Returns a positive number, or nothing if it is missing, null, or Meta's -1.
 Result<std::optional<Index>> size_of(const Json& params, std::string_view key) {
   const Json* value = params.find(key);
   if (value == nullptr || value->is_null()) return std::optional<Index>();
@@ -26,9 +26,9 @@ Result<Index> need(const Json& params, std::string_view key) {
   return *n;
 }
 
-// FeedForward of llama/model.py.
+// Computes the hidden size as FeedForward in llama/model.py does.
 Result<Index> hidden_size(const Json& params, Index dim) {
-  const Index whole = 2 * (4 * dim) / 3;  // int() of it comes before the multiplier
+  const Index whole = 2 * (4 * dim) / 3;  // rounded down before the multiplier, as in llama/model.py
   auto hidden = static_cast<double>(whole);
   if (const Json* factor = params.find("ffn_dim_multiplier"); factor && !factor->is_null())
     hidden *= TRY(factor->as_double().context("ffn_dim_multiplier"));
@@ -89,7 +89,7 @@ Result<Json> make_config(const Json& params, const Catalog& catalog, const std::
         .set("num_key_value_heads", TRY(size_of(params, "n_kv_heads")).value_or(heads))
         .set("rms_norm_eps", epsilon && epsilon->is_number() ? *epsilon : Json(1e-5))
         .set("rope_theta", theta && theta->is_number() ? *theta : Json(10'000.0));
-    // 3.2's two small models are stretched further (huggingface/transformers,
+    // Llama 3.2's two small models use a larger factor (huggingface/transformers,
     // models/llama/convert_llama_weights_to_hf.py).
     if (is_scaled) config.set("rope_scaling", llama3_rope_scaling(dim <= 3072 ? 32 : 8));
     if (is_mistral) {

@@ -14,10 +14,10 @@ namespace {
 
 constexpr Index kMaxParamsBytes = Index{1} << 20;
 constexpr int kWhole = -1;
-constexpr int kEmbedding = -2;  // rows or columns
+constexpr int kEmbedding = -2;  // cut by rows or by columns
 constexpr std::string_view kNorm = "norm.weight";
 
-// The dimension that model parallelism cuts; nothing for names that are not Llama's.
+// Returns the dimension that model parallelism cuts, or nothing for names that are not Llama's.
 std::optional<int> cut_of(std::string_view name) {
   static constexpr std::pair<std::string_view, int> kCuts[] = {
       {"attention.wq.weight", 0},    {"attention.wk.weight", 0},
@@ -74,7 +74,7 @@ Result<int> MetaReader::cut_of_embedding(const StoredTensor& stored) const {
                  count_of(std::ssize(catalog_.files), "column") + ", got shape " + to_string(shape));
 }
 
-// The parts of all ranks, side by side.
+// Joins the parts of all ranks along the dimension that is cut.
 Status MetaReader::join(const RankParts::Parts& all) {
   const auto& [name, parts] = all;
   const StoredTensor& first = parts.front().stored;
@@ -122,7 +122,7 @@ Status MetaReader::join(const RankParts::Parts& all) {
   return catalog_.add(std::move(joined.tensor));
 }
 
-// That the last files are not missing: nothing but a cut matrix, whose whole width is known, tells.
+// Fails if the last files are missing. Only a matrix that is cut by columns shows this, as its whole width is known.
 Status MetaReader::check_count() const {
   const auto norm = catalog_.find(kNorm), matrix = catalog_.find("layers.0.attention.wo.weight");
   if (!norm || !matrix || (params_ && params_->contains("head_dim"))) return {};
@@ -148,7 +148,7 @@ Status MetaReader::open_ranks(const PathSnapshot& directory, const OpenOptions& 
     catalog_.files[open.file].writer = rank;
     for (const TensorFile::Entry& e : open.content->tensors())
       parts_.add(e.name, rank, in_file(e.tensor, open.file), e.tensor.dtype);
-    if (rank > 0) continue;  // what is no tensor, all ranks have
+    if (rank > 0) continue;  // all ranks have the same objects
     for (const TensorFile::Object& o : open.content->objects()) TRY(add_object(o.name, o.path, open.file, o.value));
   }
   if (parts_.all().empty()) return corrupt(catalog_.root + ": the files of the ranks hold no tensors");

@@ -20,7 +20,7 @@ bool take_rank(std::string_view& text, std::string_view kind, Index& rank, Index
 
 bool is_step(const PathSnapshot& place) { return place.has_file(kMetadataFile) && place.has_directory("model"); }
 
-// "None" or a number.
+// Parses "None" or a number.
 Result<std::optional<Index>> bound(std::string_view text) {
   if (text == "None") return std::optional<Index>();
   const auto n = parse_number(text);
@@ -28,7 +28,7 @@ Result<std::optional<Index>> bound(std::string_view text) {
   return n;
 }
 
-// "0,32,None|None,None,None", of a tensor of this shape.
+// Parses "0,32,None|None,None,None", slices of a tensor of this shape.
 Result<Box> parse_box(std::string_view text, const Dims& shape) {
   const std::vector<std::string> slices = split(text, '|');
   if (slices.size() != static_cast<std::size_t>(shape.rank()))

@@ -74,7 +74,7 @@ Status NanotronReader::find_files() {
   return {};
 }
 
-// One file, whole, or one of each rank of tensor parallelism.
+// Fails unless a parameter has one file, or one for each rank of tensor parallelism.
 Status NanotronReader::check_ranks(const std::string& parameter, const std::vector<ParameterFile>& files) const {
   const std::string where = path_join(catalog_.root, files.front().path);
   std::set<Index> there;
@@ -123,13 +123,13 @@ Status NanotronReader::read(const std::string& parameter, const std::vector<Para
   return catalog_.add(std::move(joined->tensor));
 }
 
-// Until rope_interleaved there was no other way.
+// Returns whether q and k are in rotary pairs, which was the only layout before the option rope_interleaved.
 bool NanotronReader::has_pairs() const {
   const Json* said = config_.find("rope_interleaved");
   return said == nullptr || !said->is_bool() || *said->as_bool();
 }
 
-// q and k with their rows half by half.
+// Returns the tensor with the rows of q and k in halves.
 Result<Tensor> NanotronReader::without_pairs(Tensor tensor) const {
   const std::string where = path_join(catalog_.root, kConfigFile);
   const Index heads = TRY(config_.get_index("num_attention_heads").context(where));
@@ -174,7 +174,7 @@ Status NanotronReader::open(const PathSnapshot& place, const OpenOptions& option
   return finish(options);
 }
 
-// As transformers has it: nanotron's LlamaConfig has the same members.
+// Makes transformers' config: nanotron's LlamaConfig has members with the same names.
 Result<std::optional<Json>> NanotronReader::made_config() {
   const Json* is_llama = config_.find("is_llama_config");
   if (!is_llama || !is_llama->is_bool() || !TRY(is_llama->as_bool())) return std::optional<Json>();

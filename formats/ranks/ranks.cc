@@ -13,10 +13,10 @@ namespace ranks {
 namespace {
 
 constexpr std::array<std::string_view, 5> kExtensions = {".safetensors", ".bin", ".pt", ".pth", ".ckpt"};
-// What stands before the number of a rank.
+// The words before the number of a rank.
 constexpr std::array<std::string_view, 4> kMarks = {"rank_", "rank-", "rank", "tp_"};
 
-// A file name around the number of its rank.
+// A file name, split at the number of its rank.
 struct RankName {
   std::string before, after;
   Index rank = 0;
@@ -25,7 +25,7 @@ struct RankName {
 std::optional<RankName> parse_rank_name(std::string_view name) {
   if (std::none_of(kExtensions.begin(), kExtensions.end(), [&](auto e) { return name.ends_with(e); }))
     return std::nullopt;
-  std::size_t best = std::string_view::npos;  // where the digits of the last mark begin
+  std::size_t best = std::string_view::npos;  // position of the digits after the last mark
   for (const std::string_view mark : kMarks)
     for (std::size_t at = name.find(mark); at != std::string_view::npos; at = name.find(mark, at + 1)) {
       const std::size_t digits = at + mark.size();
@@ -65,7 +65,7 @@ RankFiles find_files(const PathSnapshot& directory) {
 
 namespace {
 
-// A descriptor, or two or more files of ranks and no index.
+// Returns whether there is a descriptor, or at least two files of ranks and no index.
 Result<bool> recognises(const PathSnapshot& place) {
   const RankFiles files = find_files(place);
   if (files.has_layout) return !files.by_rank.empty();

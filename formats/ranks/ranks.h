@@ -1,14 +1,14 @@
-// Files of ranks: each file is what one rank of a mesh holds, its local tensors under the model's names, so that a rank
-// of that mesh reads one file and nothing else.
+// Files of ranks: each file has the local tensors of one rank of a mesh under the model's names, so that a rank reads
+// only its own file.
 //
 //   rank-00000.safetensors     the local tensors of rank 0 (or .bin: torch.save)
 //   rank-00001.safetensors     ...
-//   reshard_layout.json        the layout descriptor (docs/layout.md): mesh, cuts and stages. With it the files join
-//                              to whole tensors again
+//   reshard_layout.json        the layout descriptor (docs/layout.md): mesh, cuts and stages, with which the files can
+//                              be joined again
 //
-// Directories that people wrote themselves, torch.save of each rank's state_dict, are read too: files whose names
-// differ only in the number of the rank. How they join is for the user to say, or for the model's family where it
-// leaves no doubt (lib/infer/rank_layout.h).
+// Also read are directories of torch.save files of each rank's state_dict, written by a user's own program. The names
+// of such files must differ only in the number of the rank. The layout is given by the user, or inferred from the
+// model's family if it is unambiguous (lib/infer/rank_layout.h).
 #pragma once
 
 #include <map>
@@ -23,25 +23,26 @@ namespace ranks {
 
 inline constexpr std::string_view kLayoutFile = "reshard_layout.json";
 
-// The files of a directory of ranks: their names differ only in the number of a rank ("rank3", "rank_03", "tp_1",
+// The files of a directory of ranks. Their names differ only in the number of the rank ("rank3", "rank_03", "tp_1",
 // "mp_rank_01").
 struct RankFiles {
   std::map<Index, std::string> by_rank;
-  std::vector<std::string> others;  // files of tensors that are of no rank
+  std::vector<std::string> others;  // files of tensors that do not belong to a rank
   bool has_layout = false;
   bool has_index = false;
-  bool is_ambiguous = false;  // files of two patterns, or two of one rank
+  bool is_ambiguous = false;  // names of two patterns, or two files of one rank
 };
 RankFiles find_files(const PathSnapshot& directory);
 
-// The tensors joined under options.layout, or under the directory's own descriptor, or as the model's family has it
-// (lib/infer/rank_layout.h; a config.json beside the files or one level up is consulted). A layout without a mesh is
-// taken to be for tp ranks alone. Corrupt where ranks lack a tensor, or hold another part of it than the layout says;
-// padding rows of a vocabulary stay in the joined tensor. Objects that are no tensors are left out with a warning.
+// Opens a directory of ranks and joins the tensors under options.layout, the directory's descriptor, or a layout
+// inferred from the model's family (lib/infer/rank_layout.h), which uses a config.json next to the files or one level
+// up. A layout without a mesh is applied to one axis, tp. Fails with kCorrupt if a rank lacks a tensor, or holds
+// another part than the layout says. Padding rows of a vocabulary stay in the joined tensor. Other objects are left out
+// with a warning.
 Result<std::unique_ptr<Reader>> open(const PathSnapshot& place, const OpenOptions& options);
 
-// One file for each rank of request.mesh, a stage's tensors on its ranks only, replicated tensors in the file of every
-// rank that holds them; and the descriptor, which names every tensor.
+// Lays out one file for each rank of request.mesh, and the descriptor, which names every tensor. A stage's tensors are
+// in the files of its ranks, replicated tensors in the file of every rank that holds them.
 Result<std::unique_ptr<Target>> lay_out(LayoutRequest request);
 
 }  // namespace ranks

@@ -43,12 +43,12 @@ class RanksReader : public TensorFileReader {
   RankParts parts_;
   Index objects_ = 0;
   LayoutDescriptor layout_;
-  std::string layout_text_;  // where it is from, for people
+  std::string layout_text_;  // the layout's origin, for people
   bool is_inferred_ = false;
   Index layers_ = 0;
 };
 
-// Files 0, 1, ... without a gap.
+// Takes files 0, 1, ... and fails if one is missing.
 Status RanksReader::choose_files(RankFiles files) {
   if (files.by_rank.empty()) return io_error(catalog_.root + ": expected a file for each rank, got none");
   if (files.is_ambiguous)
@@ -87,7 +87,8 @@ Status RanksReader::check_rank_count() const {
                   " has " + count_of(wanted, "rank") + " (" + layout_.mesh->to_string() + ")");
 }
 
-// The steps it takes at most to hold all names against a pattern, whose part behind a '*' is tried at every place.
+// Returns an upper bound of the steps to match all names against a pattern. The text after a '*' is tried at every
+// position.
 Index steps_of(std::string_view pattern, Index names, Index name_bytes) {
   Index longest = 0;
   for (std::size_t star = pattern.find('*'); star != std::string_view::npos;) {
@@ -98,7 +99,7 @@ Index steps_of(std::string_view pattern, Index names, Index name_bytes) {
   return static_cast<Index>(pattern.size()) * names + longest * name_bytes;
 }
 
-// That no layout file, of patterns made to be slow, keeps the reader busy for hours.
+// Fails if matching the patterns could take hours: a hostile layout file may contain slow ones.
 Status RanksReader::check_patterns() const {
   constexpr Index kMaxSteps = 4'000'000'000;
   const Index names = std::ssize(parts_.all());
@@ -155,7 +156,7 @@ Status RanksReader::infer_layout(Families families) {
   return {};
 }
 
-// By the bytes that lie in the two files for it. Ranks of one save lay their tensors out alike.
+// Compares a tensor's bytes in two files. Ranks of one save have equal strides.
 Result<bool> RanksReader::have_same_bytes(std::size_t tensor, Index a, Index b) {
   const RankParts::Parts& parts = parts_.all()[tensor];
   const StoredTensor &x = parts.of(a)->stored, &y = parts.of(b)->stored;
@@ -175,8 +176,8 @@ Result<bool> RanksReader::have_same_bytes(std::size_t tensor, Index a, Index b) 
   return true;
 }
 
-// Every rank of the tensor's stage has it, and no other. A tensor that the layout gives to no stage in particular is on
-// all ranks of those that have it.
+// Fails unless exactly the ranks of the tensor's stage have it. If the layout does not assign it to a stage, all ranks
+// of each stage that has it must have it.
 Status RanksReader::check_holders(const RankParts::Parts& parts, Index stage) const {
   const Mesh& mesh = *layout_.mesh;
   std::vector<bool> has(static_cast<std::size_t>(mesh.size("pp")), false);
@@ -198,7 +199,8 @@ Status RanksReader::check_holders(const RankParts::Parts& parts, Index stage) co
   return {};
 }
 
-// The local extents of the ranks along the axes that cut a dimension, summed.
+// Returns the shape of the whole: along a dimension that is cut, the sum of the local extents of the ranks along the
+// cutting axes.
 Result<Dims> RanksReader::whole_shape(const RankParts::Parts& parts) const {
   const Mesh& mesh = *layout_.mesh;
   const RankPart& first = parts.first();
@@ -237,18 +239,18 @@ Status RanksReader::join_parts(const RankParts::Parts& parts) {
   TRY(check_size(dtype, shape).context(where));
   Placement placement = TRY(layout_.place(parts.name, shape, layers_).context(catalog_.root));
   TRY(check_holders(parts, placement.stage));
-  placement.stage = -1;  // the holders are known: every one is asked for its part
+  placement.stage = -1;  // check_holders() has found the holders; each of them has a part
   JoinedTensor joined(parts.name, dtype, shape);
   for (const RankPart& part : parts.parts) {
     const auto boxes = owned_boxes(*layout_.mesh, placement, shape, part.rank);
     TRY(check_part(part, parts.first(), joined.tensor, local_shape(boxes), placement));
-    catalog_.shares_extents = catalog_.shares_extents || boxes.size() > 1;  // sections of one stored tensor
+    catalog_.shares_extents = catalog_.shares_extents || boxes.size() > 1;  // several boxes are in one stored tensor
     for (const LocalBox& local : boxes) joined.add(part.stored, local);
   }
   return catalog_.add(std::move(joined.tensor));
 }
 
-// That a rank's part is what the layout gives the rank.
+// Fails unless a rank's part has the dtype and the shape that the layout implies.
 Status RanksReader::check_part(const RankPart& part, const RankPart& first, const Tensor& tensor, const Dims& expected,
                                const Placement& placement) const {
   const std::string what = rank_path(part.rank) + ": " + tensor_text(tensor.name);

@@ -20,7 +20,7 @@ std::vector<LocalTensor> held_by(const LayoutRequest& request, Index rank) {
   for (std::size_t i = 0; i < request.tensors.size(); ++i) {
     const TargetTensor& t = request.tensors[i];
     const auto boxes = owned_boxes(request.mesh, t.placement, t.shape, rank);
-    if (boxes.empty()) continue;  // another stage's
+    if (boxes.empty()) continue;  // a tensor of another stage
     LocalTensor local{t.name, t.dtype, local_shape(boxes), {}};
     for (const LocalBox& box : boxes) local.parts.push_back({i, box});
     out.push_back(std::move(local));

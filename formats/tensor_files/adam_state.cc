@@ -19,7 +19,7 @@ constexpr std::string_view kWithout = "; --exclude 'optim*' leaves the optimizer
 
 constexpr std::string_view kGroups = ".param_groups.";
 
-// A parameter's own number of steps.
+// Returns whether a key is a parameter's own step count.
 bool is_step(const StateKey& key) { return key.prefix.ends_with(".state.") && key.suffix == kStepSuffix; }
 
 std::optional<double> number_of(const Value& value) {

@@ -1,5 +1,5 @@
-// Tensors that were flattened, and their elements cut into runs: what ZeRO and FSDP1 store of a parameter is a stretch
-// of its elements in row-major order.
+// Runs of flattened tensors. ZeRO and FSDP1 flatten a parameter in row-major order and store a run of its elements on
+// each rank.
 #pragma once
 
 #include <vector>
@@ -9,9 +9,9 @@
 
 namespace reshard {
 
-// The elements [begin, end) of a row-major tensor (boxes_of_run) as pieces of a tensor of that shape, stored one after
-// the other in `flat` (a vector of stride 1), the first
-// of them `at` elements into it. None where begin = end; a shape without dimensions has one element.
+// Returns the elements [begin, end) of a row-major tensor of this shape as fragments of the tensor (boxes_of_run). They
+// are stored one after the other in `flat`, a vector of stride 1, starting at its element `at`. Returns none if
+// begin = end. A shape without dimensions has one element.
 std::vector<Fragment> fragments_of_run(const Dims& shape, Index begin, Index end, const StoredTensor& flat, Index at);
 
 }  // namespace reshard

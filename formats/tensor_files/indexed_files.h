@@ -1,5 +1,4 @@
-// The files of a model that an index names (formats/encoding/weight_index.h), and how far what is in them agrees with
-// it.
+// The files that a model's index names (formats/encoding/weight_index.h), and the check of their content against it.
 #pragma once
 
 #include <string>
@@ -10,21 +9,23 @@
 
 namespace reshard {
 
+// An index, and which of its tensors were found so far.
 class IndexedFiles {
  public:
-  // Reads `root`/`index`. An I/O error that names the tensors where one of its files is missing.
+  // Reads `root`/`index`. Fails with kIo, naming the tensors, if a file that it names is missing.
   static Result<IndexedFiles> open(const std::string& root, const std::string& index);
 
   const std::vector<std::string>& files() const { return files_; }  // sorted
   bool contains(const std::string& file) const;
   std::size_t tensors() const { return index_.entries().size(); }
 
-  // Whether a tensor found in a file is to be read: not where the index has it in another. One that the index does not
-  // know is, for a loader would find it too; a piece of one may lie in any file.
+  // Records that a tensor was found in a file, and returns whether to read it. A tensor that the index has in another
+  // file is a stale copy and is skipped. A tensor that the index does not know is read, as loaders would read it. A
+  // piece of a tensor may be in any file.
   bool is_wanted(const std::string& tensor, const std::string& file, bool is_piece = false);
 
-  // Corrupt where a tensor of the index was not found where it should be. Other differences become warnings. The index
-  // becomes one of the catalog's metadata files.
+  // Fails with kCorrupt if a tensor of the index was not found in its file. Other differences become warnings. Adds the
+  // index to the catalog's metadata files.
   Status check(Catalog& catalog) const;
 
  private:
@@ -32,9 +33,9 @@ class IndexedFiles {
 
   WeightIndex index_;
   std::vector<std::string> files_;
-  std::vector<bool> seen_;              // of each entry of the index
-  std::vector<std::string> unindexed_;  // tensors that it does not have
-  std::vector<std::string> copies_;     // tensors that it has in another file
+  std::vector<bool> seen_;              // for each entry of the index, whether it was found
+  std::vector<std::string> unindexed_;  // found, but not in the index
+  std::vector<std::string> copies_;     // found in another file than the index says
 };
 
 }  // namespace reshard

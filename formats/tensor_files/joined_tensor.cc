@@ -32,16 +32,14 @@ void JoinedTensor::add(const Fragment& local, const LocalBox& place) {
 }
 
 void JoinedTensor::add(const Fragment& fragment) {
-  if (!fragment.box.empty()) {
-    (is_new(fragment.box) ? tensor.fragments : tensor.replicas).add(fragment);
-    return;
-  }
-  // Empty parts hold nothing, but a tensor without elements needs one fragment.
-  if (tensor.elements() > 0 || !tensor.fragments.empty()) return;
   Fragment f = fragment;
-  f.box = whole(tensor.shape);
-  f.strides = row_major_strides(tensor.shape);
-  tensor.fragments.add(f);
+  if (f.box.empty()) {
+    if (tensor.elements() > 0) return;
+    // All parts of a tensor without elements are the whole of it.
+    f.box = whole(tensor.shape);
+    f.strides = row_major_strides(tensor.shape);
+  }
+  (is_new(f.box) ? tensor.fragments : tensor.replicas).add(f);
 }
 
 // Returns whether no fragment has this box, and registers it for the fragment that the caller adds next.

@@ -1,4 +1,4 @@
-// Builds a target of files that each hold one rank's local tensors, which are parts of the request's tensors.
+// A builder of targets whose files each hold the local tensors of one rank, which are parts of the request's tensors.
 #pragma once
 
 #include <functional>
@@ -12,36 +12,37 @@
 
 namespace reshard {
 
-// A box of one of the request's tensors, at its place in a local tensor.
+// A box of one of the request's tensors, and its position in a local tensor.
 struct LocalPart {
   std::size_t tensor = 0;  // in the request
   LocalBox place;
 };
 
-// A tensor of a rank's file. What no part fills is zeros.
+// A tensor in a rank's file. Elements that no part fills are zero.
 struct LocalTensor {
   std::string name;
   DType dtype = DType::kFloat32;
   Dims shape;
   std::vector<LocalPart> parts;
-  std::string constant = {};  // all of its bytes, of a tensor in safetensors that has no parts
+  std::string constant = {};  // all of its bytes, for a tensor without parts (safetensors only)
 };
 
+// The target while its files are added.
 class LocalFiles {
  public:
-  // Refers to `request`.
+  // `request` must outlive this object.
   explicit LocalFiles(const LayoutRequest& request);
 
-  // Appends a file of these local tensors.
+  // Appends a file with these local tensors.
   Status add_file(std::string name, const std::vector<LocalTensor>& tensors);
-  // Likewise of those that `tell` tells, each time the same ones: they are not kept, as those of many ranks should not
-  // be.
+  // Appends a file with the local tensors that `tell` returns, the same on each call. They are not kept, which saves
+  // memory when there are many ranks.
   Status add_file(std::string name, std::function<std::vector<LocalTensor>()> tell);
-  // Likewise, of torch.save and of more than a dict of them (TensorFilesTarget::add_archive).
+  // Appends a torch.save file whose pickle is more than a dict of the tensors (TensorFilesTarget::add_archive).
   Status add_archive(std::string name, const std::vector<LocalTensor>& tensors, torch_archive::Content content);
 
   TensorFilesTarget& target() { return *target_; }
-  // Ends the target. Its files hold every element of every tensor of the request, or this is an internal error.
+  // Returns the finished target. Fails with an internal error unless the files hold every element of the request.
   Result<std::unique_ptr<Target>> finish() &&;
 
  private:

@@ -21,7 +21,8 @@ Order as_given(const std::vector<NamedShape>& parameters) {
   return out;
 }
 
-// "model.layers.0.mlp.experts." and 7 of "model.layers.0.mlp.experts.7.w1.weight"; nothing for other names.
+// Splits "model.layers.0.mlp.experts.7.w1.weight" into "model.layers.0.mlp.experts." and 7; returns nothing for other
+// names.
 std::optional<std::pair<std::string_view, Index>> expert_of(std::string_view name) {
   constexpr std::string_view kExperts = ".experts.";
   const std::size_t at = name.find(kExperts);
@@ -38,8 +39,8 @@ std::optional<std::pair<std::string_view, Index>> expert_of(std::string_view nam
   return std::pair(list, number);
 }
 
-// The ranks of expert parallelism have some experts each, and every one has what is around them: all experts of a list
-// stand where the first of them does, by their numbers.
+// Moves the experts of a list to the position of the first of them, ordered by number. Each expert-parallel rank lists
+// its own experts between the shared parameters.
 Order with_experts_in_order(const Order& order) {
   std::map<std::string_view, std::size_t> first;
   std::vector<std::tuple<std::size_t, Index, const NamedShape*>> placed;
@@ -56,8 +57,8 @@ Order with_experts_in_order(const Order& order) {
   return out;
 }
 
-// The order of the model: what is before the layers, the layers by their numbers, what is behind. The files of pipeline
-// stages have it within a stage, and a stage need not hold neighbouring layers.
+// Sorts parameters into the model's order: those before the layers, the layers by number, those after them. The files
+// of a pipeline stage have this order within the stage, but the layers of a stage need not be adjacent.
 Order by_layers(const std::vector<NamedShape>& parameters) {
   Order head, layers, tail;
   bool is_behind = false;
@@ -78,8 +79,8 @@ Order by_layers(const std::vector<NamedShape>& parameters) {
   return with_experts_in_order(head);
 }
 
-// The modules of a Llama in the order in which transformers defines them; Mistral and Qwen 2 and 3 are built alike. The
-// embedding stands before the layers, the norm and the head behind.
+// The modules of a Llama layer in the order in which transformers defines them; those of Mistral, Qwen 2 and Qwen 3 are
+// the same. The embedding comes before the layers, the norm and the head after them.
 constexpr std::string_view kEmbedding = "model.embed_tokens", kNorm = "model.norm";
 constexpr std::array<std::string_view, 11> kLayer = {
     "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj",        "self_attn.o_proj",
@@ -87,7 +88,7 @@ constexpr std::array<std::string_view, 11> kLayer = {
     "mlp.down_proj",    "input_layernorm",  "post_attention_layernorm"};
 constexpr std::string_view kHead = "lm_head";
 
-// Where a Llama has a parameter; nothing for other names.
+// Returns the position of a parameter in a Llama, or nothing for other names.
 using OrderKey = std::tuple<int, Index, std::ptrdiff_t, bool>;
 std::optional<OrderKey> place_in_llama(std::string_view name) {
   const bool is_bias = name.ends_with(".bias");
@@ -117,7 +118,7 @@ std::optional<Order> as_in_llama(const std::vector<NamedShape>& parameters) {
   return out;
 }
 
-// As training scripts make two groups: weight decay for matrices, none for norms and biases.
+// Orders parameters in two groups as training scripts make them: matrices with weight decay, norms and biases without.
 Order decayed(const Order& order, bool matrices_first) {
   Order out = order;
   std::stable_partition(out.begin(), out.end(),
@@ -125,13 +126,13 @@ Order decayed(const Order& order, bool matrices_first) {
   return out;
 }
 
-// Whether moments of this shape can be the parameter's. ColossalAI leaves those of experts flat where ZeRO had cut
+// Returns whether moments of this shape fit the parameter. ColossalAI leaves the moments of experts flat if ZeRO cut
 // them.
 bool fits(const Dims& moments, const Dims& parameter) {
   return moments == parameter || (moments.rank() == 1 && moments[0] == volume(parameter));
 }
 
-// How many shapes agree; nothing when one does not.
+// Returns how many shapes agree, or nothing if one does not.
 std::optional<Index> agreement(const Order& order, const std::vector<ParameterId>& ids) {
   Index agreeing = 0;
   for (std::size_t i = 0; i < ids.size(); ++i) {
@@ -164,7 +165,7 @@ ParameterNames name_parameters(const std::vector<NamedShape>& parameters, NameOr
   if (bases.empty()) return {{}, "the index is sorted by name, and the order of this model's parameters is not known"};
 
   const bool is_fresh = std::all_of(ids.begin(), ids.end(), [](const ParameterId& id) { return id.is_fresh; });
-  if (is_fresh && groups.size() == 1) {  // all have the same options
+  if (is_fresh && groups.size() == 1) {  // every parameter has the same options
     ParameterNames out;
     for (const NamedShape* p : bases.front().order) out.names.push_back(p->name);
     out.evidence = count(ids.size(), "id") + " in " + bases.front().text + "; there are no states to compare";

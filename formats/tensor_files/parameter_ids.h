@@ -1,9 +1,9 @@
-// Which parameter an optimizer's integer id means.
+// Names for the integer ids of an optimizer's states.
 //
-// torch.optim stores the states of an optimizer under running numbers and no names (Optimizer.state_dict() of
-// torch/optim/optimizer.py), and ColossalAI and verl keep them. The numbers count the parameters of the optimizer's
-// groups one after the other, as they were before anything was sharded: with one group the order in which the model
-// defines its parameters, with several the same order within each.
+// torch.optim stores the states of an optimizer under running numbers instead of names (Optimizer.state_dict() in
+// torch/optim/optimizer.py); ColossalAI and verl keep the numbers. They count the parameters of the groups one after
+// the other, before sharding. So with one group the numbers follow the order in which the model defines its parameters;
+// with several groups that order holds within each group.
 #pragma once
 
 #include <optional>
@@ -20,29 +20,32 @@ struct NamedShape {
   Dims shape;
 };
 
-// What the optimizer's files tell of one id.
+// What the optimizer's files say about one id.
 struct ParameterId {
   Index id = 0;
-  std::optional<Dims> shape;  // of its moments; nothing where it has none
-  bool is_fresh = false;      // it has no state at all yet
+  std::optional<Dims> shape;  // of its moments; nothing if it has no moments
+  bool is_fresh = false;      // it has no state yet
 };
 
 struct ParameterNames {
-  std::vector<std::string> names;  // of each id, in order; empty: not known
-  std::string evidence;            // a phrase for people: how they are known, or why not
+  std::vector<std::string> names;  // one for each id, in order; empty if unknown
+  std::string evidence;            // for people: how the names were found, or why they could not be
 };
 
 // How the names of a checkpoint's parameters are ordered.
 enum class NameOrder {
-  kAsDefined,  // as the model defines them
-  kByStage,    // likewise within each pipeline stage; the stages' layers may interleave, experts be out of order
-  kSorted,     // as an index sorts them: the model's own order is to be found
+  kAsDefined,  // in the order in which the model defines them
+  kByStage,    // in that order within each pipeline stage; layers of stages may interleave, experts be out of order
+  kSorted,     // sorted by an index, so the model's order has to be found
 };
 
-// `parameters` in the order in which the checkpoint has them. `ids` ascending, `groups` the ids of each group. An order
-// that is possible counts when there are as many parameters as ids and each id's moments have its parameter's shape, or
-// are as many in one row; one that fits is taken, several that differ are not. Where all ids are fresh and of one
-// group, which is which makes no difference, and the first possible order is taken.
+// Finds the parameter of each id. `parameters` are in the order of the checkpoint, `ids` are ascending, `groups` has
+// the ids of each group.
+//
+// An order of the parameters fits if there are as many parameters as ids and the moments of each id have the shape of
+// its parameter, or are a vector with as many elements. If exactly one order fits, it is the answer. If several fit and
+// differ, the names stay unknown. If all ids are fresh and in one group, the choice makes no difference and the first
+// possible order is taken.
 ParameterNames name_parameters(const std::vector<NamedShape>& parameters, NameOrder order,
                                const std::vector<ParameterId>& ids, const std::vector<std::vector<Index>>& groups);
 

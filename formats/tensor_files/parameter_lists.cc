@@ -19,10 +19,10 @@ bool is_parameter_list(std::string_view name) {
   return key.prefix.ends_with(".param_groups.") && key.suffix == ".params";
 }
 
-// The names in the object; empty where it is no list of names.
+// Returns the names in the object, or none if it is not a list of names.
 Result<std::vector<std::string>> names_in(const std::string& bytes) {
   std::vector<std::string> out;
-  if (bytes.find_first_not_of('\0') == std::string::npos) return out;  // of a plan without data
+  if (bytes.find_first_not_of('\0') == std::string::npos) return out;  // when planning without data
   const pickle::Document document = TRY(torch_archive::read_object_item(bytes));
   const pickle::Value list = document.root();
   if (list.kind() != pickle::Kind::kList) return out;
@@ -54,7 +54,7 @@ Status rename_parameter_lists(LayoutRequest& request) {
     if (!is_parameter_list(blob.name)) continue;
     const std::vector<std::string> names = TRY(names_in(blob.bytes).context("object '" + printable(blob.name) + "'"));
     std::vector<std::string> renamed;
-    std::unordered_set<std::string> seen;  // parts of one tensor have its name
+    std::unordered_set<std::string> seen;  // parts of one tensor share its name
     for (const std::string& name : names)
       for (std::string& now : request.renamed(name))
         if (seen.insert(now).second) renamed.push_back(std::move(now));

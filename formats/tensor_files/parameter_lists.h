@@ -1,5 +1,5 @@
-// The lists of parameters in an optimizer's groups, "optimizer.param_groups.0.params": torch's loader finds a group by
-// the names in it (torch/distributed/checkpoint/state_dict.py, _split_optim_state_dict).
+// The lists of parameter names in an optimizer's groups, "optimizer.param_groups.0.params". torch's loader finds a
+// group by these names (torch/distributed/checkpoint/state_dict.py, _split_optim_state_dict).
 #pragma once
 
 #include <string>
@@ -9,11 +9,11 @@
 
 namespace reshard {
 
-// The pickle of such a list.
+// Returns the pickle of such a list.
 std::string pickled_names(const std::vector<std::string>& names);
 
-// Gives the parameters of these lists, which are the source's, their names in the output (LayoutRequest::renamed).
-// Once: none is left in the request. Objects that are no lists of names stay as they are.
+// Renames the parameters in these lists, which have the source's names, as LayoutRequest::renamed says, and clears
+// `renamed` so that a second call does nothing. Objects that are not lists of names are left unchanged.
 Status rename_parameter_lists(LayoutRequest& request);
 
 }  // namespace reshard

@@ -8,7 +8,7 @@ namespace {
 
 constexpr std::string_view kStep = "global_step";
 
-// The last of the steps in a directory, if it has some.
+// Returns the last step in a directory, or an empty text.
 std::string last_step(const PathSnapshot& directory) {
   std::string last;
   for (const DirectoryEntry& e : directory.entries())

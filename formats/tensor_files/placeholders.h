@@ -1,5 +1,5 @@
-// Models that were saved without their numbers: ZeRO 3 keeps every parameter in runs among its ranks, and a tensor of
-// size [0] in its place. save_pretrained() and torch.save() of such a model write those.
+// Models that were saved without their weights. ZeRO 3 spreads every parameter over its ranks and leaves a tensor of
+// shape [0] in its place; save_pretrained() and torch.save() of such a model write these placeholders.
 #pragma once
 
 #include "lib/checkpoint/catalog.h"
@@ -7,8 +7,8 @@
 
 namespace reshard {
 
-// Unsupported where the most of the weights are placeholders, with the directory of the run that has the numbers.
-// `place` is what was opened.
+// Fails with kUnsupported if most of the weights are placeholders. If a directory next to `place`, which was opened,
+// has the real weights, the error names it.
 Status refuse_placeholders(const Catalog& catalog, const PathSnapshot& place);
 
 }  // namespace reshard

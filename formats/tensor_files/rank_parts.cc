@@ -35,8 +35,10 @@ Status check_no_gap(const std::map<Index, std::string>& files) {
     next = rank + 1;
   }
   if (missing.empty()) return {};
-  return io_error("the file of rank " + join(missing, ", ") + " is missing; there are " +
-                  count_of(std::ssize(files), "file") + " of ranks up to " + std::to_string(files.rbegin()->first));
+  const bool is_one = missing.size() == 1;
+  return io_error((is_one ? "the file of rank " : "the files of ranks ") + join(missing, ", ") +
+                  (is_one ? " is" : " are") + " missing; got " + count_of(std::ssize(files), "file") +
+                  ", of ranks up to " + std::to_string(files.rbegin()->first));
 }
 
 }  // namespace reshard

@@ -1,4 +1,4 @@
-// A value that is no tensor, in the files of several ranks: what they have alike is kept once.
+// Values that are not tensors, in the files of several ranks. Equal values are stored once.
 #pragma once
 
 #include <string>
@@ -10,13 +10,15 @@
 
 namespace reshard {
 
+// The values of one name on all ranks.
 struct RankValues {
   KeyPath path;
-  std::vector<std::string> pickles;                            // the different ones
-  std::vector<std::pair<std::uint32_t, std::size_t>> holders;  // each file that has one, and which it is
+  std::vector<std::string> pickles;                            // the distinct values
+  std::vector<std::pair<std::uint32_t, std::size_t>> holders;  // each file with a value, and its index in `pickles`
 
-  // Of the catalog's file `file`. False where the value is no plain data: it is left out.
+  // Adds the value in the catalog's file `file`. Returns false and adds nothing if it is not plain data.
   bool add(std::uint32_t file, const KeyPath& path, pickle::Value value);
+  // Returns whether all files have the same value.
   bool is_alike() const { return pickles.size() == 1; }
 };
 

@@ -1,5 +1,5 @@
-// What readers share whose checkpoints are files of named tensors (formats/encoding/tensor_file.h): the catalog's
-// files, whole tensors that lie in them, and values beside them.
+// The base of readers of checkpoints that consist of files of named tensors (formats/encoding/tensor_file.h). It opens
+// the files and adds whole tensors and other values to the catalog.
 #pragma once
 
 #include <deque>
@@ -16,10 +16,10 @@
 
 namespace reshard {
 
-// "1,024 tensors: 'a', 'b', 'c' and 1,021 more"
+// Returns "1,024 tensors: 'a', 'b', 'c' and 1,021 more".
 std::string names_text(const std::vector<std::string>& names, std::string_view noun);
 
-// Of `count` files the first: "5 files ('a', 'b' and 3 more)".
+// Returns "5 files ('a', 'b' and 3 more)", where `first` are the first of `count` files.
 std::string files_text(const std::vector<std::string>& first, Index count);
 
 class TensorFileReader : public Reader {
@@ -31,20 +31,22 @@ class TensorFileReader : public Reader {
  protected:
   struct OpenFile {
     std::uint32_t file = 0;               // an index into the catalog's files
-    const TensorFile* content = nullptr;  // as long as the reader lives
+    const TensorFile* content = nullptr;  // valid as long as the reader
   };
-  // Reads the directory of the file `name` below the catalog's root, and makes it the last of the catalog's files.
+  // Opens the file `name` below the catalog's root, reads which tensors it holds, and appends it to the catalog's
+  // files.
   Result<OpenFile> open_file(const std::string& name, const OpenOptions& options,
                              TensorFile::Parts parts = TensorFile::Parts::kRefuse);
 
-  // A tensor that lies in one piece. A second one of that name is refused by the catalog.
+  // Adds a tensor that is stored in one piece. Fails with kCorrupt if the name is already used.
   Status add_tensor(const std::string& name, KeyPath path, std::uint32_t file, const StoredTensor& stored);
+  // Returns the fragment with its file set.
   static Fragment in_file(const StoredTensor& stored, std::uint32_t file);
-  // A value, of a file that open_file() opened. Corrupt where there is one of that name, or a tensor.
+  // Adds a value of a file that open_file() opened. Fails with kCorrupt if the name is already used.
   Status add_object(const std::string& name, KeyPath path, std::uint32_t file, pickle::Value value);
-  // A value that is this pickle.
+  // Adds a value given as a pickle.
   Status add_pickled(const std::string& name, KeyPath path, std::uint32_t file, std::string pickle);
-  // A value that was JSON.
+  // Adds a value given as JSON.
   Status add_json(const std::string& name, KeyPath path, std::uint32_t file, const Json& value);
 
   // What blob_bytes() gives of a value that is this JSON.

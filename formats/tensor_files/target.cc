@@ -13,10 +13,10 @@
 namespace reshard {
 namespace {
 
-// Room for an archive's own bytes, far more than its directory may have.
+// An upper bound for an archive's own bytes.
 constexpr Index kMaxArchiveBytes = Index{1} << 40;
 
-// Fills in the lengths of the tensors. That the archive's is a number, too.
+// Fills in the lengths of the tensors. Fails if the size of the archive overflows.
 Status check_archive(std::vector<FileTensor>& tensors) {
   Index total = kMaxArchiveBytes;
   for (FileTensor& t : tensors) {
@@ -89,8 +89,8 @@ Result<Index> TensorFilesTarget::lay_out_safetensors(const TensorsFile& file, st
   return data_start + end;
 }
 
-// With the checksums that `crc` (null: none of them yet) tells, where `place` (null: the whole file) has any of their
-// bytes: a tensor's stands right before it, and with those of all others in the directory at the archive's end.
+// Emits the bytes around the tensors that overlap `place` (null: all of them), with checksums from `crc` (null: zeros).
+// A tensor's checksum is just before it, and again in the directory at the end of the archive.
 Result<Index> TensorFilesTarget::lay_out_archive(const TensorsFile& file, std::vector<FileTensor>& tensors,
                                                  const PayloadCrc& crc, const Extent* place, const EmitText& emit) {
   TRY(check_archive(tensors));
@@ -134,7 +134,7 @@ bool TensorFilesTarget::wants_crcs() const {
                      [](const TensorsFile& f) { return f.container == Container::kTorchSave && !f.is_empty; });
 }
 
-// What of a file's bytes has any of `place` (null: all of them).
+// Emits the bytes of a file that overlap `place` (null: all of them).
 Status TensorFilesTarget::seal_file(const TensorsFile& file, const PayloadCrc& crc, const Extent* place,
                                     const EmitBytes& emit) {
   std::vector<FileTensor> tensors = file.tell();
@@ -263,7 +263,8 @@ Json weight_map(const Catalog& catalog, IndexOrder order) {
 
 namespace {
 
-// diffusers' ConfigMixin; its loaders look for files of a name of their own (diffusers/utils/constants.py).
+// diffusers' ConfigMixin writes this member. Its loaders look for files with a name of their own
+// (diffusers/utils/constants.py).
 bool is_of_diffusers(const std::optional<Json>& config) {
   return config && config->contains("_class_name") && !config->contains("model_type");
 }
@@ -291,7 +292,7 @@ Result<std::unique_ptr<Target>> lay_out_model(LayoutRequest request, std::string
   if (files.size() > 1) {
     Json index = Json::object();
     index.set("metadata", Json::object().set("total_size", total))
-        .set("weight_map", weight_map(target->catalog(), IndexOrder::kByName));  // as huggingface_hub sorts it
+        .set("weight_map", weight_map(target->catalog(), IndexOrder::kByName));  // huggingface_hub sorts it by name
     target->add_text(numbered(stem, 0, 1, container) + ".index.json", to_text(index, 2) + "\n");
   }
   if (!adapter.empty()) {

@@ -1,5 +1,5 @@
-// A target that consists of files of named tensors, in either of the containers that model files come in, and of small
-// texts. What the files are called, and which tensor lies in which, is for the formats to say that are built on it.
+// A target that consists of files of named tensors, in one of two containers, and of small text files. The formats
+// built on it decide the names of the files and which tensor is stored in which.
 //
 //   [header][tensor 0][between][tensor 1] ... [trailer]      torch.save (formats/encoding/torch_archive.h)
 //   [header][tensor 0][tensor 1] ...                         safetensors (formats/encoding/safetensors_header.h)
@@ -21,8 +21,8 @@
 
 namespace reshard {
 
-// What loaders of Hugging Face models look for beside config.json (transformers and the code of models of its own,
-// sentencepiece, sentence-transformers).
+// The files that loaders of Hugging Face models look for next to config.json (transformers and the model code that it
+// loads, sentencepiece, sentence-transformers).
 inline constexpr std::string_view kModelSideFiles[] = {"generation_config.json",
                                                        "tokenizer.json",
                                                        "tokenizer.model",
@@ -53,7 +53,7 @@ inline constexpr std::string_view kModelSideFiles[] = {"generation_config.json",
                                                        "{0..99}_*/*",
                                                        "original_config.json"};
 
-// A tensor of a file: whole and row-major there.
+// A tensor in a file, stored whole and in row-major order.
 struct FileTensor {
   std::string name;
   DType dtype = DType::kFloat32;
@@ -61,10 +61,11 @@ struct FileTensor {
   Extent extent;  // filled in by add_file()
 };
 
-// Tells the tensors of a file, the same ones each time. A job of many ranks has millions, and what surrounds them is
-// made of them when it is wanted and no sooner.
+// Returns the tensors of a file, the same ones on each call. A job with many ranks has millions of them, so they are
+// not kept: the bytes around the tensors are computed from a new list each time they are needed.
 using TellTensors = std::function<std::vector<FileTensor>()>;
 
+// A target of such files.
 class TensorFilesTarget : public Target {
  public:
   TensorFilesTarget() = default;
@@ -77,23 +78,23 @@ class TensorFilesTarget : public Target {
   Status seal(const PayloadCrc& crc, const EmitBytes& emit) const override;
   Status seal_at(const Extent& place, const PayloadCrc& crc, const EmitBytes& emit) const override;
 
-  // Appends a file of these tensors, in this order, but that safetensors begin with those of whole pages; the catalog's
-  // tensors are left to the caller. Where each tensor's bytes lie. Unsupported for an element type or a name that the
-  // container cannot express, and for 2^63 bytes or more.
+  // Appends a file of these tensors and returns the extent of each. Keeps their order, except that a safetensors file
+  // begins with the tensors that fill whole pages. The caller adds tensors to the catalog. Fails with kUnsupported for
+  // a dtype or a name that the container cannot express, and for 2^63 bytes or more.
   Result<std::vector<Extent>> add_file(std::string name, Container container, const std::vector<FileTensor>& tensors);
-  // The same of tensors that `tell` tells, which are not kept: `now` is what it tells.
+  // Does the same without keeping the tensors: `tell` returns them again when needed. `now` is what it returns.
   Result<std::vector<Extent>> add_file(std::string name, Container container, std::vector<FileTensor> now,
                                        TellTensors tell);
-  // Appends a file of torch.save that is more than a dict of its tensors, one at least.
+  // Appends a torch.save file whose pickle is more than a dict of its tensors. Needs at least one tensor.
   Result<std::vector<Extent>> add_archive(std::string name, const std::vector<FileTensor>& tensors,
                                           torch_archive::Content content);
-  // Appends a file of whole tensors, and the tensors, whose names it takes, to the catalog. In the file they are
-  // without `prefix`, which all of their names begin with.
+  // Appends a file of whole tensors and adds them to the catalog, moving their names. In the file their names are
+  // without `prefix`, which all of them must have.
   Status add_whole(std::string name, Container container, std::span<TargetTensor> tensors,
                    std::string_view prefix = {});
-  // What stands in the place of a tensor of an added safetensors file that is none of the catalog's.
+  // Sets the bytes of a tensor of an added safetensors file that is not in the catalog.
   void add_constant(const Extent& place, std::string bytes);
-  // Appends a file that is this text.
+  // Appends a text file.
   void add_text(std::string name, std::string text);
 
   Catalog& catalog() { return catalog_; }
@@ -114,7 +115,8 @@ class TensorFilesTarget : public Target {
     std::shared_ptr<const SafetensorsMetadata> metadata = nullptr;
   };
   using EmitText = std::function<Status(Index offset, std::string_view text)>;
-  // Fills in the extents of a file's tensors, and gives its size. `emit` (null: nothing) gets the bytes around them.
+  // Fills in the extents of a file's tensors and returns the file's size. Unless `emit` is null, passes it the bytes
+  // around the tensors.
   static Result<Index> lay_out(const TensorsFile& file, std::vector<FileTensor>& tensors, const PayloadCrc& crc,
                                const Extent* place, const EmitText& emit);
   static Result<Index> lay_out_safetensors(const TensorsFile& file, std::vector<FileTensor>& tensors,
@@ -131,23 +133,29 @@ class TensorFilesTarget : public Target {
   std::vector<TextFile> texts_;  // and constants
 };
 
-// The extensions of the two containers: ".safetensors", ".bin".
+// Returns the extension of a container: ".safetensors" or ".bin".
 std::string_view container_extension(Container container);
 
-// Whole tensors dealt out over files: as many in a row as fit `max_file_bytes`, a larger one in a file of its own. One
-// file at least. `total` is set to the bytes of all. Unsupported for 2^63 bytes or more.
+// Distributes whole tensors over files, in order: each file gets as many as fit into `max_file_bytes`; a larger tensor
+// gets a file of its own. Returns at least one file. Sets `total` to the bytes of all tensors. Fails with kUnsupported
+// for 2^63 bytes or more.
 Result<std::vector<std::span<TargetTensor>>> cut_by_size(std::span<TargetTensor> tensors, Index max_file_bytes,
                                                          Index& total);
 
-// The weight map of Hugging Face's index: {tensor: file} for the catalog's tensors, each in the file of its first
-// fragment. In the catalog's order, or by name.
+// Returns the weight map of Hugging Face's index: {tensor: file} for the catalog's tensors, with the file of the first
+// fragment, in the order of the catalog or sorted by name.
 enum class IndexOrder { kAsStored, kByName };
 Json weight_map(const Catalog& catalog, IndexOrder order);
 
-// A Hugging Face model: `stem`, of a model of diffusers its own, and the container's extension for one file,
-// "stem-00001-of-00004.ext" for several, with an index "stem.ext.index.json" as the last of the target's files. An
-// adapter (kAdapterPrefix) is a file beside them, "adapter/adapter_model.ext" under PEFT's names. Unsupported for more
-// than one rank.
+// Lays out a Hugging Face model as huggingface_hub's save_torch_state_dict does
+// (huggingface_hub/serialization/_torch.py):
+//
+//   stem.ext                                   one file; models of diffusers have a stem of their own
+//   stem-00001-of-00004.ext, ...               several files, and last
+//   stem.ext.index.json                        their index
+//   adapter/adapter_model.ext                  an adapter (kAdapterPrefix), under PEFT's names
+//
+// Fails with kUnsupported for more than one rank.
 Result<std::unique_ptr<Target>> lay_out_model(LayoutRequest request, std::string_view stem, Container container);
 
 }  // namespace reshard

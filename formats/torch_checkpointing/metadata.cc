@@ -34,7 +34,7 @@ Result<std::vector<Index>> numbers(Value v, std::string_view what, std::size_t m
   return out;
 }
 
-// What several descriptions share through the pickle's memo is read once.
+// The parser. It caches values that several descriptions share through the pickle's memo, so that each is read once.
 class Parser {
  public:
   Parser(const std::string& path, std::size_t bytes) : path_(path), bytes_(static_cast<Index>(bytes)) {}
@@ -78,7 +78,7 @@ class Parser {
     return {};
   }
 
-  // Version 1.0: the paths of all items begin with the item's name, and each rank has a layout for each item.
+  // Reads version 1.0: each path begins with the item's name, and each rank has a layout for each item.
   Status read_flat(Value tensors, Value layouts, Metadata& out) {
     for (std::size_t i = 0; i < tensors.size(); ++i) {
       const auto key = tensors.key(i).as_string();
@@ -98,13 +98,13 @@ class Parser {
     return {};
   }
 
-  // Where each rank's file is; `of_item` finds what is said of the item in what is said of a rank.
+  // Reads the name of each rank's file. `of_item` finds the item's layout in the layouts of a rank.
   template <class OfItem>
   Status read_layout(const std::string& name, Value layout, const OfItem& of_item, Item& out) {
     if (layout.kind() != Kind::kDict) return layout.mismatch("rank_to_layout_info", "a dict");
     if (static_cast<Index>(layout.size()) != world_size_)
       return layout.mismatch("rank_to_layout_info", "each of the " + count_of(world_size_, "rank"));
-    // What is shared through the pickle's memo may say the same of any number of items.
+    // A value that is shared through the pickle's memo may occur in any number of items.
     files_ += world_size_;
     if (files_ > bytes_) return layout.mismatch("rank_to_layout_info", "fewer files than the pickle has bytes");
     out.files.resize(static_cast<std::size_t>(world_size_));
@@ -139,7 +139,7 @@ class Parser {
     return {};
   }
 
-  // A path as JSON: '["state",0,"exp_avg"]'.
+  // Parses a path in JSON: '["state",0,"exp_avg"]'.
   Result<KeyPath> read_path(std::string_view text) const {
     KeyPath out;
     const Json path = TRY(parse_json(text, path_));
@@ -237,7 +237,7 @@ class Parser {
   }
 
   const std::string& path_;
-  Index bytes_, files_ = 0;  // of the pickle; that it names
+  Index bytes_, files_ = 0;  // size of the pickle; number of files that it names
   Index world_size_ = 0;
   std::map<std::uint32_t, std::shared_ptr<const DeviceMesh>> meshes_;
 };

@@ -1,5 +1,6 @@
-// metadata.pkl of torch_checkpointing (torch_checkpointing/distributed_metadata.py, dtensor_metadata.py): which tensors
-// a step has, how each lies on a device mesh, and what its files are called. A pickle of plain values, no classes.
+// metadata.pkl of torch_checkpointing (torch_checkpointing/distributed_metadata.py, dtensor_metadata.py): the tensors
+// of a step, their placement on device meshes, and the names of the files. It is a pickle of plain values without
+// classes.
 //
 //   {"metadata": {ITEM: {"nested_path_to_metadata":
 //                          {'["layers.0.attention.wq.weight"]':              JSON of the path in the item
@@ -9,13 +10,13 @@
 //                                               "mesh_dim_names": ("dp_shard", "tp") | None},
 //                                 "placements": [{"type": "Shard", "dim": 0} | {"type": "StridedShard", "dim": 0,
 //                                                "split_factor": 2} | {"type": "Replicate"}, ...]}},
-//                               "ranks": (0, 1, 2, 3)}, ...]},               one entry for each mesh that holds it
+//                               "ranks": (0, 1, 2, 3)}, ...]},               an entry for each mesh that holds it
 //                        "rank_to_layout_info": {0: None | {"file_path": "model_0.safetensors",
 //                                                           "serialization_format": {"type": ...}}, ...}}},
 //    "world_size": 4, "version": "2.0"}
 //
-// Version "1.0", or none: the tensors of all items side by side under '["model","layers.0..."]', and the files under
-// "rank_to_layout_info_mappings": {0: {ITEM: None | {"file_path": ...}}, ...}.
+// Without a version, or in version "1.0", the tensors of all items are in one dict under '["model","layers.0..."]', and
+// the files under "rank_to_layout_info_mappings": {0: {ITEM: None | {"file_path": ...}}, ...}.
 #pragma once
 
 #include <map>
@@ -29,16 +30,17 @@
 namespace reshard::torch_checkpointing {
 
 inline constexpr std::string_view kMetadataFile = "metadata.pkl";
-inline constexpr std::string_view kVersion = "2.0";  // what is written
+inline constexpr std::string_view kVersion = "2.0";  // the version that we write
 inline constexpr std::string_view kFlatVersion = "1.0";
 
+// A mesh of ranks.
 struct DeviceMesh {
   std::vector<Index> sizes;
-  std::vector<Index> ranks;        // in the order of the mesh, the last axis the fastest
+  std::vector<Index> ranks;        // in the order of the mesh; the last axis counts fastest
   std::vector<std::string> names;  // of the axes; may be empty
 };
 
-// How the ranks of one mesh hold a tensor.
+// The placement of a tensor on one mesh.
 struct Holding {
   DType dtype = DType::kFloat32;
   Dims shape;  // of the whole
@@ -48,33 +50,36 @@ struct Holding {
   bool is_replicated() const;
 };
 
+// A tensor of an item.
 struct ItemTensor {
   KeyPath path;
   std::string name;               // the path joined by dots
-  std::vector<Holding> holdings;  // one at least; all of one shape and dtype
+  std::vector<Holding> holdings;  // at least one; all have the same shape and dtype
 };
 
+// A part of the state with files of its own: the model, the optimizer, ...
 struct Item {
-  std::vector<ItemTensor> tensors;  // by name
-  std::vector<std::string> files;   // of each rank, relative to the step
+  std::vector<ItemTensor> tensors;  // sorted by name
+  std::vector<std::string> files;   // for each rank, relative to the step
 };
 
+// The content of metadata.pkl.
 struct Metadata {
   Index world_size = 0;
   std::map<std::string, Item> items;
 };
 
-// Unsupported for another version, and for tensors described otherwise than as DTensors; corrupt for anything that does
-// not fit together. `path` is for messages.
+// Parses metadata.pkl. Fails with kUnsupported for another version and for tensors that are not described as DTensors,
+// and with kCorrupt for contradictions. `path` is for messages.
 Result<Metadata> parse_metadata(std::string bytes, const std::string& path);
 
-// The file of a rank where nothing else is said.
+// Returns the name of a rank's file if the metadata give none. It is a torch.save file.
 std::string default_file(std::string_view item, Index rank);
 
-// Where nothing else is said, a rank's file is torch.save; safetensors are said to be that.
+// Returns the name of a rank's safetensors file, which the metadata must give.
 std::string safetensors_file(std::string_view item, Index rank);
 
-// The pickle of metadata whose files are safetensors. Descriptions of meshes are shared.
+// Returns the pickle of metadata whose files are safetensors. Equal meshes are written once and shared.
 std::string write_metadata(const Metadata& metadata);
 
 }  // namespace reshard::torch_checkpointing

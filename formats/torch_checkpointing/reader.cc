@@ -17,12 +17,12 @@ namespace {
 
 constexpr Index kMaxMetadataBytes = (Index{1} << 30) - 1;
 
-// The name of a value of an item.
+// Returns the name of an item's value.
 std::string name_in(const std::string& item, const std::string& name) {
   return item == kModelItem ? name : item + "." + name;
 }
 
-// What is wrong with a directory that is not a finished save: files of ranks that are empty, or not there.
+// Describes the gaps of an unfinished save: files of ranks that are empty or missing.
 std::string gaps_of(const std::vector<DirectoryEntry>& entries, const std::string& directory) {
   std::map<std::string, std::set<Index>> ranks;  // by item and extension
   std::set<Index> all;
@@ -55,7 +55,7 @@ class StepReader : public TensorFileReader {
   Status open(const PathSnapshot& place, const OpenOptions& options);
 
  private:
-  // One rank's file of an item.
+  // An item's file of one rank.
   struct Content {
     std::uint32_t file = 0;
     std::unordered_map<std::string_view, const TensorFile::Entry*> tensors;
@@ -81,7 +81,7 @@ class StepReader : public TensorFileReader {
   std::set<std::string> left_out_, unknown_;
 };
 
-// A finished save has its own name and metadata.
+// Fails unless the save is finished: it has its final name and metadata.
 Status StepReader::check_finished(const PathSnapshot& directory) {
   constexpr std::string_view kUnfinished = "tmp_";
   const std::string& path = directory.path();
@@ -124,7 +124,7 @@ Result<StepReader::Content> StepReader::read_file(const std::string& item, const
   return out;
 }
 
-// How many ranks of the mesh have the tensor.
+// Adds the parts of a mesh's ranks and returns how many ranks have the tensor.
 Result<std::size_t> StepReader::add_holding(const Holding& holding, const ItemTensor& tensor,
                                             std::vector<Content>& contents, JoinedTensor& joined) {
   const Mesh mesh = mesh_of_sizes(holding.mesh->sizes);
@@ -137,7 +137,7 @@ Result<std::size_t> StepReader::add_holding(const Holding& holding, const ItemTe
     const std::string where = catalog_.file_path(content.file) + ": " + tensor_text(tensor.name);
     const auto entry = content.tensors.find(tensor.name);
     if (entry == content.tensors.end()) {
-      // A plain tensor is said to be on every rank, and is on those of a stage.
+      // The metadata list a plain tensor on every rank, but only the ranks of its stage have it.
       if (holding.is_replicated()) continue;
       return corrupt(where + ": expected it, as " + std::string(kMetadataFile) + " says; it is not there");
     }
@@ -197,7 +197,7 @@ void StepReader::add_values(const std::string& item, const TensorFile& content, 
     if (!values_[{item, o.name}].add(file, o.path, o.value)) left_out_.insert(name_in(item, o.name));
 }
 
-// What the ranks have alike is kept once, else each rank's own.
+// Adds values: once if all ranks have the same, otherwise one for each rank.
 Status StepReader::finish_values() {
   for (auto& [key, values] : values_) {
     const auto& [item, own] = key;
@@ -214,7 +214,8 @@ Status StepReader::finish_values() {
   return {};
 }
 
-// Tensors of an item that is each rank's own: what all have alike once, as its checksum says.
+// Adds the tensors of an item that the metadata do not describe: once if their checksums are equal on all ranks,
+// otherwise one for each rank.
 Status StepReader::add_own_tensors(const std::string& item, const std::vector<Content>& contents) {
   std::map<std::string_view, std::vector<std::pair<std::uint32_t, const TensorFile::Entry*>>> by_name;
   for (const Content& content : contents)
@@ -261,7 +262,7 @@ Status StepReader::read_others(const PathSnapshot& directory, const OpenOptions&
 
 void StepReader::describe_format() {
   std::vector<std::string> items;
-  const DeviceMesh* mesh = nullptr;  // the one of most axes
+  const DeviceMesh* mesh = nullptr;  // the mesh with the most axes
   for (const auto& [name, item] : metadata_.items) {
     items.push_back(printable(name));
     for (const ItemTensor& t : item.tensors)

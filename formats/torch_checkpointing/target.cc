@@ -12,16 +12,16 @@ namespace {
 
 constexpr std::string_view kOptimizerPrefix = "optimizer.";
 
-// Which item a tensor is of, and what it is called there.
+// Returns the item of a tensor, and its name there.
 std::pair<std::string, std::string> item_of(const std::string& name) {
   if (name.starts_with(kOptimizerPrefix)) return {"optimizer", name.substr(kOptimizerPrefix.size())};
   return {std::string(kModelItem), name};
 }
 
-// The device mesh of a stage, or of all: what FSDP cuts together is one axis. Splits name the mesh's axes.
+// The device mesh of a stage, or of all ranks. Mesh axes that FSDP cuts together become one axis.
 struct Axes {
   std::shared_ptr<DeviceMesh> mesh = std::make_shared<DeviceMesh>();
-  std::vector<std::vector<std::string>> names;  // of the mesh's axes that each axis is
+  std::vector<std::vector<std::string>> names;  // for each axis, the axes of the request's mesh
 };
 
 Axes axes_of(const Mesh& mesh, Index stage) {
@@ -48,8 +48,8 @@ Axes axes_of(const Mesh& mesh, Index stage) {
   return out;
 }
 
-// Whether the loader gives every rank the rows that fully_shard cut for it, of `size` in `first` parts and each of
-// those in `second`: it takes the parts that a rank has of all the first ones for one, and cuts that in `first`
+// Returns whether the loader gives every rank the rows that fully_shard cut for it, with `size` rows cut in `first`
+// parts and each of those in `second`. The loader treats all first parts on a rank as one and cuts it in `first`
 // (torch/distributed/tensor/_utils.py).
 bool is_cut_alike(Index size, Index first, Index second) {
   const auto length = [](const Interval& part) { return part.end - part.begin; };
@@ -63,10 +63,11 @@ bool is_cut_alike(Index size, Index first, Index second) {
   return true;
 }
 
-// The splits as DTensor writes them: of two that cut a dimension, the later one by an axis to the left is strided.
+// Returns the placements of the splits. If two splits cut a dimension, and the later one is by an axis further left, it
+// is a StridedShard.
 Result<std::vector<AxisPlacement>> placements_of(const TargetTensor& t, const Axes& axes, const Mesh& mesh) {
   std::vector<AxisPlacement> out(axes.names.size());
-  std::map<int, std::size_t> cut_by;  // the axis that has cut a dimension
+  std::map<int, std::size_t> cut_by;  // the axis that cut each dimension
   for (const Split& split : t.placement->splits) {
     std::vector<std::string> cutting;
     for (const std::string& name : split.axes)
@@ -97,7 +98,7 @@ Result<std::vector<AxisPlacement>> placements_of(const TargetTensor& t, const Ax
                       " elsewhere (" + std::to_string(out[i].split_factor) + " and " + count_of(size, "rank") +
                       " do not divide them); take a --mesh that does, or --to dcp");
     }
-    before->second = axes.names.size();  // a third cut would have to be told from both
+    before->second = axes.names.size();  // no axis: a third cut cannot be expressed
   }
   const auto is_cut_often = [&](const auto& cut) { return cut.second == axes.names.size(); };
   if (std::any_of(cut_by.begin(), cut_by.end(), is_cut_often)) {
@@ -113,13 +114,13 @@ Result<std::vector<AxisPlacement>> placements_of(const TargetTensor& t, const Ax
   return out;
 }
 
-// What a rank holds of these tensors.
+// Returns the parts of these tensors that a rank holds.
 std::vector<LocalTensor> held_by(const LayoutRequest& request, const std::vector<std::size_t>& tensors, Index rank) {
   std::vector<LocalTensor> out;
   for (const std::size_t i : tensors) {
     const TargetTensor& t = request.tensors[i];
     const auto boxes = owned_boxes(request.mesh, t.placement, t.shape, rank);
-    if (boxes.empty()) continue;  // another stage's
+    if (boxes.empty()) continue;  // a tensor of another stage
     LocalTensor local{item_of(t.name).second, t.dtype, local_shape(boxes), {}};
     for (const LocalBox& box : boxes) local.parts.push_back({i, box});
     out.push_back(std::move(local));

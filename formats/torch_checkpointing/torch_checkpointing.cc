@@ -28,7 +28,7 @@ namespace {
 
 bool is_pickle(const PathSnapshot& place) { return place.head().starts_with('\x80'); }
 
-// Its metadata; or that of a save which is known by where it lies.
+// Returns whether there is metadata, or, for a save without it, whether its name and files look like one.
 Result<bool> recognises(const PathSnapshot& place) {
   const std::string name = place.name();
   if (!place.is_directory()) return name == kMetadataFile && is_pickle(place);

@@ -12,25 +12,25 @@ namespace reshard::vllm {
 enum class Cut {
   kWhole,
   kRows,        // equal parts of dimension 0
-  kColumns,     // of dimension 1
-  kQueryHeads,  // of dimension 0, between heads
-  kKeyHeads,    // likewise, a head being held by several workers where there are more of them
-  kVocabulary,  // of dimension 0 after padding
+  kColumns,     // equal parts of dimension 1
+  kQueryHeads,  // parts of dimension 0, cut between heads
+  kKeyHeads,    // likewise; with more workers than heads, several hold the same one
+  kVocabulary,  // equal parts of dimension 0 after padding
 };
 
-// A parameter of a Hugging Face model, and the one of vLLM it is a part of.
+// A parameter of a Hugging Face model, and vLLM's parameter that contains it.
 struct Rule {
   std::string_view hf;
   std::string_view vllm;
   Cut cut = Cut::kWhole;
-  int place = 0;  // among the parts that are stacked
+  int place = 0;  // position among the stacked parts
 };
 
 namespace {
 
 constexpr Index kVocabularyUnit = 64;  // DEFAULT_VOCAB_PADDING_SIZE
 
-// Below "model.layers.N.".
+// The parameters below "model.layers.N.".
 constexpr std::array<Rule, 18> kLayerRules = {{
     {"self_attn.q_proj.weight", "self_attn.qkv_proj.weight", Cut::kQueryHeads, 0},
     {"self_attn.k_proj.weight", "self_attn.qkv_proj.weight", Cut::kKeyHeads, 1},
@@ -56,7 +56,7 @@ constexpr std::array<Rule, 3> kOtherRules = {{
     {"model.norm.weight", "model.norm.weight"},
     {"lm_head.weight", "lm_head.weight", Cut::kVocabulary},
 }};
-// A worker's share of one dimension: [begin, begin + held) of the tensor, in `length` of its own.
+// A worker's share of one dimension: [begin, begin + held) of the tensor, in a local extent of `length`.
 struct Share {
   Index begin = 0;
   Index held = 0;
@@ -222,7 +222,7 @@ Status VllmLayout::stack() {
   return {};
 }
 
-// All parts of a stacked parameter are there, and fit on one another.
+// Fails unless a stacked parameter has all of its parts and their shapes fit.
 Status VllmLayout::check_stack(const Stack& p) const {
   const TargetTensor& first = request_.tensors[p.tensors.front()];
   const bool is_qkv = p.name.find("qkv_proj") != std::string::npos;

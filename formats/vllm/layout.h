@@ -1,4 +1,4 @@
-// A model's tensors as vLLM's parameters, on each worker: what vllm.h says in words.
+// Maps a model's tensors to vLLM's parameters on each worker, as described in vllm.h.
 #pragma once
 
 #include <optional>
@@ -14,25 +14,26 @@ inline constexpr std::string_view kEmbedding = "model.embed_tokens.weight", kHea
 
 struct Rule;
 
-// A rule for a tensor of the request, and the name of the parameter it goes into.
+// The rule for a tensor, and the name of the parameter into which it is stacked.
 struct Known {
   const Rule* rule = nullptr;
   std::string parameter;
 };
 std::optional<Known> find_rule(std::string_view name);
 
-// The scales that every attention of vLLM has since 0.14, of unquantized models too, and that its loader demands
-// (vllm/attention/layer.py): float32 scalars of 1.
+// The scales that vLLM's attention has since 0.14, even in unquantized models, and that its loader demands
+// (vllm/attention/layer.py). They are float32 scalars of 1.
 bool is_scale(std::string_view parameter);
 std::vector<LocalTensor> scales_of(Index layer);
 
+// The parameters of a request.
 class VllmLayout {
  public:
-  // A parameter of vLLM's, and the tensors of the request that it is made of.
+  // A parameter of vLLM, and the tensors of the request that are stacked in it.
   struct Stack {
     std::string name;
     std::vector<std::size_t> tensors;  // in the order in which they are stacked
-    Index stage = 0;                   // that holds it
+    Index stage = 0;                   // the stage that holds it
   };
 
   static Result<VllmLayout> make(LayoutRequest request);
@@ -42,7 +43,7 @@ class VllmLayout {
   Index ranks() const { return ranks_; }                                // of a stage
   const std::vector<Stack>& parameters() const { return parameters_; }  // in the order of the request
 
-  // What a rank of its stage holds of a parameter.
+  // Returns the part of a parameter that a rank of its stage holds.
   Result<LocalTensor> local(const Stack& p, Index rank) const;
 
  private:
@@ -55,7 +56,7 @@ class VllmLayout {
 
   LayoutRequest request_;
   Index stages_, ranks_;
-  std::vector<const Rule*> rules_;  // of the request's tensors
+  std::vector<const Rule*> rules_;  // for each tensor of the request
   std::vector<Stack> parameters_;
 };
 

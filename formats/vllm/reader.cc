@@ -14,7 +14,7 @@
 namespace reshard::vllm {
 namespace {
 
-// Joins the parameters of the workers to the model that the config.json beside them describes.
+// The reader. It joins the workers' parameters to the model that the config.json next to them describes.
 class VllmReader : public TensorFileReader {
  public:
   Status open(const PathSnapshot& place, const OpenOptions& options) {
@@ -57,7 +57,7 @@ class VllmReader : public TensorFileReader {
     return {};
   }
 
-  // That of the tensors which the first workers of the stages have.
+  // Returns the layout of the tensors that the first workers of the stages have.
   Result<VllmLayout> find_layout(Families families) {
     const auto found_config = TRY(config_of(*this, {}, families));
     if (!found_config)
@@ -115,8 +115,8 @@ class VllmReader : public TensorFileReader {
   }
 
   Index stages_ = 1, ranks_ = 1;
-  RankParts parts_;                    // by the number of the worker
-  std::vector<JoinedTensor> tensors_;  // of the request
+  RankParts parts_;                    // by worker_number()
+  std::vector<JoinedTensor> tensors_;  // for each tensor of the layout's request
 };
 
 }  // namespace

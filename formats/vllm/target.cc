@@ -7,7 +7,7 @@
 namespace reshard::vllm {
 namespace {
 
-// Cut into parts by size; the scales in the last of them.
+// Distributes a worker's tensors over parts by size, with the scales in the last part.
 Status add_worker(const VllmLayout& layout, const Worker& worker, bool with_scales, LocalFiles& files) {
   std::set<Index> layers;
   std::vector<LocalTensor> in_part;

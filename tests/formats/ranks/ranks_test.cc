@@ -160,7 +160,7 @@ TEST(Ranks, MissingFilesAreNamed) {
   EXPECT_EQ(error_of(dir / "out"),
             "D: the file of rank 3 is missing; the layout reshard_layout.json has 4 ranks (tp=2, dp_replicate=2)");
   fs::remove(dir / "out/rank-00001.safetensors");
-  EXPECT_EQ(error_of(dir / "out"), "D: the file of rank 1 is missing; there are 2 files of ranks up to 2");
+  EXPECT_EQ(error_of(dir / "out"), "D: the file of rank 1 is missing; got 2 files, of ranks up to 2");
 }
 
 TEST(Ranks, APartThatIsNotTheLayoutsIsNamed) {

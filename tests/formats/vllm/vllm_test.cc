@@ -192,7 +192,7 @@ TEST(Vllm, ReadsOnlyWhatTheConfigDescribes) {
   std::string other = kConfig;
   other.replace(other.find("\"intermediate_size\": 4"), 22, "\"intermediate_size\": 6");
   EXPECT_THAT(refusal_of(written(dir, model, 2, other)),
-              HasSubstr("gate_up_proj.weight': expected int16[6, 2] by the config.json, got int16[4, 2]"));
+              HasSubstr("gate_up_proj.weight': expected int16 [6, 2] by the config.json, got int16 [4, 2]"));
   const std::string path = written(dir, model, 4, kConfig);
   write_file(path + "/model-rank-3-part-0.safetensors", read_file(path + "/model-rank-2-part-0.safetensors"));
   EXPECT_EQ(refusal_of(path), "accepted");  // of the same shapes: nothing tells
