@@ -70,8 +70,8 @@ Status BinReader::open_directory(const PathSnapshot& directory, std::string inde
                        "; open one of them by its path");
   if (indexes.empty() && index.empty()) {
     if (single.empty())
-      return corrupt(path + ": expected an index beside " + names_text(numbered, "file") +
-                     "; without it nothing tells whether all of them are there. Open a single file to see what it "
+      return corrupt(path + ": expected an index next to " + names_text(numbered, "file") +
+                     "; without it, some of them may be missing. Open a single file to see what it "
                      "holds.");
     names_ = {single};
     catalog_.stale_files = numbered;
@@ -123,7 +123,7 @@ Status BinReader::open(const PathSnapshot& place, const OpenOptions& options) {
   if (index_) TRY(index_->check(catalog_));
   if (!unreadable_.empty())
     catalog_.warnings.push_back(
-        "Instances of classes, whose insides are not looked at: " + names_text(unreadable_, "object") +
+        "Instances of classes, whose content is not read: " + names_text(unreadable_, "object") +
         ". If tensors are in them, save their state_dict() instead.");
   catalog_.attributes.emplace_back(
       "format", "torch.save, " + count_of(static_cast<Index>(names_.size()), "file") + (index_ ? ", index" : ""));

@@ -153,7 +153,7 @@ Status ColossalaiReader::open_optimizer() {
       return unread((tree_.optimizer.empty() ? "the directory" : tree_.optimizer + "/") + " holds no optimizer files" +
                     std::string(kHint));
     if (single.empty())
-      return unread("there is no index beside " + names_text(there.shards, "shard") +
+      return unread("there is no index next to " + names_text(there.shards, "shard") +
                     ": its save was interrupted, or failed" + std::string(kHint));
     names.push_back(single);
   } else if (there.indexes.size() > 1) {
@@ -171,7 +171,7 @@ Status ColossalaiReader::open_optimizer() {
   std::vector<std::string> gone;
   for (const std::string& name : names)
     if (!path_exists(path_join(directory, name))) gone.push_back(name);
-  if (!gone.empty()) return unread("missing are " + names_text(gone, "shard"));
+  if (!gone.empty()) return unread(names_text(gone, "missing shard"));
   for (const std::string& name : names) TRY(read_optimizer_file(name));
   const auto is_indexed = [&](const std::string& name) {
     const auto state = parse_state_name(name);
@@ -214,7 +214,7 @@ Status ColossalaiReader::add_optimizer() {
   if (!names.names.empty()) {
     catalog_.attributes.emplace_back("optimizer ids", evidence);
   } else if (!states_.empty()) {
-    warn("The optimizer's states keep their ids for names (optimizer.state.0.exp_avg): " + evidence);
+    warn("The optimizer's states are named by their ids (optimizer.state.0.exp_avg): " + evidence);
   }
   if (states_.empty())
     catalog_.notes.emplace_back("The optimizer has no state yet: it was saved before its first step.");
@@ -294,7 +294,7 @@ void ColossalaiReader::note_fused(const std::map<Index, std::string>& name_of) {
   if (!fused.empty())
     catalog_.notes.push_back(
         "If the run was tensor-parallel, the moments of fused layers are permuted against their parameters: ColossalAI "
-        "joins them rank by rank, and nothing here tells how many ranks there were. " +
+        "joins them rank by rank, and the number of ranks is not recorded. " +
         names_text(fused, "parameter") + ".");
 }
 

@@ -46,7 +46,7 @@ Result<std::vector<ModelFile>> ColossalaiReader::list_model() {
   if (!there.indexes.empty()) {
     files = TRY(files_of_index(tree_.index.empty() ? there.indexes.front() : tree_.index));
     if (has_temporary)
-      warn(std::string(kTemporaryIndexes) + "/ is left of another save that was interrupted; the index is used");
+      warn(std::string(kTemporaryIndexes) + "/ is left over from another, interrupted save; the index is used");
   } else if (has_temporary) {
     const StageIndexes stages = TRY(StageIndexes::read(place, there.shards));
     files = stages.files();
@@ -76,7 +76,7 @@ Result<std::vector<ModelFile>> ColossalaiReader::list_model() {
 // Explains a missing index. Releases 0.4.8 and later fail to write the last shard, that of the head, if the head is
 // padded and there is no tensor parallelism.
 Error ColossalaiReader::no_index_error(const std::string& directory, const std::vector<std::string>& shards) {
-  const std::string what = directory + ": expected an index beside " + names_text(shards, "shard") + ": ";
+  const std::string what = directory + ": expected an index next to " + names_text(shards, "shard") + ": ";
   constexpr Index kPaddedTo = 64;
   Index rows = 0;  // rows of the embedding
   bool has_head = false, is_read = true;
@@ -92,13 +92,14 @@ Error ColossalaiReader::no_index_error(const std::string& directory, const std::
     }
   }
   if (is_read && rows > 0 && !has_head && rows % kPaddedTo != 0)
-    return corrupt(what + "they hold an embedding of " + count_of(rows, "row") +
-                   " and no head. ColossalAI 0.4.8 and later fail so without tensor parallelism where the "
-                   "vocabulary is no multiple of 64 (AttributeError: _unpad_detach, ColossalAI#6253): what the last "
-                   "shard would have held is missing. Save again with make_vocab_size_divisible_by=1, or open a "
-                   "single file to see what it holds.");
+    return corrupt(
+        what + "they hold an embedding of " + count_of(rows, "row") +
+        " and no head. ColossalAI 0.4.8 and later fail like this without tensor parallelism if the "
+        "vocabulary is not a multiple of 64 (AttributeError: _unpad_detach, ColossalAI#6253): the content of the last "
+        "shard is lost. Save again with make_vocab_size_divisible_by=1, or open a "
+        "single file to see what it holds.");
   return corrupt(what +
-                 "the save was interrupted before it was written, and nothing tells whether all shards are there. "
+                 "the save was interrupted before it was written, and some shards may be missing. "
                  "Open a single file to see what it holds.");
 }
 
@@ -157,7 +158,7 @@ Status ColossalaiReader::read_model_file(const ModelFile& file) {
   for (const std::string& name : file.tensors)
     if (!there.contains(name))
       return corrupt(catalog_.file_path(open.file) + ": expected " + tensor_text(name) +
-                     ", as the index says; it is not there");
+                     ", as the index says; it is missing");
   note_order(*open.content, file.name);
   return {};
 }
@@ -233,7 +234,7 @@ Status ColossalaiReader::open_model() {
   read_config(at_root(tree_.model));
   check_total_size();
   if (!unindexed_.empty())
-    warn("In the shards but not in the index: " + names_text(unindexed_, "tensor") + ". Read all the same.");
+    warn("In the shards but not in the index: " + names_text(unindexed_, "tensor") + ". They are read.");
   return {};
 }
 

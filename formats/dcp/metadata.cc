@@ -164,8 +164,8 @@ Status MetadataReader::add(const pickle::Document& document, const std::string& 
   const auto paths = state.find("planner_data");
   if (!paths)
     catalog_.warnings.emplace_back(
-        "Metadata has no planner_data, which torch always writes: where names lie in the nested state_dict is not "
-        "known");
+        "Metadata has no planner_data, which torch always writes: the paths of names in the nested state_dict are "
+        "unknown");
   if (paths && paths->kind() == Kind::kDict) TRY(add_paths(*paths));
   read_facts(document, state);
   return {};
@@ -219,10 +219,10 @@ Status MetadataReader::add_tensor(std::string_view name, const Value& state) {
     if (!is_new || (!fragments.empty() && boxes->rank != shape.rank())) return corrupt("chunks of another rank");
     for (std::size_t i = 0; i < fragments.size(); ++i) {
       const Box box = fragments.box(i);
-      if (!contains(whole(shape), box)) return corrupt("a chunk lies outside the tensor");
+      if (!contains(whole(shape), box)) return corrupt("a chunk is outside the tensor");
       // If a non-empty box may begin there too, place() finds out which of the two is stored.
       if (box.empty() && is_place_of_data(box.origin, shape))
-        return corrupt("an empty chunk lies where a full one may");
+        return corrupt("an empty chunk is where a non-empty one may be");
     }
     if (!fragments.empty()) pending.tensor.fragments = fragments;
     pending.stored = std::move(boxes->stored);
@@ -239,7 +239,7 @@ Status MetadataReader::add_tensor(std::string_view name, const Value& state) {
     box.shape = TRY(read_dims(TRY(familiar_.chunk_fields.get(1)), "sizes"));
     if (box.origin.rank() != shape.rank() || box.shape.rank() != shape.rank() || !contains(whole(shape), box))
       return corrupt("chunk " + std::to_string(i) + " at " + to_string(box.origin) + " of size " +
-                     to_string(box.shape) + " lies outside the tensor's size " + to_string(shape));
+                     to_string(box.shape) + " is outside the tensor's size " + to_string(shape));
     pending.tensor.fragments.add(box, {});
     pending.stored.push_back(0);
   }
@@ -432,7 +432,7 @@ Status MetadataReader::sort_out(PendingTensor& pending) const {
     if (!pending.stored[i]) {
       if (f.box.empty()) continue;
       return corrupt(path_ + ": " + tensor_text(t.name) + " " + to_string(f.box) +
-                     ": storage_data does not say where it lies");
+                     ": storage_data has no entry for it");
     }
     const bool repeated = pickles_ > 1 && !seen.emplace(f.box.origin, f.box.shape).second;
     (repeated ? t.replicas : once).add(f);

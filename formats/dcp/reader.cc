@@ -106,9 +106,8 @@ Status DcpReader::read_metadata(const std::vector<DirectoryEntry>& entries) {
     how += ", " + count_of(std::ssize(names), "rank") + " saved on their own";
   }
   if (names.empty())
-    return corrupt(catalog_.root +
-                   ": .metadata is missing: the save did not finish, and without it nothing tells what " +
-                   "the .distcp files hold");
+    return corrupt(catalog_.root + ": .metadata is missing: the save did not finish, and without it the content of " +
+                   "the .distcp files is unknown");
   catalog_.metadata_files = names;
   // A single pickle is usually simple enough to be read with rows. If it is not, or if something is wrong, read it
   // without them, which gives the better error.
@@ -344,7 +343,7 @@ Result<Fragment> DcpReader::locate_in_blob(const Tensor& tensor, const Fragment&
       if (!parsed)
         return corrupt(
             at(file.path(), item.extent.offset) +
-            ": expected a torch.save archive, a zstd frame or a safetensors blob, got none of them: the file "
+            ": expected a torch.save archive, a zstd frame or a safetensors blob, got something else: the file "
             "is stale or was overwritten (" +
             parsed.error().message() + ")");
       slot = std::make_shared<const SafetensorsHeader>(std::move(*parsed));

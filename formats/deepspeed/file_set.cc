@@ -98,7 +98,7 @@ Result<FileSet> find_files(const PathSnapshot& place) {
   }
   if (!set.directory.empty() && !there->is_directory())
     return io_error(path_join(path, set.latest) + ": names '" + printable(there->name()) +
-                    "', which is not there; open the directory of another step by its path");
+                    "', which is missing; open the directory of another step by its path");
   for (const DirectoryEntry& e : there->entries()) {
     set.is_universal = set.is_universal || (e.is_directory && e.name == kUniversalDirectory);
     const auto name = e.is_directory ? std::nullopt : parse_file_name(e.name);
@@ -122,14 +122,14 @@ Result<FileSet> find_files(const PathSnapshot& place) {
     }
     if (!is_new)
       return corrupt(path_join(path, file) +
-                     ": expected one file of its rank, got another beside it: files of two "
-                     "saves in one directory");
+                     ": expected one file of its rank, got two: files of two "
+                     "saves are in one directory");
   }
   if (set.is_universal && set.layer_ranks() > 1) set.layers.clear();  // each parameter has a file with the whole
   if (set.models.empty())
     return io_error(there->path() +
                     ": expected the file mp_rank_00_model_states.pt, got optimizer "
-                    "states alone: the model's names are in it");
+                    "states only: the names of the parameters are in it");
   return set;
 }
 
@@ -162,8 +162,8 @@ Status check_ranks(const FileSet& set, Index part, Index ranks) {
     for (auto it = files.lower_bound({part, 0}); it != files.end() && it->first.first == part; ++it, ++there)
       if (it->first.second >= ranks)
         return corrupt(path_join(set.root, it->second) + ": expected files of " + count_of(ranks, "rank") +
-                       ", as dp_world_size has it, got that of rank " + std::to_string(it->first.second) +
-                       ": files of two saves in one directory");
+                       " as in dp_world_size, got that of rank " + std::to_string(it->first.second) +
+                       ": files of two saves are in one directory");
     const bool is_bf16 = kind == "optim" && std::any_of(files.begin(), files.end(), [](const auto& f) {
                            return base_name(f.second).starts_with("bf16_");
                          });
@@ -174,7 +174,7 @@ Status check_ranks(const FileSet& set, Index part, Index ranks) {
                           "_states.pt");
     if (there == ranks) return {};
     return io_error(set.root + ": missing " + files_text(missing, ranks - there) + " of " + count_of(ranks, "rank") +
-                    ": each parameter is the runs of all ranks. Copy them from the machines " + "that wrote them");
+                    ": every rank has a part of each parameter. Copy them from the machines " + "that wrote them");
   };
   if (set.has_rank_models()) TRY(check(set.models, "model"));
   return set.is_universal ? Status() : check(set.optimizers, "optim");

@@ -22,7 +22,7 @@ Error counts_differ(const RankStates& rank, std::size_t g, std::size_t ranks) {
   const auto& counts = rank.states.partition_counts;
   const std::string count = g < counts.size() ? std::to_string(counts[g]) : "none";
   return corrupt(rank.path + ": partition_count of " + group_text(g) + ": expected " + std::to_string(ranks) +
-                 ", the ranks that there are files of, got " + count + ": files of another run, or not all of them");
+                 " as there are files of ranks, got " + count + ": files of another run, or some are missing");
 }
 
 // Finds parameters that follow each other in one vector, which is cut into equal runs.
@@ -182,7 +182,7 @@ Result<std::vector<FlatParameter>> find_parameters(const std::vector<RankStates>
   for (auto& [name, parameter] : found) {
     if ((parameter.runs.empty() ? 0 : parameter.runs.back().end) != volume(parameter.parameter.shape))
       return corrupt(ranks[0].path + ": param_slice_mappings: '" + printable(name) + "': expected all of " +
-                     to_string(parameter.parameter.shape) + " on the ranks together: a rank is of another run");
+                     to_string(parameter.parameter.shape) + " on all ranks together: a rank's file is of another run");
     out.push_back(std::move(parameter));
   }
   return out;

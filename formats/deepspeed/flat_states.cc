@@ -60,7 +60,7 @@ Status check_steps(FilePool& files, const std::vector<RankStates>& ranks) {
     for (std::size_t g = 0; g < std::min(one.states.groups.size(), other.states.groups.size()); ++g) {
       const auto differ = [&](const std::string& name, const std::string& here, const std::string& there) {
         return corrupt(other.path + ": group " + std::to_string(g) + ": " + printable(name) + " is " + there +
-                       ", and " + here + " in " + base_name(one.path) + ": files of two steps. Take those of one save");
+                       ", and " + here + " in " + base_name(one.path) + ": files of two steps; copy those of one save");
       };
       for (const auto& [name, tensor] : one.states.groups[g].tensors) {
         const auto& all = other.states.groups[g].tensors;

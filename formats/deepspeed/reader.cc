@@ -58,7 +58,7 @@ Status DeepspeedReader::read_models(const OpenOptions& options) {
       return corrupt(path_join(catalog_.root, names[i]) + ": global_steps is " +
                      (others[i].steps ? std::to_string(*others[i].steps) : "missing") + ", and " +
                      (first().steps ? std::to_string(*first().steps) : "missing") + " in " + name +
-                     ": files of two steps. Take those of one save");
+                     ": files of two steps; copy those of one save");
     model_files_.emplace(keys[i], base + static_cast<std::uint32_t>(i));
     models_.emplace(keys[i], std::move(others[i]));
   }
@@ -88,19 +88,20 @@ Status DeepspeedReader::find_parts() {
   if (tensor_ranks_ == 1) return {};
   const auto refuse = [&](const std::string& why) {
     return unsupported(catalog_.root + ": model states of " + count_of(tensor_ranks_, "tensor-parallel rank") +
-                       ", and " + why + "; ds_to_universal.py makes a universal checkpoint of them, which is read");
+                       ", and " + why +
+                       "; ds_to_universal.py makes a universal checkpoint from them, which reshard reads");
   };
   const auto& info = first().tensor_parallel;
-  if (!info) return refuse("how their parts join is not in the files");
+  if (!info) return refuse("the files do not say how their parts join");
   if (!info->unknown_patterns.empty())
-    return refuse("universal_checkpoint_info has patterns that are no names ('" +
+    return refuse("universal_checkpoint_info has patterns that are not names ('" +
                   printable(*info->unknown_patterns.begin()) + "')");
   std::vector<std::map<std::string, Dims>> shapes(static_cast<std::size_t>(tensor_ranks_));
   for (const auto& [number, states] : models_) {
     if (number.second > 0) continue;
     std::map<std::string, Dims>& own = shapes[static_cast<std::size_t>(number.first)];
     if (has_rank_models() && !states.frozen_shapes.empty())
-      return refuse("how ZeRO 3 cuts what was not trained among them is not known");
+      return refuse("how ZeRO 3 cuts frozen parameters among them is unknown");
     for (const auto& group : states.groups.value_or(std::vector<Group>()))
       for (const NamedShape& p : group) own.insert_or_assign(p.name, p.shape);
     for (const NamedTensor& t : states.module) own.emplace(t.name, t.tensor.shape());
@@ -114,8 +115,8 @@ Status DeepspeedReader::join_parts_of(const std::vector<std::map<std::string, Di
   const PipelineNames names = info ? PipelineNames() : name_pipeline(shapes[0], families_);
   if (!info && !names.family)
     return unsupported(catalog_.root + ": layers of " + count_of(tensor_ranks_, "tensor-parallel rank") + ", and no " +
-                       "family that is known has them, which would tell how their parts join; ds_to_universal.py " +
-                       "makes a universal checkpoint of them, which is read");
+                       "known family has these layers, so it is unknown how their parts join; ds_to_universal.py " +
+                       "makes a universal checkpoint from them, which reshard reads");
   for (const auto& [name, shape] : shapes[0]) {
     std::vector<Dims> parts;
     for (const auto& rank : shapes) {
@@ -241,7 +242,7 @@ Status DeepspeedReader::join_frozen() {
       if (joined.shape != shape->second || joined.dtype != flat.dtype || flat.shape().rank() != 1 ||
           flat.shape()[0] < end - begin || (flat.shape()[0] > 1 && flat.strides[0] != 1))
         return corrupt(what + ": expected a vector of " + with_commas(end - begin) + " numbers, this rank's of " +
-                       to_string(joined.shape) + " as other ranks have it, got " + to_string(flat.shape()));
+                       to_string(joined.shape) + " as on other ranks, got " + to_string(flat.shape()));
       for (Fragment& fragment : fragments_of_run(shape->second, begin, end, flat, 0)) {
         fragment.extent.file = file;
         joined.fragments.push_back(fragment);
@@ -293,8 +294,8 @@ std::map<std::string, std::string> DeepspeedReader::plain_names(Families familie
 Status DeepspeedReader::finish_weights(Weights wanted, Families families) {
   if (wanted == Weights::kMaster && !has_masters_)
     return usage_error(catalog_.root + ": --weights master: there are none, as " +
-                       (set_.optimizers.empty() ? "the files of optimizer states are not there"
-                                                : "the optimizer keeps no second copy"));
+                       (set_.optimizers.empty() ? "the files of optimizer states are missing"
+                                                : "the optimizer has no second copy of the weights"));
   const std::map<std::string, std::string> plain = plain_names(families);
   for (auto& [name, weight] : weights_) {
     const bool takes_master = weight.master && (wanted == Weights::kMaster || !weight.stored);
@@ -392,9 +393,8 @@ Status DeepspeedReader::open(const PathSnapshot& place, const OpenOptions& optio
     if (place.has_file(script)) catalog_.metadata_files.emplace_back(script);
   for (const std::string_view model : kModelFiles)
     if (place.has_file(model))
-      catalog_.notes.push_back(
-          "A model in Hugging Face's files lies beside DeepSpeed's state, which is what is read; " +
-          std::string(model) + " can be opened by its own path.");
+      catalog_.notes.push_back("There is also a model in Hugging Face's files; DeepSpeed's state is read, " +
+                               std::string(model) + " can be opened by its path.");
   TRY(read_models(options));
   TRY(read_optimizers());
   TRY(join_frozen());
@@ -403,9 +403,9 @@ Status DeepspeedReader::open(const PathSnapshot& place, const OpenOptions& optio
   TRY(add_extra());
   describe_run(options.weights);
   if (!set_.unread.empty())
-    warn("Not read, as states of experts without ZeRO are not known: " + names_text(set_.unread, "file"));
+    warn("Not read, because states of experts without ZeRO are not supported: " + names_text(set_.unread, "file"));
   if (!left_out_.empty())
-    warn("Not read, as they are no plain data: " +
+    warn("Not read, because they are not plain data: " +
          names_text(std::vector<std::string>(left_out_.begin(), left_out_.end()), "object"));
   return finish(options);
 }

@@ -243,7 +243,7 @@ Status TensorFile::add_safetensors(const File& file, SafetensorsEnd end) {
 Status TensorFile::check_names(const std::string& path) const {
   std::unordered_set<std::string_view> names;
   const auto twice = [&](std::string_view name) {
-    return corrupt(path + ": '" + printable(name) + "': two values have this name");
+    return corrupt(path + ": '" + printable(name) + "': the name occurs twice");
   };
   for (const Entry& e : tensors_)
     if (!names.insert(e.name).second) return twice(e.name);

@@ -349,11 +349,12 @@ Result<TorchFile> TorchFile::open(const File& file, Index offset, Index length, 
   TRY(file.read_at(offset, std::as_writable_bytes(std::span(head))));
   const std::string place = at(file.path(), offset);
   if (head.starts_with(kPreviewMagic))
-    return unsupported(place + ": the container of PyTorch 1.5's preview (PYTORCH1); load it there and save it anew");
+    return unsupported(
+        place + ": the container of PyTorch 1.5's preview (PYTORCH1); load it with that version and save it again");
   if (is_tar(head))
     return unsupported(place +
                        ": a tar archive, as torch.save wrote them before 0.1.10; load it with torch.load and save it "
-                       "anew");
+                       "again");
   if (is_stream(head)) return open_stream(file, offset, length, max_pickle_bytes);
   return open_zip(file, offset, length, max_pickle_bytes);
 }
@@ -422,8 +423,8 @@ Result<TorchFile> TorchFile::open_stream(const File& file, Index offset, Index l
     const auto reference = references.find(std::string(*key));
     if (reference == references.end())
       return unsupported(place + ": " + name +
-                         ": no tensor refers to it, so nothing tells how wide its elements are, and where the next "
-                         "storage begins; load the file with torch.load and save it anew");
+                         ": no tensor refers to it, so the size of its elements, and where the next "
+                         "storage begins, are unknown; load the file with torch.load and save it again");
     std::array<std::byte, 8> buffer;
     if (!fits_inside(position, static_cast<Index>(buffer.size()), length))
       return corrupt(at(file.path(), offset + position) + ": " + name + ": expected its size in 8 bytes, got " +

@@ -113,7 +113,7 @@ Result<FileSet> find_files(const PathSnapshot& place) {
       kinds.push_back(set.is_verl    ? "of " + count_of(set.ranks, "rank")
                       : save.empty() ? "of a model"
                                      : "of model " + save);
-      if (!missing.empty()) kinds.back() += ", of which are missing " + missing;
+      if (!missing.empty()) kinds.back() += ", missing " + missing;
     }
     return unsupported(path + ": files of " + std::to_string(sets.size()) + " saves: " + join(kinds, "; ") +
                        ". Open one of the files by its path: the others of its save are read with it");
@@ -121,7 +121,7 @@ Result<FileSet> find_files(const PathSnapshot& place) {
   FileSet& set = sets.begin()->second;
   if (const std::string missing = missing_text(set, set.ranks); !missing.empty())
     return io_error(directory + ": missing " + missing + " of " + count_of(set.ranks, "rank") +
-                    ": each tensor is the parts of all ranks");
+                    ": every rank has a part of each tensor");
   if (set.is_verl)
     if (const auto told = TRY(ranks_of_settings(there)); told && *told != set.ranks)
       return corrupt(directory + ": expected files of " + count_of(*told, "rank") + ", as " +

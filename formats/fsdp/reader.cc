@@ -190,7 +190,7 @@ Status FsdpReader::finish_tensor(KeyPath path, const Pieces& pieces) {
     if (!pieces.is_distributed && piece.box.shape != pieces.shape)
       return corrupt(catalog_.file_path(piece.extent.file) + ": " + tensor_text(name) + ": expected " +
                      to_string(pieces.shape) + " as in the files of other ranks, got " + to_string(piece.box.shape) +
-                     ", and nothing that says which part of a whole it is");
+                     ", and it does not say which part of a whole it is");
     joined.add(piece);
   }
   return catalog_.add(std::move(joined.tensor)).context(catalog_.root);
@@ -250,7 +250,7 @@ Status FsdpReader::finish_optimizer() {
   }
   if (!owners_.empty()) catalog_.attributes.emplace_back("optimizer ids", evidence);
   if (has_states && owners_.empty())
-    warn("The optimizer's states keep their ids for names (optimizer.state.0.exp_avg): " + evidence);
+    warn("The optimizer's states are named by their ids (optimizer.state.0.exp_avg): " + evidence);
   for (Pieces& p : of(Role::kOptimizer).all()) {
     const auto id = id_of(p.path);
     const auto owner = id ? owners_.find(*id) : owners_.end();
@@ -305,7 +305,7 @@ Result<bool> FsdpReader::place_flat_states(const std::vector<Index>& ids, std::s
     const auto lengths = p.is_distributed ? std::nullopt : lengths_by_shard(p);
     FlatId& of_id = flat[*id];
     if (!lengths || (!of_id.lengths.empty() && of_id.lengths != *lengths)) {
-      evidence = "the ranks' parts of '" + printable(dotted_name(p.path)) + "' are no runs of one flat state";
+      evidence = "the ranks' parts of '" + printable(dotted_name(p.path)) + "' are not runs of one flat state";
       return false;
     }
     of_id.lengths = *lengths;
@@ -454,7 +454,7 @@ Status FsdpReader::open(const PathSnapshot& place, const OpenOptions& options) {
   TRY(finish_extra());
   TRY(finish_values());
   if (!left_out_.empty())
-    warn("Not read, as they are no plain data: " +
+    warn("Not read, because they are not plain data: " +
          names_text(std::vector<std::string>(left_out_.begin(), left_out_.end()), "object"));
   for (const std::string& name : {std::string(kSettingsFile), path_join(kModelDirectory, kConfigFile)})
     if (set_.is_verl && path_exists(path_join(catalog_.root, name))) catalog_.metadata_files.push_back(name);

@@ -109,8 +109,7 @@ Result<Listing> Scanner::run() {
   groups_seen_.insert(object.addr);
   TRY(visit_group(root.get(), "", 0));
   if (links_skipped_ > 0)
-    listing_.catalog.warnings.push_back(count_of(links_skipped_, "soft or external link") +
-                                        " not followed: what they point at is read where it lies, or not at all.");
+    listing_.catalog.warnings.push_back(count_of(links_skipped_, "soft or external link") + " not followed.");
   return std::move(listing_);
 }
 

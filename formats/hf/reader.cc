@@ -318,19 +318,19 @@ void HfReader::describe_format() {
   if (sharded && std::any_of(sources_.files.begin(), sources_.files.end(), is_shard))
     catalog_.warnings.push_back(catalog_.shape_doubt =
                                     "These shards do not record the shapes of whole tensors: if the last shard of a "
-                                    "tensor is missing, the tensor looks smaller, and nothing in the files tells.");
+                                    "tensor is missing, the tensor looks smaller, and the files do not show it.");
   catalog_.attributes.emplace_back(
       "format", "Hugging Face safetensors, " + count_of(static_cast<Index>(catalog_.files.size()), "file") +
                     (sources_.index ? ", index" : "") + (sharded ? ", Distributed Checkpoint shards" : ""));
   if (!sources_.beside.empty())
-    catalog_.attributes.emplace_back("beside it", names_text(sources_.beside, "file") + ", no part of the model");
+    catalog_.attributes.emplace_back("next to it", names_text(sources_.beside, "file") + ", not part of the model");
   if (std::find(sources_.beside.begin(), sources_.beside.end(), kAdapter) != sources_.beside.end())
     catalog_.notes.push_back(std::string(kAdapter) +
-                             " lies beside the model and is not read: an adapter that was not merged into it, which " +
-                             "some loaders apply when they find it");
+                             " is next to the model and is not read: it is an adapter that was not merged, which " +
+                             "some loaders apply if they find it");
   if (!sources_.whole.empty())
-    catalog_.warnings.push_back(sources_.whole + " lies beside an index that does not name it, and is not read: " +
-                                "transformers takes it and not the files of the index. Remove one of the two.");
+    catalog_.warnings.push_back(sources_.whole + " is not named by the index next to it and is not read: " +
+                                "transformers loads it instead of the files of the index. Remove one of the two.");
   if (!hints_.empty()) catalog_.attributes.emplace_back("metadata", hints_);
 }
 

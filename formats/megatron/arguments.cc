@@ -186,7 +186,7 @@ MadeConfig make_config(const Arguments& args, const Catalog& catalog) {
   if (has("self_attention.linear_proj.bias") || has("mlp.linear_fc1.bias") || has("mlp.linear_fc2.bias"))
     return {std::nullopt, "its linear layers have biases"};
   if (has_qkv_bias && (has_qk_norm || has_experts))
-    return {std::nullopt, "its queries have biases beside norms or experts"};
+    return {std::nullopt, "its queries have biases together with norms or experts"};
   if (has_experts && (has("mlp.linear_fc1.weight") || has("mlp.linear_fc2.weight")))
     return {std::nullopt, "some of its layers have experts and others do not (moe_layer_freq)"};
 

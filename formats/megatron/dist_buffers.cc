@@ -185,7 +185,7 @@ Buffers find_buffers(const Model& model, const Catalog& stored) {
     is_found = true;
     out.placed = std::move(all);
   }
-  if (!is_found) return refuse("no order of the parameters that is known begins each where a piece of the buffer does");
+  if (!is_found) return refuse("no known order of the parameters fits the pieces of the buffers");
   return out;
 }
 

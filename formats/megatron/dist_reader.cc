@@ -23,7 +23,7 @@ Status ShardedReader::read_metadata() {
   if (!path_exists(path)) {
     catalog_.warnings.push_back(
         std::string(kMetadataFile) +
-        " is missing, which is written last: the save did not finish, or was not copied whole.");
+        " is missing, which is written last: the save did not finish, or was not copied completely.");
     return {};
   }
   catalog_.metadata_files.emplace_back(kMetadataFile);
@@ -355,7 +355,7 @@ void ShardedReader::tell() {
   for (const auto& [key, value] : stored().attributes)
     if (key != "format") facts.emplace_back(key, value);
   if (const MadeConfig config = make_config(args_, catalog_); !config.config)
-    catalog_.notes.push_back("No config.json can be made of args: " + config.why_not + ".");
+    catalog_.notes.push_back("No config.json can be made from args: " + config.why_not + ".");
 }
 
 // Returns the kind of the optimizer in Megatron's words, with an explanation.

@@ -172,7 +172,7 @@ Status LegacyReader::add_masters(const LegacyRank& rank, const PlainOptimizer& o
     const auto group = number_after(entry->path, rest);
     const auto position = group ? number_of(entry->path[rest + 2]) : std::nullopt;
     if (!position || *position < 0 || *position >= std::ssize(with_master[*group])) {
-      leave_out_optimizer("a master of no parameter, " + printable(entry->name));
+      leave_out_optimizer("there is no parameter for the master " + printable(entry->name));
       return {};
     }
     TRY(add_state(rank, *entry, *with_master[*group][static_cast<std::size_t>(*position)], std::string(kMaster)));
@@ -243,7 +243,7 @@ Status LegacyReader::read_distributed_optimizer(const LegacyRank& rank, const Op
     const auto& [flats, unpadded] = buffers.at(order[i]);
     if (!TRY(read_buffer(rank, open.file, flats, unpadded, by_storage.at(storages[i])))) {
       leave_out_optimizer(catalog_.file_path(open.file) + ": buffer " + order[i] +
-                          " does not lie as the parameters of " + std::string(kModelFile) + " do");
+                          " is not laid out like the parameters in " + std::string(kModelFile));
       return {};
     }
   }

@@ -67,7 +67,7 @@ Status LegacyReader::find_ranks(const PathSnapshot& directory, const OpenOptions
     const std::string file = path_join(name, kModelFile);
     if (!path_exists(path_join(catalog_.root, file)))
       return io_error(path_join(catalog_.root, file) +
-                      ": file is missing: the save did not finish, or was not copied whole");
+                      ": file is missing: the save did not finish, or was not copied completely");
     const OpenFile open = TRY(open_file(file, options));
     rank.file = open.file;
     rank.content = open.content;
@@ -100,8 +100,8 @@ Status LegacyReader::check_ranks() const {
   std::set<std::pair<Index, Index>> tp, ep;
   for (const LegacyRank& rank : ranks_) {
     if (rank.tp >= degrees_.tp || rank.stage >= degrees_.pp || rank.ep >= degrees_.ep)
-      return corrupt(path_join(catalog_.root, rank.directory) + ": is of no rank of " + mesh_text(degrees_) +
-                     ", as args have it: the files are of two saves");
+      return corrupt(path_join(catalog_.root, rank.directory) + ": is not a rank of " + mesh_text(degrees_) +
+                     " in args: the directory has files of two saves; copy those of one save");
     tp.emplace(rank.stage, rank.tp);
     ep.emplace(rank.stage, rank.ep);
   }
@@ -111,7 +111,7 @@ Status LegacyReader::check_ranks() const {
         if (!there.contains({stage, r}))
           return io_error(catalog_.root + ": no file of " + std::string(axis) + " rank " + std::to_string(r) + " of " +
                           std::to_string(ranks) + (degrees_.pp > 1 ? " of stage " + std::to_string(stage) : "") +
-                          ": mp_rank_... is missing of a model on " + mesh_text(degrees_));
+                          ": its mp_rank_... is missing; args say " + mesh_text(degrees_));
     return {};
   };
   TRY(check(tp, degrees_.tp, "tp"));
@@ -127,19 +127,20 @@ Status LegacyReader::check_rank(const LegacyRank& rank) const {
   const auto is = iteration ? iteration->as_int() : std::nullopt;
   if (iteration_ && is && *is != *iteration_)
     return corrupt(catalog_.file_path(rank.file) + ": expected iteration " + std::to_string(*iteration_) + ", got " +
-                   std::to_string(*is) + ": the file is from another save");
+                   std::to_string(*is) + ": the file is from another save; copy all files of one save");
   const auto args = root->find("args");
   const Degrees degrees =
       args ? TRY(degrees_of(Arguments::read(*args)).context(catalog_.file_path(rank.file))) : degrees_;
   if (degrees != degrees_)
     return corrupt(catalog_.file_path(rank.file) + ": expected args of " + mesh_text(degrees_) + ", got " +
-                   mesh_text(degrees) + ": the file is from another save");
+                   mesh_text(degrees) + ": the file is from another save; copy all files of one save");
   const auto version = root->find("checkpoint_version");
   const auto number = version ? version->as_float() : std::nullopt;
   if (number && *number < 2)
-    return unsupported(catalog_.file_path(rank.file) +
-                       ": a checkpoint_version below 2: rows of q, k and v are in another order. Megatron-LM loads and "
-                       "saves it anew");
+    return unsupported(
+        catalog_.file_path(rank.file) +
+        ": a checkpoint_version below 2: rows of q, k and v are in another order; load and save it with a newer "
+        "Megatron-LM");
   return {};
 }
 
@@ -189,7 +190,7 @@ Status LegacyReader::number_layers() {
   }
   const auto told = args_.number("num_layers");
   if (told && *told != first)
-    return corrupt(catalog_.root + ": expected " + count_of(*told, "layer") + ", as args have it, got " +
+    return corrupt(catalog_.root + ": expected " + count_of(*told, "layer") + " as args say, got " +
                    std::to_string(first) + " in the files of all stages");
   return {};
 }
@@ -321,17 +322,17 @@ Status LegacyReader::open(const PathSnapshot& directory, const OpenOptions& opti
   tensors_.clear();
   if (!unknown_.empty())
     catalog_.warnings.push_back(names_text({unknown_.begin(), unknown_.end()}, "tensor") +
-                                " left out: nothing tells how tensor parallelism cuts what has such a name");
+                                " left out: reshard does not know how tensor parallelism cuts tensors of such names");
   TRY(add_values(ranks_.front()));
   catalog_.attributes.emplace_back(
       "format", "Megatron-LM, files of ranks" + (iteration_ ? ", iteration " + std::to_string(*iteration_) : ""));
   catalog_.vocabulary = vocabulary_of(args_, catalog_);
   catalog_.attributes.emplace_back("saved",
-                                   "on " + mesh_text(degrees_) + ", as args have it" +
+                                   "on " + mesh_text(degrees_) + " by args" +
                                        (left_out_.empty() && !optimizer_.empty() ? "; optimizer " + optimizer_ : "") +
                                        vocabulary_text(args_, catalog_));
   if (const MadeConfig config = make_config(args_, catalog_); !config.config)
-    catalog_.notes.push_back("No config.json can be made of args: " + config.why_not + ".");
+    catalog_.notes.push_back("No config.json can be made from args: " + config.why_not + ".");
   return finish(options);
 }
 

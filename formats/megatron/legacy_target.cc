@@ -113,7 +113,7 @@ Status RankFiles::check() const {
 Result<Cut> RankFiles::cut_for(const TargetTensor& tensor, const std::string& name) const {
   if (model_.tp == 1) return Cut{};
   const auto cut = cut_of(name, true);
-  if (!cut) return unsupported(tensor_text(tensor.name) + ": nothing tells how tensor parallelism cuts it");
+  if (!cut) return unsupported(tensor_text(tensor.name) + ": reshard does not know how tensor parallelism cuts it");
   if (!local_shape(*cut, tensor.shape, model_.tp))
     return unsupported(tensor_text(tensor.name) + " " + to_string(tensor.shape) + ": tp=" + std::to_string(model_.tp) +
                        " does not divide it");

@@ -144,8 +144,8 @@ Status RunState::write_groups(pickle::Dict& optimizer, Of of, const std::vector<
   const bool fits = own.size() == params.size() && decays(*own.front()) && (own.size() < 2 || !decays(*own.back()));
   if (has_own_groups() && !fits)
     return unsupported("the optimizer has " + count_of(std::ssize(own), "group") +
-                       ", and which parameters are in which is known where matrices are in one and norms and biases "
-                       "in the other; --exclude 'optim*' leaves the optimizer out");
+                       "; supported are two, one of matrices and one of norms and biases; "
+                       "--exclude 'optim*' leaves the optimizer out");
   PickleWriter& w = optimizer.key("param_groups");
   const pickle::List groups(w);
   for (std::size_t i = 0; i < params.size(); ++i) {

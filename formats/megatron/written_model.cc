@@ -60,7 +60,7 @@ Result<WrittenModel> WrittenModel::read(const LayoutRequest& request) {
     if (core.layer.value_or(0) >= out.layers || (core.is_expert() && (!core.layer || *core.expert >= out.experts)) ||
         !(core.layer || key.parameter.starts_with("embedding.") || key.parameter.starts_with("decoder.") ||
           key.parameter == kHead))
-      return unsupported(tensor_text(t.name) + ": is no parameter that Megatron has in a model of " +
+      return unsupported(tensor_text(t.name) + ": Megatron has no such parameter in a model of " +
                          count_of(out.layers, "layer") +
                          (out.experts > 0 ? " and " + count_of(out.experts, "expert") : ""));
     out.parts.push_back({std::move(key), std::move(core)});

@@ -65,7 +65,7 @@ Result<int> MetaReader::cut_of_embedding(const StoredTensor& stored) const {
   const RankParts::Parts* const norm = parts_.find(kNorm);
   const Dims& shape = stored.shape();
   if (norm == nullptr || norm->first().stored.shape().rank() != 1 || shape.rank() != 2)
-    return corrupt("expected a matrix and a '" + std::string(kNorm) + "' beside it, which tells how it is cut");
+    return corrupt("expected a matrix, and next to it a '" + std::string(kNorm) + "', which shows how it is cut");
   const Index width = norm->first().stored.shape()[0];
   if (shape[1] == width) return 0;
   const auto columns = checked_mul(shape[1], std::ssize(catalog_.files));
@@ -83,14 +83,14 @@ Status MetaReader::join(const RankParts::Parts& all) {
     Index without = 0;
     while (all.of(without) != nullptr) ++without;
     return corrupt(catalog_.file_path(static_cast<std::uint32_t>(without)) + ": expected " + tensor_text(name) +
-                   ", as " + catalog_.files[first.extent.file].path + " has it; it is not there");
+                   ", as " + catalog_.files[first.extent.file].path + " has it; it is missing");
   }
   int dim = kWhole;
   if (parts.size() > 1) {
     const auto cut = cut_of(name);
     if (!cut)
       return unsupported(what + ": is in the files of " + count_of(std::ssize(parts), "rank") +
-                         ", and is none of Llama's: nothing says how its parts join");
+                         ", and is not a tensor of Llama: reshard does not know how its parts join");
     dim = *cut == kEmbedding ? TRY(cut_of_embedding(first).context(what)) : *cut;
   }
   if (dim >= first.shape().rank())
@@ -130,8 +130,8 @@ Status MetaReader::check_count() const {
   if (vector.rank() != 1 || shape.rank() != 2 || shape[1] >= vector[0]) return {};
   const Index files = std::ssize(catalog_.files), width = shape[1] / files;
   const std::string wanted = width > 0 && vector[0] % width == 0 ? std::to_string(vector[0] / width) : "more";
-  return io_error(catalog_.root + ": expected the files of " + wanted + " ranks, whose parts of 'attention.wo' have " +
-                  count_of(vector[0], "column") + " together; got " + count_of(files, "file") + " with " +
+  return io_error(catalog_.root + ": expected the files of " + wanted + " ranks, as 'attention.wo' should have " +
+                  count_of(vector[0], "column") + "; got " + count_of(files, "file") + " with " +
                   std::to_string(shape[1]));
 }
 
@@ -141,7 +141,7 @@ Status MetaReader::open_ranks(const PathSnapshot& directory, const OpenOptions& 
     if (const auto rank = e.is_directory ? std::nullopt : rank_of_file(e.name))
       if (!files.emplace(*rank, e.name).second)
         return unsupported(catalog_.root + ": '" + printable(e.name) + "' and '" + printable(files[*rank]) +
-                           "' are both of rank " + std::to_string(*rank));
+                           "' are both files of rank " + std::to_string(*rank));
   TRY(check_no_gap(files).context(catalog_.root));
   for (const auto& [rank, name] : files) {
     const OpenFile open = TRY(open_file(name, options));
@@ -173,7 +173,7 @@ Status MetaReader::open_safetensors(const PathSnapshot& directory, const std::st
       if (!e.is_directory && is_safetensors_name(e.name)) names.push_back(e.name);
     if (names.size() != 1)
       return io_error(catalog_.root + ": expected one consolidated.safetensors, or " + std::string(kIndex) +
-                      " to say which files belong together; got " + names_text(names, "file"));
+                      ", which names the files that belong together; got " + names_text(names, "file"));
   }
   for (const std::string& name : names) {
     const OpenFile open = TRY(open_file(name, options));
@@ -201,8 +201,8 @@ Status MetaReader::open(const PathSnapshot& place, const OpenOptions& options) {
   if (params_) {
     const std::string part = unknown_part(*params_);
     catalog_.attributes.emplace_back(
-        "config", part.empty() ? "made of params.json"
-                               : "none: params.json describes '" + part + "', of which no config.json can be made");
+        "config", part.empty() ? "made from params.json"
+                               : "none: params.json describes '" + part + "', from which no config.json can be made");
   }
   return finish(options);
 }

@@ -90,7 +90,7 @@ Status NanotronReader::check_ranks(const std::string& parameter, const std::vect
   for (Index rank = 0; rank < files.front().name.ranks; ++rank)
     if (!there.contains(rank))
       return io_error(where + ": the file of " + tensor_text(parameter) + " of tp rank " + std::to_string(rank) +
-                      " of " + std::to_string(files.front().name.ranks) + " beside it is missing");
+                      " of " + std::to_string(files.front().name.ranks) + " is missing");
   return {};
 }
 

@@ -81,7 +81,7 @@ Status RanksReader::check_rank_count() const {
   if (wanted == ranks()) return {};
   if (wanted < ranks())
     return usage_error(catalog_.root + ": the layout " + layout_text_ + " has " + count_of(wanted, "rank") + " (" +
-                       layout_.mesh->to_string() + "), there are files of " + with_commas(ranks()));
+                       layout_.mesh->to_string() + "), got files of " + with_commas(ranks()));
   return io_error(catalog_.root + ": the file of rank " + std::to_string(ranks()) +
                   (wanted > ranks() + 1 ? " and those after it are" : " is") + " missing; the layout " + layout_text_ +
                   " has " + count_of(wanted, "rank") + " (" + layout_.mesh->to_string() + ")");
@@ -118,9 +118,9 @@ Status RanksReader::check_patterns() const {
     for (const auto& stage : layout_.pipeline->stages) add(stage);
   }
   if (steps <= kMaxSteps) return {};
-  return unsupported("the patterns are too long to be held against " + count_of(names, "name") + " of " +
+  return unsupported("the patterns are too long to be matched against " + count_of(names, "name") + " of " +
                      human_bytes(bytes) + ": expected at most " + with_commas(kMaxSteps) +
-                     " steps. --source-layout takes another layout");
+                     " steps; pass another layout with --source-layout");
 }
 
 Status RanksReader::choose_layout(const OpenOptions& options, bool has_layout) {
@@ -164,7 +164,7 @@ Result<bool> RanksReader::have_same_bytes(std::size_t tensor, Index a, Index b) 
   const Index bytes = volume(x.shape()) * byte_size(x.dtype);
   if (x.strides != row_major_strides(x.shape()))
     return unsupported(rank_path(a) + ": " + tensor_text(parts.name) +
-                       " is not stored row by row; --source-layout spares the comparison");
+                       " is not stored in row-major order; pass --source-layout to skip the comparison");
   const auto first = TRY(files_.open(rank_path(a))), second = TRY(files_.open(rank_path(b)));
   std::vector<std::byte> left(static_cast<std::size_t>(kCompareBytes)), right(left.size());
   for (Index done = 0; done < bytes; done += kCompareBytes) {
@@ -191,8 +191,7 @@ Status RanksReader::check_holders(const RankParts::Parts& parts, Index stage) co
     if (should == (parts.of(rank) != nullptr)) continue;
     const std::string what = rank_path(rank) + ": " + tensor_text(parts.name);
     if (should)
-      return corrupt(what + ": expected it, as rank " + std::to_string(parts.first().rank) +
-                     " has it; it is not there");
+      return corrupt(what + ": expected it, as rank " + std::to_string(parts.first().rank) + " has it; it is missing");
     return corrupt(what + ": expected it on stage " + std::to_string(stage) + " only, as the layout " + layout_text_ +
                    " has it");
   }
@@ -274,7 +273,7 @@ void RanksReader::describe_format() {
   catalog_.attributes.emplace_back("joined", is_inferred_ ? join(evidence, "; ") : "under " + layout_text_);
   if (objects_ > 0)
     catalog_.warnings.push_back(count_of(objects_, "object") +
-                                " that are no tensors in the files of the ranks are not read.");
+                                " in the files of the ranks are not read, as they are not tensors.");
 }
 
 Status RanksReader::open(const PathSnapshot& place, const OpenOptions& options) {

@@ -41,7 +41,7 @@ Result<bool> has_adam(const LayoutRequest& request, std::string_view title, Froz
     const StateKey key = split_state_key(t.name);
     const bool is_state = key.kind == StateKind::kOptimizer;
     if (is_state && std::find(kStates.begin(), kStates.end(), key.suffix) == kStates.end())
-      return unsupported(tensor_text(t.name) + ": is no state that " + std::string(title) + " keeps of a parameter");
+      return unsupported(tensor_text(t.name) + ": " + std::string(title) + " has no such state of a parameter");
     states[key.parameter] += is_state;
     is_there = is_there || is_state;
   }
@@ -51,7 +51,7 @@ Result<bool> has_adam(const LayoutRequest& request, std::string_view title, Froz
       without.push_back("'" + printable(name) + "'");
   if (is_there && !without.empty())
     return unsupported("the optimizer has no moments, or no master, of " + some_of(without) + ": " +
-                       std::string(title) + " loads all parameters' or none's" + std::string(kWithout));
+                       std::string(title) + " loads the state of all parameters or of none" + std::string(kWithout));
   return is_there;
 }
 
@@ -97,8 +97,8 @@ Result<AdamObjects> AdamObjects::read(std::span<const TargetBlob> blobs, std::op
   for (const auto& [name, group] : out.groups_)
     if (const auto counted = group.find("step"); !step && counted != group.end()) step = whole_number(counted->second);
   if (!step && !out.is_unread_)
-    return unsupported("nothing says how many steps the optimizer has done, which " + std::string(title) + " counts" +
-                       std::string(kWithout));
+    return unsupported("the source does not record how many steps the optimizer has done, which " + std::string(title) +
+                       " counts" + std::string(kWithout));
   for (const std::string_view word : {"lr", "betas", "eps", "weight_decay"})
     if (!out.value(word) && !out.is_unread_)
       return unsupported("the optimizer's groups have no " + std::string(word) + ", which " + std::string(title) +

@@ -45,12 +45,12 @@ Status IndexedFiles::check(Catalog& catalog) const {
   if (!absent.empty()) {
     std::sort(absent.begin(), absent.end(), natural_less);
     return corrupt(path_join(catalog.root, index_.entries()[*index_.find(absent.front())].file) + ": expected " +
-                   tensor_text(absent.front()) + ", as " + index_.path() + " says; it is not there (" +
+                   tensor_text(absent.front()) + ", as " + index_.path() + " says; it is missing (" +
                    count_of(std::ssize(absent), "such tensor") + ")");
   }
   if (!unindexed_.empty())
     catalog.warnings.push_back("In the files but not in the index: " + names_text(unindexed_, "tensor") +
-                               ". Read all the same.");
+                               ". They are read.");
   if (!copies_.empty())
     catalog.warnings.push_back("In a file other than the index says: " + names_text(copies_, "tensor") +
                                ". Only the copy that the index names is read.");

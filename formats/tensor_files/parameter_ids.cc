@@ -187,7 +187,7 @@ ParameterNames name_parameters(const std::vector<NamedShape>& parameters, NameOr
     if (chosen == nullptr) chosen = &candidate;
     agreeing = *agrees;
   }
-  if (chosen == nullptr) return {{}, "no order that is known gives every id a parameter of its shape"};
+  if (chosen == nullptr) return {{}, "in no known order do the parameters have the shapes of the ids"};
   if (fitting.size() > 1) return {{}, "the shapes fit " + count(fitting.size(), "order") + " of the parameters"};
   ParameterNames out;
   for (const NamedShape* p : chosen->order) out.names.push_back(p->name);

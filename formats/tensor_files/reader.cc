@@ -94,7 +94,7 @@ Status TensorFileReader::add_tensor(const std::string& name, KeyPath path, std::
 
 Status TensorFileReader::add_object(const std::string& name, KeyPath path, std::uint32_t file, pickle::Value value) {
   if (catalog_.find(name) || !values_.emplace(name, value).second)
-    return corrupt(catalog_.file_path(file) + ": object '" + printable(name) + "': two values have this name");
+    return corrupt(catalog_.file_path(file) + ": object '" + printable(name) + "': the name occurs twice");
   catalog_.blobs.push_back({name, {file, 0, 0}, std::move(path)});
   return {};
 }

@@ -169,7 +169,7 @@ class Parser {
       out.holdings.push_back(TRY(read_holding(TRY(member(sharding, "data")))));
       if (out.holdings.back().shape != out.holdings.front().shape ||
           out.holdings.back().dtype != out.holdings.front().dtype)
-        return groups[i].mismatch("global_shape", to_string(out.holdings.front().shape) + " as another mesh has it");
+        return groups[i].mismatch("global_shape", to_string(out.holdings.front().shape) + " as on another mesh");
     }
     return out;
   }

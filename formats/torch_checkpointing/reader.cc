@@ -92,7 +92,7 @@ Status StepReader::check_finished(const PathSnapshot& directory) {
                    gaps_of(directory.entries(), path) + ". Take an earlier step");
   if (!directory.has_file(kMetadataFile))
     return corrupt(path + ": a save without " + std::string(kMetadataFile) +
-                   ", which says how its tensors are cut: it did not finish, or was not copied whole" +
+                   ", which describes its tensors: it did not finish, or was not copied completely" +
                    gaps_of(directory.entries(), path));
   return {};
 }
@@ -107,10 +107,10 @@ Status StepReader::check_files() const {
     }
   if (missing.empty() && empty.empty()) return {};
   std::vector<std::string> what;
-  if (!missing.empty()) what.push_back("missing are " + names_text(missing, "file"));
-  if (!empty.empty()) what.push_back("empty are " + names_text(empty, "file"));
+  if (!missing.empty()) what.push_back(names_text(missing, "missing file"));
+  if (!empty.empty()) what.push_back(names_text(empty, "empty file"));
   return io_error(catalog_.root + ": " + reshard::join(what, ", ") +
-                  ": the save did not finish, or was not copied whole");
+                  ": the save did not finish, or was not copied completely");
 }
 
 Result<StepReader::Content> StepReader::read_file(const std::string& item, const std::string& name, Index rank,
@@ -139,7 +139,7 @@ Result<std::size_t> StepReader::add_holding(const Holding& holding, const ItemTe
     if (entry == content.tensors.end()) {
       // The metadata list a plain tensor on every rank, but only the ranks of its stage have it.
       if (holding.is_replicated()) continue;
-      return corrupt(where + ": expected it, as " + std::string(kMetadataFile) + " says; it is not there");
+      return corrupt(where + ": expected it, as " + std::string(kMetadataFile) + " says; it is missing");
     }
     ++found;
     content.used.insert(entry->first);
@@ -173,7 +173,7 @@ Status StepReader::join(const std::string& item, const ItemTensor& tensor, std::
   for (const Holding& holding : tensor.holdings) found += TRY(add_holding(holding, tensor, contents, joined));
   if (found == 0)
     return corrupt(catalog_.root + ": " + tensor_text(name) + ": " + std::string(kMetadataFile) +
-                   " has it, and no rank's file");
+                   " lists it, but it is in no rank's file");
   return catalog_.add(std::move(joined.tensor));
 }
 
@@ -282,7 +282,7 @@ void StepReader::describe_format() {
     catalog_.warnings.push_back("In the files but not in " + std::string(kMetadataFile) + ": " +
                                 names_text({unknown_.begin(), unknown_.end()}, "tensor") + ". Not read.");
   if (!left_out_.empty())
-    catalog_.warnings.push_back("Not read, as they are no plain data: " +
+    catalog_.warnings.push_back("Not read, because they are not plain data: " +
                                 names_text({left_out_.begin(), left_out_.end()}, "object"));
 }
 

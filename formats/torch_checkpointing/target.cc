@@ -94,9 +94,9 @@ Result<std::vector<AxisPlacement>> placements_of(const TargetTensor& t, const Ax
       out[i].kind = AxisPlacement::Kind::kStridedShard;
       out[i].split_factor = axes.mesh->sizes[before->second];
       if (!is_cut_alike(t.shape[split.dim], out[i].split_factor, size))
-        return refuse("and torch's loader would place some of its " + count_of(t.shape[split.dim], "row") +
+        return refuse("and torch's loader would put some of its " + count_of(t.shape[split.dim], "row") +
                       " elsewhere (" + std::to_string(out[i].split_factor) + " and " + count_of(size, "rank") +
-                      " do not divide them); take a --mesh that does, or --to dcp");
+                      " do not divide them); choose a --mesh that divides them, or --to dcp");
     }
     before->second = axes.names.size();  // no axis: a third cut cannot be expressed
   }
@@ -109,7 +109,7 @@ Result<std::vector<AxisPlacement>> placements_of(const TargetTensor& t, const Ax
                              }));
     if (cuts > 2)
       return unsupported(tensor_text(t.name) + ": is cut " + to_string(t.placement->splits) +
-                         ", three times along one dimension, which is not written");
+                         ", three times along one dimension, which torch_checkpointing cannot express");
   }
   return out;
 }

@@ -203,8 +203,10 @@ Status VllmLayout::stack() {
     const TargetTensor& t = request_.tensors[i];
     auto known = find_rule(t.name);
     if (!known)
-      return refusal(t, "is no parameter of the models whose layout in vLLM is known: llama, mistral, qwen2, qwen3");
-    if (byte_size(t.dtype) == 1) return refusal(t, "quantized models are laid out otherwise by vLLM");
+      return refusal(
+          t, "is not a parameter of the models whose layout in vLLM is supported: llama, mistral, qwen2, qwen3");
+    if (byte_size(t.dtype) == 1)
+      return refusal(t, "quantized models have another layout in vLLM, which is not supported");
     rules_.push_back(known->rule);
     if (tied && t.name == kEmbedding) {
       known->parameter = kHead;

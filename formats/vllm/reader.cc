@@ -61,13 +61,15 @@ class VllmReader : public TensorFileReader {
   Result<VllmLayout> find_layout(Families families) {
     const auto found_config = TRY(config_of(*this, {}, families));
     if (!found_config)
-      return unsupported(catalog_.root +
-                         ": expected a config.json beside vLLM's sharded_state, which says how its parameters are "
-                         "stacked; got none of a model");
+      return unsupported(
+          catalog_.root +
+          ": expected a model's config.json next to vLLM's sharded_state, which is needed to unstack its "
+          "parameters; got none");
     const ModelConfig& config = *found_config;
     const std::string& path = config.path;
     const Family* family = family_of_model_type(config.model_type, {}, families);
-    if (!family) return unsupported(path + ": model_type '" + printable(config.model_type) + "' is of no family known");
+    if (!family)
+      return unsupported(path + ": model_type '" + printable(config.model_type) + "' is not of a known family");
     const bool is_tied = stages_ > 1 ? config.tie_word_embeddings() : part_of_stages(kEmbedding) == nullptr;
     LayoutRequest request;
     request.mesh = Mesh({{"pp", stages_}, {"tp", ranks_}});
@@ -86,7 +88,7 @@ class VllmReader : public TensorFileReader {
     for (const auto& [name, parts] : parts_.all())
       if (const RankPart* const part = part_of_stages(name); part && !used.contains(name) && !is_scale(name))
         return unsupported(catalog_.file_path(part->stored.extent.file) + ": " + tensor_text(name) +
-                           " is no parameter that " + path + " describes");
+                           " is not a parameter of the model in " + path);
     return VllmLayout::make(std::move(request)).context(catalog_.root);
   }
 
@@ -94,11 +96,11 @@ class VllmReader : public TensorFileReader {
     const RankParts::Parts* const parts = parts_.find(local.name);
     const RankPart* const found = parts ? parts->of(worker_number(worker)) : nullptr;
     const std::string what = text_of(worker, stages_) + ": " + tensor_text(local.name) + ": expected ";
-    if (!found) return corrupt(catalog_.root + ": " + what + "it, as worker 0 has it; it is not there");
+    if (!found) return corrupt(catalog_.root + ": " + what + "it, as worker 0 has it; it is missing");
     const StoredTensor& stored = found->stored;
     if (stored.shape() != local.shape || stored.dtype != local.dtype)
       return corrupt(catalog_.file_path(stored.extent.file) + ": " + what + type_text(local.dtype, local.shape) +
-                     " by the config.json, got " + type_text(stored));
+                     " from config.json, got " + type_text(stored));
     for (const LocalPart& part : local.parts) tensors_[part.tensor].add(stored, part.place);
     return {};
   }

@@ -70,7 +70,7 @@ TEST(Hostile, SlowPatternsOfADumpAreRefused) {
                                          pattern + R"("], "splits": []}]})");
     const CommandResult r = reshard_cli({"inspect", dir.path()});
     EXPECT_EQ(r.exit_code, 4) << r.err;
-    EXPECT_THAT(r.err, HasSubstr("the patterns are too long to be held against 1 name of 300 kB"));
+    EXPECT_THAT(r.err, HasSubstr("the patterns are too long to be matched against 1 name of 300 kB"));
   }
 }
 

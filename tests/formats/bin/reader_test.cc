@@ -97,7 +97,7 @@ TEST_F(TorchFormat, LeavesOutTheWordThatAllTensorsAreUnder) {
 TEST_F(TorchFormat, ReadsHuggingFaceDirectories) {
   const std::string bytes = read_file(kData + "protocol4.pt");
   dir_.write("pytorch_model-00001-of-00001.bin", bytes);
-  EXPECT_THAT(refusal(dir_.path()), HasSubstr("expected an index beside 1 file"));
+  EXPECT_THAT(refusal(dir_.path()), HasSubstr("expected an index next to 1 file"));
   const auto with = [&](const std::string& map) {
     dir_.write("pytorch_model.bin.index.json", "{\"weight_map\": " + map + "}");
     return refusal(dir_.path());

@@ -125,9 +125,9 @@ TEST_F(ColossalaiReader, AnInterruptedSaveThatIsNotWholeSaysWhatIsMissing) {
   EXPECT_THAT(refusal(path), HasSubstr("tmp_index_files/ is empty: no stage finished"));
   fs::remove(path + "/tmp_index_files");
   EXPECT_EQ(refusal(path),
-            "D: expected an index beside 4 shards: 'pytorch_model-stage-00001-shard-00001.bin', "
+            "D: expected an index next to 4 shards: 'pytorch_model-stage-00001-shard-00001.bin', "
             "'pytorch_model-stage-00001-shard-00002.bin', 'pytorch_model-stage-00002-shard-00001.bin' and 1 more: the "
-            "save was interrupted before it was written, and nothing tells whether all shards are there. Open a single "
+            "save was interrupted before it was written, and some shards may be missing. Open a single "
             "file to see what it holds.");
 }
 
@@ -166,7 +166,7 @@ TEST_F(ColossalaiReader, WhatTheIndexPromisesHasToBeThere) {
   std::string text = read_file(index);
   text.replace(text.find("model.norm.weight"), 17, "model.nora.weight");
   write_file(index, text);
-  EXPECT_THAT(refusal(path), HasSubstr("expected tensor 'model.nora.weight', as the index says; it is not there"));
+  EXPECT_THAT(refusal(path), HasSubstr("expected tensor 'model.nora.weight', as the index says; it is missing"));
 }
 
 TEST_F(ColossalaiReader, ATensorInSeveralFilesHasReplicasOfOneShape) {
@@ -202,7 +202,7 @@ TEST_F(ColossalaiReader, APartOfTheOptimizerThatIsGoneIsAWarning) {
   EXPECT_THAT(opened(path)->catalog().warnings, ElementsAre(HasSubstr("learning rates and other options")));
   fs::remove(path + "/optimizer/pytorch_optim-00002.bin");
   EXPECT_THAT(opened(path)->catalog().warnings,
-              ElementsAre(HasSubstr("not read: missing are 1 shard: 'pytorch_optim-00002.bin'")));
+              ElementsAre(HasSubstr("not read: 1 missing shard: 'pytorch_optim-00002.bin'")));
   EXPECT_EQ(load_checkpoint(path), load_checkpoint(tree("full.safetensors")));
 }
 

@@ -570,7 +570,7 @@ TEST_F(DcpMetadataTest, RefusesChunksThatAreNone) {
             "D/.metadata: 'w': D/.metadata: sizes: expected integers of 0 or more, got a tuple of 2");
   const auto outside = [](const std::string& which, const std::string& at, const std::string& of_size) {
     return "D/.metadata: 'w': chunk " + which + " at " + at + " of size " + of_size +
-           " lies outside the tensor's size [2, 3]";
+           " is outside the tensor's size [2, 3]";
   };
   EXPECT_EQ(refused({chunk({0, 0}, {1, 3}), chunk({1, 0}, {2, 3})}), outside("1", "[1, 0]", "[2, 3]"));
   EXPECT_EQ(refused({chunk({0}, {2})}), outside("0", "[0]", "[2]"));
@@ -622,7 +622,7 @@ TEST_F(DcpMetadataTest, RefusesATensorThatIsAnObjectToo) {
 
 TEST_F(DcpMetadataTest, RefusesATensorThatIsThereTwice) {
   EXPECT_EQ(refusal_of({.more_entries = {{text("w"), tensor_entry({2, 3}, {chunk({0, 0}, {2, 3})})}}}),
-            "D/.metadata: tensor 'w' [0:2, 0:3]: storage_data does not say where it lies");
+            "D/.metadata: tensor 'w' [0:2, 0:3]: storage_data has no entry for it");
   EXPECT_EQ(refusal_of({.more_entries = {{text("w"), tensor_entry({3, 2}, {chunk({0, 0}, {3, 2})})}}}),
             "D/.metadata: 'w': expected [2, 3] as in the other ranks' metadata, got [3, 2]");
 }
@@ -702,10 +702,10 @@ TEST_F(DcpMetadataTest, RefusesItemsOfNoChunk) {
 TEST_F(DcpMetadataTest, RefusesWhatIsStoredNowhere) {
   Parts parts;
   parts.storage.erase(parts.storage.begin() + 1);
-  EXPECT_EQ(refusal_of(parts), "D/.metadata: tensor 'w' [1:2, 0:3]: storage_data does not say where it lies");
+  EXPECT_EQ(refusal_of(parts), "D/.metadata: tensor 'w' [1:2, 0:3]: storage_data has no entry for it");
   parts = {};
   parts.storage.pop_back();
-  EXPECT_EQ(refusal_of(parts), "D/.metadata: object 'step': storage_data does not say where it lies");
+  EXPECT_EQ(refusal_of(parts), "D/.metadata: object 'step': storage_data has no entry for it");
 }
 
 TEST_F(DcpMetadataTest, WarnsOfAnObjectThatOnlyStorageHas) {
@@ -793,13 +793,14 @@ TEST_F(DcpMetadataTest, SaysWhenThereIsNone) {
   dir_.write("__0_0.distcp", "x");
   EXPECT_EQ(
       refusal(),
-      "D: .metadata is missing: the save did not finish, and without it nothing tells what the .distcp files hold");
+      "D: .metadata is missing: the save did not finish, and without it the content of the .distcp files is unknown");
   EXPECT_EQ(code_, ErrorCode::kCorrupt);
 }
 
 TEST_F(DcpMetadataTest, WarnsOfPathsThatAreMissing) {
   const std::string warning =
-      "Metadata has no planner_data, which torch always writes: where names lie in the nested state_dict is not known";
+      "Metadata has no planner_data, which torch always writes: the paths of names in the nested state_dict are "
+      "unknown";
   EXPECT_THAT(catalog_of({.fields = {{"pl\nner_data", none()}}}).warnings, ElementsAre(warning));
   EXPECT_THAT(catalog_of({.fields = {{"planner_data", none()}}}).warnings, IsEmpty());
 }

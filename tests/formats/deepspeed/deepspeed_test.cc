@@ -237,7 +237,7 @@ TEST_F(Deepspeed, IsOpenedByLatestOrAStep) {
   EXPECT_EQ(error_of(path + "/global_step2"), "opened");
   write_file(path + "/latest", "global_step7\n");
   EXPECT_EQ(error_of(path),
-            "D/latest: names 'global_step7', which is not there; open the directory of another step by its path");
+            "D/latest: names 'global_step7', which is missing; open the directory of another step by its path");
   write_file(path + "/latest", "../z3_frozen_tied/global_step1");
   EXPECT_FALSE(recognises(kDeepspeedFormat, path));
 }
@@ -247,10 +247,10 @@ TEST_F(Deepspeed, TellsOfTheModelThatATrainerSavesBesideIt) {
   ASSERT_EQ(convert(saved("z2_align"), dir_ / "model", {"--to", "hf"}), "");
   fs::copy(dir_ / "model/model.safetensors", dir_ / "checkpoint-1/model.safetensors");
   const CommandResult shown = reshard_cli({"inspect", dir_ / "checkpoint-1"});
-  EXPECT_THAT(shown.out, AllOf(HasSubstr("DeepSpeed 0.19.8"),
-                               HasSubstr("lies beside DeepSpeed's state, which is what is read; model.safetensors")));
+  EXPECT_THAT(shown.out,
+              AllOf(HasSubstr("DeepSpeed 0.19.8"), HasSubstr("DeepSpeed's state is read, model.safetensors")));
   EXPECT_EQ(reshard_cli({"inspect", dir_ / "checkpoint-1/model.safetensors"}).exit_code, 0);
-  EXPECT_THAT(reshard_cli({"inspect", saved("z2_align")}).out, testing::Not(HasSubstr("lies beside")));
+  EXPECT_THAT(reshard_cli({"inspect", saved("z2_align")}).out, testing::Not(HasSubstr("There is also a model")));
 }
 
 // The same directories and files as ds_to_universal.py made, with the same numbers in them.
@@ -328,7 +328,7 @@ TEST_F(Deepspeed, PartsOfTensorParallelRanksAreChecked) {
     if (!name.ends_with("data.pkl")) return;
     for (std::size_t at; (at = payload.find("universal_checkpoint_info")) != std::string::npos;) payload[at] = 'X';
   });
-  EXPECT_THAT(error_of(tp), HasSubstr("how their parts join is not in the files; ds_to_universal.py"));
+  EXPECT_THAT(error_of(tp), HasSubstr("the files do not say how their parts join; ds_to_universal.py"));
 }
 
 TEST_F(Deepspeed, MissingFilesAreNamed) {
@@ -382,8 +382,7 @@ TEST_F(Deepspeed, FilesOfTwoSavesAreRefused) {
   EXPECT_THAT(error_of(path), AllOf(HasSubstr("D" + third + ": group 0: step is 2, and 1 in"), HasSubstr("two steps")));
   write_file(path + third, healthy);
   set_number(path + third, "partition_count", 3, 4);
-  EXPECT_THAT(error_of(path),
-              AllOf(HasSubstr(third), HasSubstr("expected 3, the ranks that there are files of, got 4")));
+  EXPECT_THAT(error_of(path), AllOf(HasSubstr(third), HasSubstr("expected 3 as there are files of ranks, got 4")));
   write_file(path + third, healthy);
   set_number(path + third, "ZeroStageEnum", 3, 2);
   EXPECT_THAT(error_of(path), AllOf(HasSubstr(third), HasSubstr("states of ZeRO 2, and")));

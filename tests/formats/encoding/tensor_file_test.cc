@@ -162,7 +162,7 @@ TEST_F(TensorFileTest, NamesThatComeTwiceAreRefused) {
   w.integer(2);
   w.set_items();
   w.set_items();
-  EXPECT_THAT(refusal(std::move(w).finish()), HasSubstr("'a.b': two values have this name"));
+  EXPECT_THAT(refusal(std::move(w).finish()), HasSubstr("'a.b': the name occurs twice"));
 }
 
 TEST_F(TensorFileTest, EveryTruncationOfThePickleIsAnError) {

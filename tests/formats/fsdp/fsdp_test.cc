@@ -210,11 +210,10 @@ TEST(Fsdp, FilesOfTwoSavesAreNotMixed) {
   const TensorValues whole = load_checkpoint(copy.path());
   std::filesystem::copy_file(kData + "fsdp1_hybrid/model_world_size_4_rank_1.pt",
                              copy / "model_world_size_4_rank_1.pt");
-  EXPECT_THAT(refusal(copy.path()),
-              AllOf(HasSubstr("files of 2 saves: of 3 ranks; of 4 ranks, of which are missing 3 files "
-                              "('model_world_size_4_rank_0.pt', 'model_world_size_4_rank_2.pt', "
-                              "'model_world_size_4_rank_3.pt')"),
-                    HasSubstr("Open one of the files by its path")));
+  EXPECT_THAT(refusal(copy.path()), AllOf(HasSubstr("files of 2 saves: of 3 ranks; of 4 ranks, missing 3 files "
+                                                    "('model_world_size_4_rank_0.pt', 'model_world_size_4_rank_2.pt', "
+                                                    "'model_world_size_4_rank_3.pt')"),
+                                          HasSubstr("Open one of the files by its path")));
   EXPECT_EQ(load_checkpoint(copy / "optim_world_size_3_rank_1.pt"), whole);
   // What was left of a run of four ranks is refused even where the three that the settings tell of are gone.
   const Copy other("fsdp1_hybrid");

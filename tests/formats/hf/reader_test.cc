@@ -148,8 +148,8 @@ TEST_F(SafetensorsReadTest, VariantsOfAModelAreNoPartOfIt) {
   EXPECT_THAT(names((*reader)->catalog()), ElementsAre("v [2]"));
   EXPECT_THAT((*reader)->catalog().stale_files, IsEmpty());
   EXPECT_THAT((*reader)->catalog().warnings,
-              ElementsAre("model.safetensors lies beside an index that does not name it, and is not read: transformers "
-                          "takes it and not the files of the index. Remove one of the two."));
+              ElementsAre("model.safetensors is not named by the index next to it and is not read: transformers "
+                          "loads it instead of the files of the index. Remove one of the two."));
 }
 
 // Of an earlier save: loaders take the one file.
@@ -197,7 +197,7 @@ TEST_F(SafetensorsReadTest, TheIndexNamesTheFiles) {
     EXPECT_THAT(catalog.warnings, IsEmpty());
     EXPECT_THAT(catalog.attributes,
                 ElementsAre(Pair("format", "Hugging Face safetensors, 2 files, index"),
-                            Pair("beside it", "1 file: 'consolidated.safetensors', no part of the model")));
+                            Pair("next to it", "1 file: 'consolidated.safetensors', not part of the model")));
     EXPECT_EQ(catalog.files[1].path, "sub/m2.safetensors");
   }
 }
@@ -227,7 +227,7 @@ TEST_F(SafetensorsReadTest, ATensorMustBeInTheFileTheIndexNames) {
   dir_.write("m1.safetensors", file_of({{"a", {2}}}));
   dir_.write("model.safetensors.index.json", R"({"weight_map":{"a":"m1.safetensors","b":"m1.safetensors"}})");
   EXPECT_EQ(refusal(),
-            "D/m1.safetensors: expected tensor 'b', as D/model.safetensors.index.json says; it is not there (1 such "
+            "D/m1.safetensors: expected tensor 'b', as D/model.safetensors.index.json says; it is missing (1 such "
             "tensor)");
 }
 
@@ -241,7 +241,7 @@ TEST_F(SafetensorsReadTest, WhatTheIndexDoesNotSayIsToldInWarnings) {
   EXPECT_THAT(names((*reader)->catalog()), ElementsAre("a [2]", "b [3]", "extra [1]"));
   EXPECT_THAT(
       (*reader)->catalog().warnings,
-      ElementsAre("In the files but not in the index: 1 tensor: 'extra'. Read all the same.",
+      ElementsAre("In the files but not in the index: 1 tensor: 'extra'. They are read.",
                   "In a file other than the index says: 1 tensor: 'a'. Only the copy that the index names is read.",
                   "The index gives a total_size of 0.5; the tensors have 6 bytes."));
 }
@@ -302,7 +302,7 @@ TEST_F(SafetensorsReadTest, JoinsTheShardsOfDistributedCheckpoint) {
   EXPECT_EQ(w.fragments.extent(1).length, 12);
   EXPECT_THAT(catalog.warnings,
               ElementsAre("These shards do not record the shapes of whole tensors: if the last shard of a tensor is "
-                          "missing, the tensor looks smaller, and nothing in the files tells."));
+                          "missing, the tensor looks smaller, and the files do not show it."));
   EXPECT_THAT(catalog.attributes,
               ElementsAre(Pair("format", "Hugging Face safetensors, 2 files, Distributed Checkpoint shards"),
                           Pair("metadata", "DCP_VERSION: 1.0, format: pt")));

@@ -250,14 +250,12 @@ TEST_F(Megatron, InspectTellsHowItWasSaved) {
       if (key == "saved") return value;
     return std::string();
   };
-  EXPECT_EQ(
-      saved("legacy_pp2_vpp2_dp2_distopt_tied"),
-      "on pp=2, chunks of a stage=2, dp=2, as args have it; optimizer distributed: flat buffers, gathered over the "
-      "data-parallel ranks; 35 words, padded to 40 rows");
-  EXPECT_EQ(
-      saved("legacy_tp2_ep2_moe_plain"),
-      "on dp=2, tp=2, ep=2, the experts' tp=1, as args have it; optimizer plain: each rank has the state of its own "
-      "parameters; 35 words, padded to 48 rows");
+  EXPECT_EQ(saved("legacy_pp2_vpp2_dp2_distopt_tied"),
+            "on pp=2, chunks of a stage=2, dp=2 by args; optimizer distributed: flat buffers, gathered over the "
+            "data-parallel ranks; 35 words, padded to 40 rows");
+  EXPECT_EQ(saved("legacy_tp2_ep2_moe_plain"),
+            "on dp=2, tp=2, ep=2, the experts' tp=1 by args; optimizer plain: each rank has the state of its own "
+            "parameters; 35 words, padded to 48 rows");
   EXPECT_EQ(saved("dist_old_tp2_dp2_flat"),
             "on dp=2, tp=2, as args in common.pt have it; all layers of a parameter in one tensor; optimizer "
             "distributed, fully_sharded_model_space: flat pieces of each parameter; 257 words, padded to 288 rows");
@@ -269,7 +267,7 @@ TEST_F(Megatron, InspectTellsHowItWasSaved) {
             "apart; 259 words, padded to 272 rows");
   const CommandResult shown = reshard_cli({"inspect", test_data("megatron/dist_new_moe_mixed")});
   EXPECT_THAT(shown.out,
-              HasSubstr("No config.json can be made of args: some of its layers have experts and others do"));
+              HasSubstr("No config.json can be made from args: some of its layers have experts and others do"));
   EXPECT_THAT(shown.out, HasSubstr("saved       on pp=2"));
   EXPECT_THAT(shown.out, HasSubstr("decoder.layers.1.mlp.experts.local_experts.{0..3}.linear_fc1.weight"));
 }
@@ -625,10 +623,10 @@ TEST_F(Megatron, MissingRanksAreNamed) {
   const std::string moe = copy("legacy_tp2_ep2_moe_plain"), tied = copy("legacy_pp2_vpp2_dp2_distopt_tied");
   fs::remove_all(moe + kIteration + "/mp_rank_01_001");
   EXPECT_EQ(error_of(moe),
-            "D/iter_0000010: no file of tp rank 1 of 2: mp_rank_... is missing of a model on dp=2, tp=2, ep=2, the "
+            "D/iter_0000010: no file of tp rank 1 of 2: its mp_rank_... is missing; args say dp=2, tp=2, ep=2, the "
             "experts' tp=1");
   fs::copy(moe + kIteration + "/mp_rank_00_000", moe + kIteration + "/mp_rank_02_001");
-  EXPECT_THAT(error_of(moe), HasSubstr("D/iter_0000010/mp_rank_02_001: is of no rank of dp=2, tp=2, ep=2"));
+  EXPECT_THAT(error_of(moe), HasSubstr("D/iter_0000010/mp_rank_02_001: is not a rank of dp=2, tp=2, ep=2"));
   fs::rename(moe + kIteration + "/mp_rank_02_001", moe + kIteration + "/mp_rank_02");
   EXPECT_THAT(error_of(moe), HasSubstr("expected as many numbers as in mp_rank_00_000"));
 
@@ -880,8 +878,7 @@ TEST_F(Megatron, WhatCannotBeJoinedIsTold) {
   write("a/iter_0000001/mp_rank_00", {}, 1.0, "output_layer.weight");
   EXPECT_THAT(error_of(dir_ / "a/iter_0000001"), HasSubstr("a checkpoint_version below 2"));
   write("b/iter_0000001/mp_rank_00", {{"num_layers", 3}}, 3.0, "decoder.layers.1.mlp.linear_fc2.weight");
-  EXPECT_EQ(error_of(dir_ / "b/iter_0000001"),
-            "D: expected 3 layers, as args have it, got 2 in the files of all stages");
+  EXPECT_EQ(error_of(dir_ / "b/iter_0000001"), "D: expected 3 layers as args say, got 2 in the files of all stages");
   write("c/iter_0000001/mp_rank_00", {{"tensor_model_parallel_size", 1 << 30}}, 3.0, "output_layer.weight");
   EXPECT_THAT(error_of(dir_ / "c/iter_0000001"), HasSubstr("degrees of parallelism of at most 1,000,000"));
   write("d/iter_0000001/mp_rank_00", {{"tensor_model_parallel_size", 1'000'000}}, 3.0, "output_layer.weight");
@@ -897,8 +894,8 @@ TEST_F(Megatron, WhatCannotBeJoinedIsTold) {
   ASSERT_TRUE(unknown) << unknown.error().message();
   EXPECT_THAT(
       unknown->reader->catalog().warnings,
-      testing::ElementsAre("1 tensor: 'decoder.layers.0.mixer.in_proj.weight' left out: nothing tells how tensor "
-                           "parallelism cuts what has such a name"));
+      testing::ElementsAre("1 tensor: 'decoder.layers.0.mixer.in_proj.weight' left out: reshard does not know how "
+                           "tensor parallelism cuts tensors of such names"));
   RankFile file;
   file.write(dir_ / "h/iter_0000001/mp_rank_00", pickled::fields_of({{"model", file.tensor({2})}}));
   EXPECT_THAT(error_of(dir_ / "h/iter_0000001"), HasSubstr("args: expected Megatron's arguments, got nothing"));

@@ -101,7 +101,7 @@ TEST_F(Meta, MissingAndDamagedFilesAreNamed) {
   std::string path = copy();
   fs::remove(path + "/consolidated.01.pth");
   EXPECT_EQ(error_of(path),
-            "D: expected the files of 2 ranks, whose parts of 'attention.wo' have 64 columns together; got 1 file with "
+            "D: expected the files of 2 ranks, as 'attention.wo' should have 64 columns; got 1 file with "
             "32");
   fs::copy(path + "/consolidated.00.pth", path + "/consolidated.02.pth");
   EXPECT_THAT(error_of(path), HasSubstr("D: the file of rank 1 is missing"));
@@ -168,7 +168,7 @@ TEST_F(Meta, Llama3CutsTheEmbeddingByRows) {
   write_rank(path, {{"norm.weight", norm}, {"output.weight", value({2, 4}, 0)}}, 0);
   write_rank(path, {{"norm.weight", norm}}, 1);
   EXPECT_EQ(error_of(path),
-            "D/consolidated.01.pth: expected tensor 'output.weight', as consolidated.00.pth has it; it is not there");
+            "D/consolidated.01.pth: expected tensor 'output.weight', as consolidated.00.pth has it; it is missing");
   write_rank(path, {{"norm.weight", norm}, {"output.weight", value({2, 5}, 0)}}, 1);
   EXPECT_EQ(error_of(path),
             "D/consolidated.01.pth: tensor 'output.weight': expected uint8 [2, 4] as in consolidated.00.pth, got uint8 "

@@ -67,7 +67,7 @@ TEST_F(Nanotron, MissingFilesAreNamed) {
   fs::remove(cut);
   EXPECT_THAT(error_of_opening(path),
               HasSubstr("the file of tensor 'model.decoder.1.pp_block.attn.qkv_proj.weight' of tp rank 1 "
-                        "of 2 beside it is missing"));
+                        "of 2 is missing"));
   write_file(cut, bytes);
   fs::remove(path + "/10/model_config.json");
   EXPECT_EQ(error_of_opening(path), "D/10/model_config.json: file is missing");

@@ -197,7 +197,7 @@ TEST(Ranks, ATensorThatARankLacksIsNamed) {
   fs::copy_file(dir / "other/rank-00001.safetensors", dir / "out/rank-00001.safetensors",
                 fs::copy_options::overwrite_existing);
   EXPECT_EQ(error_of(dir / "out"),
-            "D/rank-00001.safetensors: tensor 'step': expected it, as rank 0 has it; it is not there");
+            "D/rank-00001.safetensors: tensor 'step': expected it, as rank 0 has it; it is missing");
 }
 
 TEST(Ranks, AGivenLayoutJoinsFilesThatSayNothing) {

@@ -50,7 +50,7 @@ TEST(ParameterIds, AreNotGuessed) {
   const std::vector<NamedShape> stored = {{"a", {4, 2}}, {"b", {4}}};
   EXPECT_EQ(name_parameters(stored, NameOrder::kByStage, ids_of({{4, 2}}), {}).evidence, "1 id for 2 parameters");
   EXPECT_EQ(name_parameters(stored, NameOrder::kByStage, ids_of({{4}, {4, 2}}), {}).evidence,
-            "no order that is known gives every id a parameter of its shape");
+            "in no known order do the parameters have the shapes of the ids");
   EXPECT_EQ(name_parameters(stored, NameOrder::kSorted, ids_of({{4, 2}, {4}}), {}).evidence,
             "the index is sorted by name, and the order of this model's parameters is not known");
   const std::vector<ParameterId> stateless = {{0, std::nullopt}, {1, std::nullopt}};

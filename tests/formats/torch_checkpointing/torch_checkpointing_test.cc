@@ -113,10 +113,10 @@ TEST_F(TorchCheckpointing, SavesThatDidNotFinishAreToldApart) {
   path = copy(kTorch);
   fs::remove(path + "/optimizer_1.pt");
   EXPECT_EQ(error_of_opening(path),
-            "D: missing are 1 file: 'optimizer_1.pt': the save did not finish, or was not copied whole");
+            "D: 1 missing file: 'optimizer_1.pt': the save did not finish, or was not copied completely");
   write_file(path + "/optimizer_1.pt", "");
   EXPECT_EQ(error_of_opening(path),
-            "D: empty are 1 file: 'optimizer_1.pt': the save did not finish, or was not copied whole");
+            "D: 1 empty file: 'optimizer_1.pt': the save did not finish, or was not copied completely");
   path = copy(kSafetensors);
   fs::remove(path + "/metadata.pkl");
   EXPECT_THAT(error_of_opening(path), HasSubstr("D: a save without metadata.pkl, which says how its tensors are cut"));

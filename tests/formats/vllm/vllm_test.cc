@@ -188,18 +188,18 @@ TEST(Vllm, EveryLayerHasTheScalesOfItsAttention) {
 TEST(Vllm, ReadsOnlyWhatTheConfigDescribes) {
   const TempDir dir, another;
   Model model;
-  EXPECT_THAT(refusal_of(written(dir, model, 1, "")), HasSubstr("expected a config.json beside"));
+  EXPECT_THAT(refusal_of(written(dir, model, 1, "")), HasSubstr("expected a model's config.json next to"));
   std::string other = kConfig;
   other.replace(other.find("\"intermediate_size\": 4"), 22, "\"intermediate_size\": 6");
   EXPECT_THAT(refusal_of(written(dir, model, 2, other)),
-              HasSubstr("gate_up_proj.weight': expected int16 [6, 2] by the config.json, got int16 [4, 2]"));
+              HasSubstr("gate_up_proj.weight': expected int16 [6, 2] from config.json, got int16 [4, 2]"));
   const std::string path = written(dir, model, 4, kConfig);
   write_file(path + "/model-rank-3-part-0.safetensors", read_file(path + "/model-rank-2-part-0.safetensors"));
   EXPECT_EQ(refusal_of(path), "accepted");  // of the same shapes: nothing tells
   std::filesystem::remove(path + "/model-rank-3-part-0.safetensors");
   EXPECT_THAT(refusal_of(path), HasSubstr("does not run this model with tp=3"));
   other.replace(other.find("llama"), 5, "gpt_x");
-  EXPECT_THAT(refusal_of(written(another, model, 2, other)), HasSubstr("model_type 'gpt_x' is of no family known"));
+  EXPECT_THAT(refusal_of(written(another, model, 2, other)), HasSubstr("model_type 'gpt_x' is not of a known family"));
 }
 
 TEST(Vllm, PartsAreCutBySize) {
@@ -232,8 +232,8 @@ TEST(Vllm, RefusesWhatItDoesNotKnow) {
   model.add("model.layers.0.mlp.experts.0.w1.weight", {2, 2}, 0);
   EXPECT_EQ(
       model.refusal(),
-      "tensor 'model.layers.0.mlp.experts.0.w1.weight' [2, 2]: is no parameter of the models whose layout in vLLM "
-      "is known: llama, mistral, qwen2, qwen3");
+      "tensor 'model.layers.0.mlp.experts.0.w1.weight' [2, 2]: is not a parameter of the models whose layout in vLLM "
+      "is supported: llama, mistral, qwen2, qwen3");
   model.request.tensors.pop_back();
   model.request.tensors.erase(model.request.tensors.begin() + 2);
   EXPECT_THAT(model.refusal(), HasSubstr("vLLM stacks 3 tensors to model.layers.0.self_attn.qkv_proj.weight, got 2"));
