@@ -78,7 +78,7 @@ Status check_inert(Reader& source, const std::vector<Blob>& objects) {
     for (const std::string& name : pickle.globals())
       if (!makes_data(name))
         return unsupported(what + ": its pickle names '" + printable(name) +
-                           "', which whoever loads it would run; --exclude leaves the object out, --allow objects " +
+                           "', which runs when it is loaded; --exclude leaves the object out, --allow objects " +
                            "copies it as it is");
   }
   return {};

@@ -133,7 +133,7 @@ Status ColossalaiReader::open_optimizer() {
     return Status();
   };
   constexpr std::string_view kHint =
-      ". ColossalAI's save of a tensor-parallel optimizer fails where the vocabulary is not a multiple of its padding "
+      ". ColossalAI's save of a tensor-parallel optimizer fails if the vocabulary is not a multiple of its padding "
       "(\"The parameter isn't evenly distributed among tensor parallel group\"), and up to 0.4.7 the model that it "
       "wrote before then lacks rows: compare the embedding with the config's vocab_size.";
   if (!place.is_directory()) {
@@ -293,7 +293,8 @@ void ColossalaiReader::note_fused(const std::map<Index, std::string>& name_of) {
       fused.push_back(name);
   if (!fused.empty())
     catalog_.notes.push_back(
-        "If the run was tensor-parallel, the moments of fused layers are permuted against their parameters: ColossalAI "
+        "If the run was tensor-parallel, the moments of fused layers have another order than their parameters: "
+        "ColossalAI "
         "joins them rank by rank, and the number of ranks is not recorded. " +
         names_text(fused, "parameter") + ".");
 }

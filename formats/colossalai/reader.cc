@@ -169,7 +169,7 @@ Status ColossalaiReader::add_copies() {
     const auto found = catalog_.find(copy.name);
     if (!found)
       return corrupt(catalog_.file_path(copy.file) + ": '" + printable(copy.name) +
-                     "': the file that the index names lacks it");
+                     "': it is missing in the file that the index names");
     Tensor& tensor = catalog_.tensor(*found);
     const std::string where = catalog_.file_path(copy.file) + ": " + tensor_text(copy.name);
     const std::string other = catalog_.file_path(tensor.fragments.extent(0).file);
@@ -247,7 +247,7 @@ void ColossalaiReader::read_config(const std::string& directory) {
   is_untied_ = tie != nullptr && tie->is_bool() && !*tie->as_bool();
 }
 
-// ---- What is beside it and its optimizer
+// ---- Other files
 
 Status ColossalaiReader::open_scheduler() {
   if (!has_file(path_join(tree_.root, kScheduler))) return {};

@@ -93,7 +93,7 @@ Result<Tensor> join(const FlatParameter& parameter, const std::vector<RankStates
       return ranks[run.rank].path + ": group " + std::to_string(parameter.group) + ": " + printable(name);
     };
     if (!vector || vector->shape().rank() != 1)
-      return corrupt(what() + ": expected a vector, as other ranks have it: a file of another run");
+      return corrupt(what() + ": expected a vector as on other ranks: the file is of another run");
     const auto end = checked_add(run.at, run.end - run.begin);
     if (!end || *end > vector->shape()[0])
       return corrupt(what() + ": expected " + with_commas(end.value_or(INT64_MAX)) + " numbers, up to the end of '" +

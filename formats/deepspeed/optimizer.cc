@@ -32,15 +32,15 @@ Status DeepspeedReader::read_optimizers() {
     optimizer_ = first().groups ? "without its optimizer states" : "without ZeRO";
     if (first().groups)
       warn(
-          "The files of optimizer states are not there (zero_pp_rank_0_mp_rank_00_optim_states.pt and so on): masters "
+          "There are no files of optimizer states (zero_pp_rank_0_mp_rank_00_optim_states.pt and so on): masters "
           "and moments are missing");
     return read_plain_optimizer();
   }
   for (const auto& [number, states] : models_)
     if (tensor_ranks_ > 1 && !states.groups)
       return unsupported(catalog_.root +
-                         ": optimizer states of tensor-parallel ranks without param_shapes: how their " +
-                         "parts join is not known");
+                         ": optimizer states of tensor-parallel ranks without param_shapes: it is unknown how " +
+                         "their parts join");
   std::vector<ParameterGroup> groups;
   std::vector<std::vector<std::string>> names;  // the names of the parameters in each group
   for (Index part = 0; part < parts(); ++part) {
@@ -106,8 +106,8 @@ Status DeepspeedReader::add_parameters(const std::vector<RankStates>& ranks,
     const auto joined = joined_.find(p.parameter.name);
     const bool is_joined = joined != joined_.end();
     if (tensor_ranks_ > 1 && !is_joined)
-      return corrupt(catalog_.root + ": " + tensor_text(p.parameter.name) + ": optimizer states of no parameter that " +
-                     "tensor-parallel ranks have");
+      return corrupt(catalog_.root + ": " + tensor_text(p.parameter.name) + ": optimizer states of a parameter that " +
+                     "tensor-parallel ranks do not have");
     if (weight.master && (!is_joined || part == 0))
       return corrupt(catalog_.root + ": " + tensor_text(p.parameter.name) + ": two parts have optimizer states of it");
     if (!is_joined && weight.stored && weight.stored->shape != p.parameter.shape)
@@ -154,7 +154,7 @@ Status DeepspeedReader::add_parameters(const std::vector<RankStates>& ranks,
     weight.values.assign(group.values.begin(), group.values.end());
   }
   if (!without_weights.empty())
-    warn("Parameters with optimizer states that no module has: " + names_text(without_weights, "parameter"));
+    warn("Parameters with optimizer states that are in no module: " + names_text(without_weights, "parameter"));
   return {};
 }
 
@@ -225,7 +225,7 @@ Status DeepspeedReader::add_universal_state(const UniversalState& state, const s
     tensor.fragments.add(stored);
   } else if (volume(tensor.shape) != stored.shape()[0] || (stored.shape()[0] > 1 && stored.strides[0] != 1)) {
     return corrupt(catalog_.file_path(stored.extent.file) + ": expected the numbers of " + to_string(tensor.shape) +
-                   ", as param_shapes has it, got " + to_string(stored.shape()));
+                   " as in param_shapes, got " + to_string(stored.shape()));
   } else {
     for (const Fragment& fragment : fragments_of_run(tensor.shape, 0, volume(tensor.shape), stored, 0))
       tensor.fragments.add(fragment);
@@ -295,7 +295,7 @@ Status DeepspeedReader::read_plain_optimizer() {
   const auto optimizer = root->find("optimizer");
   if (!optimizer || optimizer->kind() != pickle::Kind::kDict || set_.is_universal) return {};
   if (tensor_ranks_ > 1) {
-    warn("The optimizer's states are not read: they are torch's own, numbered, of tensor-parallel ranks");
+    warn("The optimizer's states are not read: they are torch's own, numbered, of several tensor-parallel ranks");
     return {};
   }
   const std::uint32_t file = model_files_.begin()->second;
@@ -319,7 +319,7 @@ Status DeepspeedReader::read_plain_optimizer() {
   }
   for (const auto& [id, entries] : states) ids.insert(id);
   if (ids.empty() && optimizer->size() > 0)
-    warn("The optimizer's states are not read: they are not as torch's optimizers number them (FP16_Optimizer's?)");
+    warn("The optimizer's states are not read: they are not numbered like torch's (from FP16_Optimizer?)");
   if (ids.empty()) return {};
   std::vector<ParameterId> wanted;
   for (const Index id : ids) {

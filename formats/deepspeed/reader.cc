@@ -293,7 +293,7 @@ std::map<std::string, std::string> DeepspeedReader::plain_names(Families familie
 
 Status DeepspeedReader::finish_weights(Weights wanted, Families families) {
   if (wanted == Weights::kMaster && !has_masters_)
-    return usage_error(catalog_.root + ": --weights master: there are none, as " +
+    return usage_error(catalog_.root + ": --weights master: there are no masters, because " +
                        (set_.optimizers.empty() ? "the files of optimizer states are missing"
                                                 : "the optimizer has no second copy of the weights"));
   const std::map<std::string, std::string> plain = plain_names(families);

@@ -137,7 +137,7 @@ Result<JoinedParts> join_parts(const PartCut& cut, const std::vector<Dims>& shap
   out.is_replicated = d < 0;
   const auto refuse = [&](std::size_t rank) {
     return corrupt("tensor-parallel rank " + std::to_string(rank) + " has " + to_string(shapes[rank]) +
-                   " of it, rank 0 " + to_string(shapes[0]) + ": no parts of one parameter " +
+                   " of it, rank 0 " + to_string(shapes[0]) + ": these are not parts of one parameter " +
                    (d < 0 ? "that every rank has" : "that is cut along dimension " + std::to_string(d)));
   };
   for (std::size_t r = 0; r < shapes.size(); ++r) {

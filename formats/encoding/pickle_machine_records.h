@@ -1,8 +1,8 @@
-// How the machine that follows a pickle (pickle_machine.cc) takes objects of the classes that a RecordSink asks for: a
-// run of them is read by its shape, not opcode by opcode, handed to the sink and left out of the tree. Of what such
-// objects put in the memo only the torch.Sizes are found again.
+// Reads objects of the classes of a RecordSink for the pickle machine (pickle_machine.cc). A run of such objects is
+// parsed by its shape instead of opcode by opcode, passed to the sink and left out of the tree. Of the memo entries
+// that these objects make, only torch.Sizes can be found again.
 //
-// Included by the machine alone, and in an anonymous namespace as it is: what is called in one place is inlined there.
+// Only the machine includes this. It is in an anonymous namespace so that functions with one caller are inlined.
 #pragma once
 
 #include <algorithm>
@@ -31,11 +31,11 @@ class RecordReader : protected MachineState {
   struct RecordRow {
     RecordClass what;
     Handle global = kUnset;
-    std::array<Handle, kMaxRecordFields> names{};  // of its fields, once they were seen
+    std::array<Handle, kMaxRecordFields> names{};  // of its fields, once they were read
     std::size_t taken = 0;                         // objects
   };
 
-  // `sink`: null, or what takes the objects of its classes.
+  // `sink` may be null; otherwise it takes the objects of its classes.
   RecordReader(Tree& tree, const Limits& limits, RecordSink* sink) : MachineState(tree, limits), sink_(sink) {
     if (sink == nullptr) return;
     for (const RecordClass& c : sink->classes()) record_classes_.push_back({c, kUnset, {}, 0});
@@ -43,15 +43,15 @@ class RecordReader : protected MachineState {
   ~RecordReader() = default;
 
   bool has_sink() const { return sink_ != nullptr; }
-  // Whether what the memo lacks may be an object's that was taken.
+  // Returns whether a missing memo entry may belong to an object that the sink took.
   bool has_records() const { return !record_memo_.empty(); }
-  // A global that was not there before: it may be a class of the sink's.
+  // Registers a new global, which may be a class of the sink.
   void note_global(std::string_view module, std::string_view name, Handle h) {
     for (RecordRow& c : record_classes_)
       if (c.what.module == module && c.what.name == name) c.global = h;
   }
 
-  // After EMPTY_TUPLE: the class on top of the stack, where an object of it is being made.
+  // After EMPTY_TUPLE, returns the sink's class on top of the stack if NEWOBJ follows, or null.
   RecordRow* record_begun() {
     if (sink_ == nullptr || stack_.size() == floor_) return nullptr;
     for (RecordRow& c : record_classes_) {
@@ -64,14 +64,14 @@ class RecordReader : protected MachineState {
     return nullptr;
   }
 
-  // Objects of one class, or keys and values in turn, as far as they follow each other.
+  // Takes objects of one class, or keys and values in turn, as long as they follow each other.
   bool take_records(RecordRow& first) {
     pos_ = op_at_;
     if (memo_used_ != memo_.size()) return fail(kNotSimple);
     stack_.resize(stack_.size() - 1);
     RecordRow* last = &first;
     if (!begin_records(first) || !take_record(first)) return false;
-    const std::size_t second = pos_;  // the first may bring the fields' names
+    const std::size_t second = pos_;  // the first object may introduce the names of the fields
     if (first.what.value) {
       last = &record_classes_[*first.what.value];
       if (!record_follows(*last)) return true;
@@ -94,7 +94,7 @@ class RecordReader : protected MachineState {
     return true;
   }
 
-  // The torch.Size of an object that was taken, by its index in the memo.
+  // Returns the torch.Size of an object that was taken, by its index in the memo.
   std::optional<Dims> record_size(std::uint32_t i) {
     if (record_memo_.empty()) return std::nullopt;
     if (!record_memo_[last_memo_].has(i)) {
@@ -117,17 +117,17 @@ class RecordReader : protected MachineState {
   }
 
  private:
-  static constexpr std::size_t kReleasedBytes = 1 << 20;  // of records, at once
+  static constexpr std::size_t kReleasedBytes = 1 << 20;  // bytes of records to release at once
 
-  // Objects that follow each other, and as many remembered values of each: which of those are sizes is all that is
-  // remembered.
+  // A run of objects with equally many memo entries. Only the positions of sizes among these entries are kept.
   struct RecordMemo {
     std::uint32_t first = 0;
     std::uint32_t stride = 0;
     std::uint32_t count = 0;
     std::size_t cls = 0;
     std::size_t first_object = 0;
-    std::array<std::uint32_t, kMaxRecordFields> sizes{};  // 1 + place of the field's among an object's; 0: none
+    std::array<std::uint32_t, kMaxRecordFields>
+        sizes{};  // for each field, 1 + its position among an object's entries, or 0
 
     bool has(std::uint32_t i) const { return i >= first && i - first < std::uint64_t{stride} * count; }
   };
@@ -136,7 +136,7 @@ class RecordReader : protected MachineState {
     return static_cast<std::size_t>(&record - record_classes_.data());
   }
 
-  // The next opcode, beyond the beginnings of frames; 0 at the end.
+  // Reads the next opcode after any frame headers; returns 0 at the end.
   unsigned char next() {
     while (pos_ < size_) {
       const unsigned char op = raw_[pos_++];
@@ -151,7 +151,7 @@ class RecordReader : protected MachineState {
     pos_ = at;
     return false;
   }
-  // Steps over these opcodes if they follow, `n` of which remember values.
+  // Skips these opcodes if they follow. `n` of them add memo entries.
   bool follows(std::string_view opcodes, std::uint32_t n) {
     if (size_ - pos_ < opcodes.size() || std::memcmp(raw_ + pos_, opcodes.data(), opcodes.size()) != 0 ||
         !memo_.has_room(n))
@@ -161,7 +161,7 @@ class RecordReader : protected MachineState {
     memo_used_ = memo_.size();
     return true;
   }
-  // An index in the memo, where GET follows. No optional, here and in integer(): one goes through memory.
+  // Reads the memo index if GET follows. Not an optional, here and in integer(), because those are returned in memory.
   bool get_index(std::uint32_t& index) {
     const std::size_t at = pos_;
     const unsigned char op = next();
@@ -174,7 +174,7 @@ class RecordReader : protected MachineState {
     pos_ = at;
     return false;
   }
-  // Remembers a value in the next free place, where that is asked for.
+  // Adds a value to the memo if PUT or MEMOIZE follows.
   bool remember(Handle h) {
     if (pos_ == size_) return false;
     const std::size_t at = pos_;
@@ -193,7 +193,7 @@ class RecordReader : protected MachineState {
     return true;
   }
 
-  // A run's stand-in, on the stack.
+  // Pushes the object that stands for a run.
   bool begin_records(const RecordRow& record) {
     if (!allocate(3)) return false;
     std::uint32_t* cells = tree_.cells.data() + node_;
@@ -218,7 +218,7 @@ class RecordReader : protected MachineState {
     return text_of(text);
   }
 
-  // Whether an object of the class follows; at its EMPTY_TUPLE then.
+  // Returns whether an object of the class follows. If it does, moves to its EMPTY_TUPLE.
   bool record_follows(const RecordRow& record) {
     if (!ahead()) return false;
     const std::size_t at = pos_;
@@ -245,7 +245,7 @@ class RecordReader : protected MachineState {
       if (!field || fields_[*field].kind != RecordField::Kind::kAbsent) return fail(kNotSimple);
       if (!field_value(fields_[*field], sizes[*field], first)) return fail(kNotSimple);
     }
-    // What is not there yet reads as zeros.
+    // Bytes that were not read yet are zero, so check that all of it was read.
     if (!skip('b') || pos_ > tree_.text.filled() || !sink_->take(number_of(record), fields_)) return fail(kNotSimple);
     const std::size_t object = record.taken++;
     if (memo_.size() == first || record.what.value) return true;
@@ -263,7 +263,7 @@ class RecordReader : protected MachineState {
     return true;
   }
 
-  // A string that GET or its own opcode pushes; kUnset of anything else.
+  // Reads a string that is pushed by GET or by its own opcode; returns kUnset for anything else.
   Handle string_handle() {
     if (std::uint32_t i = 0; get_index(i)) return text_at(memo_[i]) ? memo_[i] : kUnset;
     const std::size_t at = pos_;
@@ -284,7 +284,7 @@ class RecordReader : protected MachineState {
     return kUnset;
   }
 
-  // The number of the field whose name follows; `likely`: how many there were before it.
+  // Reads a field's name and returns its number. `likely` is the number of fields before it.
   std::optional<std::size_t> field_name(RecordRow& record, std::size_t likely) {
     const std::size_t at = pos_;
     if (std::uint32_t i = 0; get_index(i)) {
@@ -382,7 +382,7 @@ class RecordReader : protected MachineState {
     return true;
   }
 
-  // The integers that torch.Size is called with, after the class.
+  // Reads the integers in a call of torch.Size, after the class.
   bool new_size(RecordField& field, std::uint32_t& size_at, std::uint32_t first_memo) {
     Dims& dims = field.size;
     dims = Dims();
@@ -423,8 +423,8 @@ class RecordReader : protected MachineState {
 
   RecordSink* sink_;
   std::vector<RecordRow> record_classes_;
-  std::vector<RecordMemo> record_memo_;  // ascending
-  std::size_t last_memo_ = 0;            // the one that was asked last
+  std::vector<RecordMemo> record_memo_;  // sorted by `first`
+  std::size_t last_memo_ = 0;            // the entry that was found last
   RecordFields fields_;
 };
 

@@ -96,7 +96,7 @@ class MachineState {
     stack_.push(h);
     return true;
   }
-  // Values below the last mark belong to an unfinished container and are out of reach.
+  // Values below the last mark belong to an unfinished container and cannot be popped.
   [[gnu::always_inline]] bool depth_needed(std::uint32_t n) { return stack_.size() - floor_ >= n || fail_depth(n); }
   Handle pop() {
     const Handle h = stack_.back();
@@ -120,7 +120,7 @@ class MachineState {
   }
   std::uint32_t above_mark() const { return stack_.size() - floor_; }
 
-  // n cells at the end of the tree, at index node_.
+  // Allocates n cells at the end of the tree, at index node_.
   [[gnu::always_inline]] bool allocate(std::uint32_t n) {
     node_ = tree_.cells.size();
     if (!tree_.cells.has_room(n)) return fail_cells();
@@ -149,15 +149,15 @@ class MachineState {
   bool unsupported_ = false;
   bool lacks_cells_ = false;
   std::string problem_;
-  Status file_;  // what reading on said
+  Status file_;  // the result of reading on
 
   Cells stack_;
-  Cells marks_;              // heights of the stack
-  std::uint32_t floor_ = 0;  // the last of them, or 0
+  Cells marks_;              // height of the stack at each mark
+  std::uint32_t floor_ = 0;  // the last mark, or 0
   Cells memo_;
-  std::uint32_t memo_used_ = 0;  // of the memo's places
-  Handle torch_size_ = kUnset;   // the global, once it was named
-  std::uint32_t node_ = 0;       // what allocate() made
+  std::uint32_t memo_used_ = 0;  // number of memo entries that are set
+  Handle torch_size_ = kUnset;   // the global torch.Size, once it occurred
+  std::uint32_t node_ = 0;       // the first cell that allocate() returned
 };
 
 }  // namespace

@@ -1,128 +1,11 @@
 #include "formats/encoding/pickle_opcodes.h"
 
+#include <array>
 #include <optional>
 
 #include "formats/encoding/pickle_tree.h"
 
 namespace reshard::pickle::internal {
-
-std::string_view opcode_name(unsigned char op) {
-  switch (op) {
-    case 0x80:
-      return "PROTO";
-    case 0x95:
-      return "FRAME";
-    case '.':
-      return "STOP";
-    case '(':
-      return "MARK";
-    case '0':
-      return "POP";
-    case '1':
-      return "POP_MARK";
-    case '2':
-      return "DUP";
-    case 'N':
-      return "NONE";
-    case 0x88:
-      return "NEWTRUE";
-    case 0x89:
-      return "NEWFALSE";
-    case 'K':
-      return "BININT1";
-    case 'M':
-      return "BININT2";
-    case 'J':
-      return "BININT";
-    case 0x8a:
-      return "LONG1";
-    case 0x8b:
-      return "LONG4";
-    case 'G':
-      return "BINFLOAT";
-    case 'X':
-      return "BINUNICODE";
-    case 0x8c:
-      return "SHORT_BINUNICODE";
-    case 0x8d:
-      return "BINUNICODE8";
-    case 'T':
-      return "BINSTRING";
-    case 'U':
-      return "SHORT_BINSTRING";
-    case 'B':
-      return "BINBYTES";
-    case 'C':
-      return "SHORT_BINBYTES";
-    case 0x8e:
-      return "BINBYTES8";
-    case 0x96:
-      return "BYTEARRAY8";
-    case ')':
-      return "EMPTY_TUPLE";
-    case 0x85:
-      return "TUPLE1";
-    case 0x86:
-      return "TUPLE2";
-    case 0x87:
-      return "TUPLE3";
-    case 't':
-      return "TUPLE";
-    case ']':
-      return "EMPTY_LIST";
-    case 'a':
-      return "APPEND";
-    case 'e':
-      return "APPENDS";
-    case 'l':
-      return "LIST";
-    case '}':
-      return "EMPTY_DICT";
-    case 's':
-      return "SETITEM";
-    case 'u':
-      return "SETITEMS";
-    case 'd':
-      return "DICT";
-    case 0x8f:
-      return "EMPTY_SET";
-    case 0x90:
-      return "ADDITEMS";
-    case 0x91:
-      return "FROZENSET";
-    case 'c':
-      return "GLOBAL";
-    case 0x93:
-      return "STACK_GLOBAL";
-    case 'R':
-      return "REDUCE";
-    case 0x81:
-      return "NEWOBJ";
-    case 0x92:
-      return "NEWOBJ_EX";
-    case 'b':
-      return "BUILD";
-    case 'Q':
-      return "BINPERSID";
-    case 'q':
-      return "BINPUT";
-    case 'r':
-      return "LONG_BINPUT";
-    case 'p':
-      return "PUT";
-    case 0x94:
-      return "MEMOIZE";
-    case 'h':
-      return "BINGET";
-    case 'j':
-      return "LONG_BINGET";
-    case 'g':
-      return "GET";
-    default:
-      return "";
-  }
-}
-
 namespace {
 
 // The size of an opcode's argument, without a payload whose length the argument gives.
@@ -130,49 +13,54 @@ struct Argument {
   enum class Form { kUnknown, kFixed, kCounted, kLines } form = Form::kUnknown;
   std::size_t n = 0;  // bytes, or lines
 };
+using enum Argument::Form;
 
-Argument argument_of(unsigned char op) {
-  using enum Argument::Form;
-  switch (op) {
-    case 'J':
-    case 0x8a:
-    case 0x8b:
-    case 'G':
-    case 'X':
-    case 0x8c:
-    case 0x8d:
-    case 'T':
-    case 'U':
-    case 'B':
-    case 'C':
-    case 0x8e:
-    case 0x96: {
-      const Leaf leaf = leaf_of(op);
-      return leaf.length_width == 0 ? Argument{kFixed, leaf.fixed} : Argument{kCounted, leaf.length_width};
-    }
-    case 'K':
-    case 'q':
-    case 'h':
-    case 0x80:
-      return {kFixed, 1};
-    case 'M':
-      return {kFixed, 2};
-    case 'r':
-    case 'j':
-      return {kFixed, 4};
-    case 0x95:
-      return {kFixed, 8};
-    case 'p':
-    case 'g':
-      return {kLines, 1};
-    case 'c':
-      return {kLines, 2};
-    default:
-      return {opcode_name(op).empty() ? kUnknown : kFixed, 0};
-  }
+constexpr Argument leaf(unsigned char op) {
+  const Leaf of = leaf_of(op);
+  return of.length_width == 0 ? Argument{kFixed, of.fixed} : Argument{kCounted, of.length_width};
 }
 
+// An opcode under its name in Lib/pickletools.py.
+struct Opcode {
+  unsigned char code;
+  std::string_view name;
+  Argument argument;
+};
+
+constexpr Opcode kOpcodes[] = {
+    {0x80, "PROTO", {kFixed, 1}},        {0x95, "FRAME", {kFixed, 8}},       {'.', "STOP", {kFixed, 0}},
+    {'(', "MARK", {kFixed, 0}},          {'0', "POP", {kFixed, 0}},          {'1', "POP_MARK", {kFixed, 0}},
+    {'2', "DUP", {kFixed, 0}},           {'N', "NONE", {kFixed, 0}},         {0x88, "NEWTRUE", {kFixed, 0}},
+    {0x89, "NEWFALSE", {kFixed, 0}},     {'K', "BININT1", {kFixed, 1}},      {'M', "BININT2", {kFixed, 2}},
+    {'J', "BININT", leaf('J')},          {0x8a, "LONG1", leaf(0x8a)},        {0x8b, "LONG4", leaf(0x8b)},
+    {'G', "BINFLOAT", leaf('G')},        {'X', "BINUNICODE", leaf('X')},     {0x8c, "SHORT_BINUNICODE", leaf(0x8c)},
+    {0x8d, "BINUNICODE8", leaf(0x8d)},   {'T', "BINSTRING", leaf('T')},      {'U', "SHORT_BINSTRING", leaf('U')},
+    {'B', "BINBYTES", leaf('B')},        {'C', "SHORT_BINBYTES", leaf('C')}, {0x8e, "BINBYTES8", leaf(0x8e)},
+    {0x96, "BYTEARRAY8", leaf(0x96)},    {')', "EMPTY_TUPLE", {kFixed, 0}},  {0x85, "TUPLE1", {kFixed, 0}},
+    {0x86, "TUPLE2", {kFixed, 0}},       {0x87, "TUPLE3", {kFixed, 0}},      {'t', "TUPLE", {kFixed, 0}},
+    {']', "EMPTY_LIST", {kFixed, 0}},    {'a', "APPEND", {kFixed, 0}},       {'e', "APPENDS", {kFixed, 0}},
+    {'l', "LIST", {kFixed, 0}},          {'}', "EMPTY_DICT", {kFixed, 0}},   {'s', "SETITEM", {kFixed, 0}},
+    {'u', "SETITEMS", {kFixed, 0}},      {'d', "DICT", {kFixed, 0}},         {0x8f, "EMPTY_SET", {kFixed, 0}},
+    {0x90, "ADDITEMS", {kFixed, 0}},     {0x91, "FROZENSET", {kFixed, 0}},   {'c', "GLOBAL", {kLines, 2}},
+    {0x93, "STACK_GLOBAL", {kFixed, 0}}, {'R', "REDUCE", {kFixed, 0}},       {0x81, "NEWOBJ", {kFixed, 0}},
+    {0x92, "NEWOBJ_EX", {kFixed, 0}},    {'b', "BUILD", {kFixed, 0}},        {'Q', "BINPERSID", {kFixed, 0}},
+    {'q', "BINPUT", {kFixed, 1}},        {'r', "LONG_BINPUT", {kFixed, 4}},  {'p', "PUT", {kLines, 1}},
+    {0x94, "MEMOIZE", {kFixed, 0}},      {'h', "BINGET", {kFixed, 1}},       {'j', "LONG_BINGET", {kFixed, 4}},
+    {'g', "GET", {kLines, 1}},
+};
+
+// The rows by code; unknown codes have no name.
+constexpr std::array<Opcode, 256> by_code() {
+  std::array<Opcode, 256> out{};
+  for (const Opcode& opcode : kOpcodes) out[opcode.code] = opcode;
+  return out;
+}
+constexpr std::array<Opcode, 256> kByCode = by_code();
+
 }  // namespace
+
+std::string_view opcode_name(unsigned char op) { return kByCode[op].name; }
+
 }  // namespace reshard::pickle::internal
 
 namespace reshard::pickle {
@@ -182,7 +70,7 @@ std::optional<Index> length_of(std::string_view bytes) {
   std::size_t pos = 0;
   while (pos < bytes.size()) {
     const auto op = static_cast<unsigned char>(bytes[pos++]);
-    const Argument argument = internal::argument_of(op);
+    const Argument argument = internal::kByCode[op].argument;
     if (op == '.' || argument.form == Argument::Form::kUnknown) return static_cast<Index>(pos);
     if (argument.form == Argument::Form::kLines) {
       for (std::size_t line = 0; line < argument.n; ++line) {

@@ -119,8 +119,9 @@ std::string_view explanation(std::string_view function) {
       {"nested", "a nested tensor: save its unbind()"},
       {"meta", "a tensor on the meta device, which has no values"},
       {"wrapper_subclass",
-       "a tensor that is spread over ranks or computed (DTensor, ShardedTensor): the file holds one rank's part of it "
-       "and not where that belongs; save its full_tensor(), or the whole with torch.distributed.checkpoint"},
+       "a tensor that is spread over ranks or computed (DTensor, ShardedTensor): the file contains one rank's part of "
+       "it, "
+       "not its position; save its full_tensor(), or the whole with torch.distributed.checkpoint"},
       {"device_tensor", "a tensor of a device without storages: save its cpu()"},
       {"xla", "a tensor of a device without storages: save its cpu()"},
   }};

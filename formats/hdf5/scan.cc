@@ -239,7 +239,7 @@ Status Scanner::add_own(Id dataset, const std::string& path, const std::string& 
   return {};
 }
 
-// ---- where the elements lie
+// ---- Extents
 
 Status Scanner::locate(Id dataset, Tensor& tensor, bool big_endian, const std::string& place) {
   if (tensor.elements() == 0) return {};
@@ -435,7 +435,7 @@ Result<Listing> scan(const std::string& path, bool external_too) { return Scanne
 Status survives_scan(const std::string& path, bool external_too) {
   const LibraryLock lock;  // no other thread is inside the library during the fork
   const pid_t parent = ::getpid(), child = ::fork();
-  if (child < 0) return io_error(path + ": cannot start a process to look at it");
+  if (child < 0) return io_error(path + ": cannot start a process to read it");
   if (child == 0) {
     ::prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (::getppid() != parent) ::_exit(0);  // the parent was already killed
@@ -450,12 +450,12 @@ Status survives_scan(const std::string& path, bool external_too) {
   }
   int status = 0;
   while (::waitpid(child, &status, 0) < 0)
-    if (errno != EINTR) return io_error(path + ": cannot wait for the process that looks at it");
+    if (errno != EINTR) return io_error(path + ": cannot wait for the process that reads it");
   if (WIFEXITED(status) && WEXITSTATUS(status) == kNoMemory)
     return io_error(path + ": out of memory: libhdf5 got none reading its metadata, and crashed");
   if (!WIFSIGNALED(status)) return {};
   if (WTERMSIG(status) == SIGALRM)
-    return corrupt(path + ": libhdf5 does not come to an end reading its metadata: they are damaged");
+    return corrupt(path + ": libhdf5 does not finish reading its metadata, which are damaged");
   return corrupt(path + ": libhdf5 crashes reading its metadata (signal " + std::to_string(WTERMSIG(status)) +
                  "): they are damaged");
 }

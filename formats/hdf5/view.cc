@@ -219,7 +219,7 @@ Result<ViewReport> write_view(const Catalog& catalog, const std::string& path, b
   ViewReport report;
   const std::string text = TRY(ViewWriter(catalog).write(report));
   if (report.tensors == 0 && !report.refused.empty())
-    return unsupported(path + ": no tensor can be shown where it lies; '" +
+    return unsupported(path + ": no tensor can be shown in place; '" +
                        printable(report.refused[0].first.substr(0, 100)) + "' is " + report.refused[0].second);
   TRY(replace_file(path, text, replace));
   return report;

@@ -59,8 +59,8 @@ Status LegacyReader::find_ranks(const PathSnapshot& directory, const OpenOptions
   std::sort(found.begin(), found.end());
   for (const auto& [name, numbers] : found)
     if (numbers.size() != found.front().second.size())
-      return corrupt(path_join(catalog_.root, name) + ": expected as many numbers as in " + found.front().first +
-                     ": the files are of two saves");
+      return corrupt(path_join(catalog_.root, name) + ": expected as many numbers in the name as in " +
+                     found.front().first + ": the files are of two saves");
   for (auto& [name, numbers] : found) {
     LegacyRank rank;
     rank.directory = name;

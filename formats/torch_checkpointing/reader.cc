@@ -190,7 +190,7 @@ Status StepReader::read_item(const std::string& name, const Item& item, const Op
   return {};
 }
 
-// ---- what metadata.pkl does not tell of
+// ---- What metadata.pkl does not describe
 
 void StepReader::add_values(const std::string& item, const TensorFile& content, std::uint32_t file) {
   for (const TensorFile::Object& o : content.objects())

@@ -628,7 +628,7 @@ TEST_F(Megatron, MissingRanksAreNamed) {
   fs::copy(moe + kIteration + "/mp_rank_00_000", moe + kIteration + "/mp_rank_02_001");
   EXPECT_THAT(error_of(moe), HasSubstr("D/iter_0000010/mp_rank_02_001: is not a rank of dp=2, tp=2, ep=2"));
   fs::rename(moe + kIteration + "/mp_rank_02_001", moe + kIteration + "/mp_rank_02");
-  EXPECT_THAT(error_of(moe), HasSubstr("expected as many numbers as in mp_rank_00_000"));
+  EXPECT_THAT(error_of(moe), HasSubstr("expected as many numbers in the name as in mp_rank_00_000"));
 
   const std::string last = tied + kIteration + "/mp_rank_00_001";
   fs::rename(last + "/distrib_optim.pt", last + "/away");
