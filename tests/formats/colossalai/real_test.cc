@@ -257,7 +257,7 @@ TEST_F(RealColossalai, MomentsOfFusedLayersMayBePermuted) {
              torch_file({{"0.exp_avg", floats({4, 12})}, {"1.exp_avg", floats({9, 4})}}));
   const auto reader = opened(path);
   ASSERT_TRUE(reader->catalog().find("optimizer.state.transformer.h.0.attn.c_attn.weight.exp_avg"));
-  EXPECT_THAT(reader->catalog().notes, Contains(HasSubstr("the moments of fused layers are permuted")));
+  EXPECT_THAT(reader->catalog().notes, Contains(HasSubstr("the moments of fused layers have another order")));
   const std::string text = reshard_cli({"plan", path, dir_ / "o", "--to", "dcp", "--names", "keep"}).out;
   EXPECT_THAT(text, HasSubstr("If the run was tensor-parallel"));
   EXPECT_THAT(reshard_cli({"plan", path, dir_ / "o", "--to", "hf", "--names", "keep"}).out,

@@ -209,7 +209,7 @@ TEST_F(Deepspeed, MastersAreTheModelWhereAskedFor) {
   }
   const CommandResult none = reshard_cli({"inspect", saved("z0"), "--weights", "master"});
   EXPECT_EQ(none.exit_code, 2);
-  EXPECT_THAT(none.err, HasSubstr("--weights master: there are none"));
+  EXPECT_THAT(none.err, HasSubstr("--weights master: there are no masters"));
   const CommandResult other = reshard_cli({"inspect", test_data("nanotron/tp2"), "--weights", "master"});
   EXPECT_EQ(other.exit_code, 2);
   EXPECT_THAT(other.err, HasSubstr("nanotron has them once"));
@@ -369,7 +369,7 @@ TEST_F(Deepspeed, MissingFilesAreNamed) {
     fs::remove(path + "/global_step1/bf16_zero_pp_rank_" + rank + "_mp_rank_00_optim_states.pt");
   const CommandResult r = reshard_cli({"inspect", path});
   EXPECT_EQ(r.exit_code, 0) << r.err;
-  EXPECT_THAT(r.out, HasSubstr("The files of optimizer states are not there"));
+  EXPECT_THAT(r.out, HasSubstr("There are no files of optimizer states"));
 }
 
 TEST_F(Deepspeed, FilesOfTwoSavesAreRefused) {

@@ -163,7 +163,8 @@ TEST_F(Meta, Llama3CutsTheEmbeddingByRows) {
   // Of no module that is known.
   write_rank(path, {{"vision.weight", value({3, 3}, 0)}}, 0);
   write_rank(path, {{"vision.weight", value({3, 3}, 0)}}, 1);
-  EXPECT_THAT(error_of(path), HasSubstr("tensor 'vision.weight': is in the files of 2 ranks, and is none of Llama's"));
+  EXPECT_THAT(error_of(path),
+              HasSubstr("tensor 'vision.weight': is in the files of 2 ranks, and is not a tensor of Llama"));
   // That a rank lacks, or has otherwise.
   write_rank(path, {{"norm.weight", norm}, {"output.weight", value({2, 4}, 0)}}, 0);
   write_rank(path, {{"norm.weight", norm}}, 1);
