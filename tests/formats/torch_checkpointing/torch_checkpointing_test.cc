@@ -119,7 +119,7 @@ TEST_F(TorchCheckpointing, SavesThatDidNotFinishAreToldApart) {
             "D: 1 empty file: 'optimizer_1.pt': the save did not finish, or was not copied completely");
   path = copy(kSafetensors);
   fs::remove(path + "/metadata.pkl");
-  EXPECT_THAT(error_of_opening(path), HasSubstr("D: a save without metadata.pkl, which says how its tensors are cut"));
+  EXPECT_THAT(error_of_opening(path), HasSubstr("D: a save without metadata.pkl, which describes its tensors"));
 }
 
 TEST_F(TorchCheckpointing, DamagedFilesAreRefused) {
@@ -278,7 +278,7 @@ TEST_F(TorchCheckpointing, RowsThatItsLoaderWouldPlaceElsewhereAreRefused) {
   };
   const CommandResult refused = write("dp_shard=4,tp=2");
   EXPECT_EQ(refused.exit_code, 4) << refused.err;
-  EXPECT_THAT(refused.err, HasSubstr("torch's loader would place some of its 257 rows elsewhere (2 and 4 ranks"));
+  EXPECT_THAT(refused.err, HasSubstr("torch's loader would put some of its 257 rows elsewhere (2 and 4 ranks"));
   EXPECT_FALSE(fs::exists(out));
   const CommandResult written = write("dp_shard=3,tp=2");
   ASSERT_EQ(written.exit_code, 0) << written.err;
