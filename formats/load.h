@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Loading from a path (lib/load/load.h says what loading is): opens the checkpoint, whatever its format.
 //
 //   const LoadReport report = TRY(load("/checkpoints/step-1000", options, [&](const LoadTensor& t) {

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // torch.optim's own state next to its model: {"state": {0: {"exp_avg": ...}, ...}, "param_groups": [{"params": [0, 1]},
 // ...]}. It names no parameter. A number is a parameter's place among those that were given to the optimizer: group by
 // group, and in each group in the order of model.named_parameters(). transformers' Trainer and the usual recipes make

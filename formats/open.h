@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Opening a checkpoint at a path, whichever format wrote it: one checkpoint, or the parts of a training run's step.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Checks objects that are copied unchanged, because loading the copy runs their pickles.
 #pragma once
 

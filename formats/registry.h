@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The table of formats. Adding one is one directory and one row in registry.cc.
 #pragma once
 

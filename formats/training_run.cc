@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Directories of training runs. See training_run.h.
 #include "formats/training_run.h"
 

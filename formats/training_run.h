@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Directories of training runs: what holds checkpoints without being one file's or one writer's.
 //
 //   checkpoint-500/                 model and optimizer saved side by side, joined into one

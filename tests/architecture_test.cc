@@ -218,9 +218,18 @@ TEST(Architecture, ForeignHeadersStayInSources) {
   }
 }
 
+const std::string kLicence = "SPDX-License-Identifier: Apache-2.0\n";
+
+TEST(Architecture, EverySourceNamesItsLicence) {
+  for (const SourceFile& file : sources()) EXPECT_TRUE(file.text.starts_with("// " + kLicence)) << file.path;
+  for (const SourceFile& file : files_under({"tools/python"}, {".py", ".pyi", ".txt"}))
+    EXPECT_TRUE(file.text.starts_with("# " + kLicence)) << file.path;
+}
+
 TEST(Architecture, EveryHeaderSaysWhatItIsForAndIsReadOnce) {
   for (const SourceFile& file : files_under({"lib", "formats", "tools", "tests"}, {".h", ".cuh"})) {
-    EXPECT_TRUE(file.text.starts_with("// ")) << file.path << ": no comment at the top";
+    const std::size_t begin = file.text.starts_with("// " + kLicence) ? 3 + kLicence.size() : 0;
+    EXPECT_EQ(file.text.compare(begin, 3, "// "), 0) << file.path << ": no comment at the top";
     const std::size_t once = file.text.find("#pragma once\n");
     ASSERT_NE(once, std::string::npos) << file.path;
     EXPECT_LT(once, file.text.find("#include")) << file.path;

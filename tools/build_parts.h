@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The optional parts of the program: whether they are built in, and whether this machine has the libraries they load.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // reshard check: whether a model can be trained on a mesh.
 #include <algorithm>
 #include <array>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The command line of a subcommand. CLI11 parses it; only command_line.cc includes its headers, which take seconds to
 // compile.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The subcommands. Each has a file that turns options into one call of the library and the result into text. reshard.cc
 // has the table.
 #pragma once

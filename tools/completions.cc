@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // reshard completions: scripts that complete a command line, made from the texts of --help.
 #include <algorithm>
 #include <cstdio>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Confines a command to the paths of its command line (lib/base/sandbox.h).
 #pragma once
 

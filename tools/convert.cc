@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // reshard convert and reshard plan.
 #include <chrono>
 #include <cstdio>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // reshard diff: compares two checkpoints tensor by tensor.
 #include <cstdio>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // reshard doctor: what this build can do on this machine, and what is wrong with the machine.
 #include <fcntl.h>
 #include <sys/resource.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // reshard families: the model families that the program knows.
 #include <cstdio>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Prints the findings of an audit as text, JSON and JUnit XML, for verify and check.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Uses the part of libfuse's low-level interface (fuse_lowlevel.h) that a constant tree needs.
 //
 // Worker threads take turns at the kernel's queue: one waits for a request and passes the turn on before it answers.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Serves the files of an image as a read-only file system through libfuse 3, which is loaded at run time.
 #pragma once
 

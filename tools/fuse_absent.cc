@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Stands for fuse.cc in a program built without libfuse's headers.
 #include "tools/fuse.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What -h and --help print.
 #pragma once
 

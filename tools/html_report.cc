@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "tools/html_report.h"
 
 #include "lib/base/file.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // HTML reports: the result of a command as one self-contained file. tools/report/ has the viewer.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // reshard inspect: shows what a checkpoint contains, from its metadata.
 #include <cstdio>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Prints an inspection as text, JSON and the data of a page.
 #pragma once
 

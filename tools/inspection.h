@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Facts about a checkpoint, from its metadata. inspect_report.h turns them into text or JSON.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Options that several subcommands share, and their conversion into the library's.
 #pragma once
 

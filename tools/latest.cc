@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // reshard latest: the checkpoint of a training run to resume from.
 #include <cstdio>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // reshard layout: shows how a checkpoint is sharded, as text or as a file for --layout.
 #include <cstdio>
 

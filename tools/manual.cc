@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // reshard man: manual pages, made from the texts of --help.
 #include <algorithm>
 #include <cstdio>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Keeps the outputs of a command from changing its inputs (lib/base/output_guard.h).
 #pragma once
 

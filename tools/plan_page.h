@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A plan for a page: --json's, and which files are read for which.
 #pragma once
 

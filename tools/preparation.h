@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Opens the sources of a conversion and prepares it from its options.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // reshard: the table of commands, and the program's main function.
 #include <fcntl.h>
 #include <poll.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // reshard synth: writes a synthetic checkpoint.
 #include <algorithm>
 #include <array>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // reshard verify: checks a checkpoint against its config, a mesh or layout, its checksums, or another checkpoint.
 #include <algorithm>
 #include <chrono>

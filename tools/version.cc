@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // reshard --version: the program's version, the formats it knows and the optional parts it has.
 #include "formats/registry.h"
 #include "lib/base/json.h"

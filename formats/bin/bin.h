@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // torch.save files: one file of any name, or a directory of them as Hugging Face wrote models before safetensors.
 //
 //   anything.pt                        one file (drawn in formats/encoding/torch_file.h)

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Makes a config.json of transformers' GPT-2 from what nanoGPT's train.py saves with a model:
 //
 //   {"model": ..., "optimizer": ..., "model_args": {"n_layer": 12, "n_head": 12, "n_embd": 768, "block_size": 1024,

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Checkpoints of ColossalAI's Booster (colossalai/checkpoint_io): a directory of whole tensors, or a tree of such
 // directories.
 //

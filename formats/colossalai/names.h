@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The names of the files in ColossalAI's checkpoints (colossalai/checkpoint_io/utils.py).
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Reads ColossalAI's optimizer: the states of numbered parameters, in shards with an index or in one file, and the
 // groups.
 #include <algorithm>

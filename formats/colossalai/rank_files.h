@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The directories that colossalai.utils.checkpoint_io wrote (releases 0.2.0 to 0.3.1). Every rank saved its parts as
 // ZeRO and tensor parallelism had cut them, and meta files say how they join.
 //

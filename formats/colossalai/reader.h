@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The reader of ColossalAI's checkpoints: the model (reader.cc), the optimizer's states (optimizer.cc), and the files
 // next to them.
 #pragma once

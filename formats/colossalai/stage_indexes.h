@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The indexes that the pipeline stages of an interrupted save left in tmp_index_files/. A stage writes its index after
 // all of its shards, so the save is complete if the indexes cover the model.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // PyTorch Distributed Checkpoint: a directory of `.metadata` and `__R_K.distcp` files, written by
 // torch.distributed.checkpoint.save (FSDP2, HSDP, tensor and pipeline parallelism; torchtitan).
 //

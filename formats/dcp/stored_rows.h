@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Takes boxes and their extents from a `.metadata` pickle while it is parsed. A checkpoint of 16,384 ranks has a
 // million of them; as values of the pickle they would take five times the memory and the time.
 //

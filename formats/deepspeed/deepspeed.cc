@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "formats/deepspeed/deepspeed.h"
 
 #include "formats/deepspeed/file_set.h"

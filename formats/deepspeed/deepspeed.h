@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // DeepSpeed's checkpoints (deepspeed/runtime/engine.py, save_checkpoint): a directory for each step, with torch.save
 // files of each rank.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The files of a DeepSpeed checkpoint, classified by their names (drawn in deepspeed.h).
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Finds the parameters of a group in the vectors of its ranks (drawn in deepspeed.h).
 #pragma once
 

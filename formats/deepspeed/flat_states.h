@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Compares and joins the optimizer states of the ranks of one part.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Reads an optimizer's states in DeepSpeed's three forms: vectors of ranks, torch's own, a universal checkpoint.
 #include <algorithm>
 

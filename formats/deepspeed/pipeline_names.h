@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Finds the model's names for the parameters of a PipelineModule.
 //
 // A PipelineModule numbers its layers consecutively, whatever they are, and each layer names its own parameters

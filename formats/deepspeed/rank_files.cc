@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "formats/deepspeed/rank_files.h"
 
 #include <unordered_set>

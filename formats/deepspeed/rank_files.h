@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Reads the content of one of DeepSpeed's files: the model states that engine.py saves, or the state_dict() of an
 // optimizer.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The reader of DeepSpeed's checkpoints. It reads the model (reader.cc), then the optimizer's states (optimizer.cc),
 // and makes the catalog from both.
 #pragma once

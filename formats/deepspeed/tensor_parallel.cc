@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "formats/deepspeed/tensor_parallel.h"
 
 #include "formats/tensor_files/joined_tensor.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Joins the parts of a parameter that tensor-parallel ranks have. How they are cut is known from:
 //
 //   mp_rank_TT_model_states.pt         AutoTP: "universal_checkpoint_info" in the model states

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A universal checkpoint, written as ds_to_universal.py makes one (deepspeed/checkpoint/ds_to_universal.py), for an
 // engine of any number of ranks and of ZeRO 1, 2 or 3 ("load_universal": true):
 //

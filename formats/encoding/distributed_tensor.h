@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One rank's part of a distributed tensor, as torch.save pickles it: a DTensor (FSDP2, tensor parallelism, FSDP1 with a
 // device mesh) or a ShardedTensor (FSDP1 without a mesh).
 //

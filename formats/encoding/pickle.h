@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Reads Python pickles without running them.
 //
 // A pickle is a program for a small stack machine. When Python runs it, it builds objects and may call any function

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The stack machine, which follows the opcodes of a pickle and builds a Tree. Its state is in pickle_machine_state.h;
 // pickle_machine_records.h reads the objects for a RecordSink.
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Reads objects of the classes of a RecordSink for the pickle machine (pickle_machine.cc). A run of such objects is
 // parsed by its shape instead of opcode by opcode, passed to the sink and left out of the tree. Of the memo entries
 // that these objects make, only torch.Sizes can be found again.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The state of the pickle machine (pickle_machine.cc): its position in the bytes, the stack with its marks, the memo
 // and the cells; and the steps that opcodes consist of. Only the machine and pickle_machine_records.h include this.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Names and operands of pickle opcodes. Internal to formats/encoding/pickle*.
 #pragma once
 

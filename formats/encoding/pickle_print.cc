@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Prints values as short texts for people.
 #include <algorithm>
 #include <cmath>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A way to read a pickle with millions of small objects: objects of given classes go to a sink as they are read and are
 // left out of the tree. Their fields must be integers, strings, None, empty lists or torch.Sizes.
 //

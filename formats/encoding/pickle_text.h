@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The bytes of a pickle: a string, or a file that is read in pieces as needed.
 #pragma once
 

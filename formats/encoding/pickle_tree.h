@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The representation of a pickle's values in memory: 32-bit handles, and the cells of containers. The machine
 // (pickle_machine.cc and its headers) fills a Tree, the accessors (pickle_value.cc) read it. Nothing else includes
 // this.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The accessors of Value and Document.
 #include <algorithm>
 #include <bit>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Writes pickles of protocol 2, using only opcodes that torch.load(weights_only=True) accepts
 // (torch/_weights_only_unpickler.py).
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The header of a safetensors file, which holds named, dense, row-major tensors behind a JSON header.
 //
 //   +--------------+-----------------------------------------------+----------------------------------+

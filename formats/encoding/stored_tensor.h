@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Where a tensor is stored in its file: what every reader of files of tensors finds out.
 #pragma once
 

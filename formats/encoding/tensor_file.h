@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A file of named tensors in safetensors (safetensors_header.h) or torch.save (torch_file.h). The first bytes of the
 // file decide which it is, not its name.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Items: the small torch.save archives (drawn in formats/encoding/torch_file.h) that torch.distributed.checkpoint
 // writes one after the other into its files. A chunk of a tensor is an item with one storage, any other value an item
 // without storages. Also writes whole torch.save files. Producer: torch/distributed/checkpoint/filesystem.py,

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Files of torch.save: a pickle, and the bytes of the tensors in it. There are two containers.
 //
 // The zip (PyTorch 1.6 and later):

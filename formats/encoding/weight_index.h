@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The index of a checkpoint in several files, which says which tensor is in which file.
 //
 //   {"metadata": {"total_size": 2471645608},

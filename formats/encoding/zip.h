@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Zip archives as torch.save writes them. Members are stored uncompressed, so a tensor can be read in place.
 //
 //   [local header, name, extra, payload, (data descriptor)]...    for each member

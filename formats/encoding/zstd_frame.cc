@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "formats/encoding/zstd_frame.h"
 
 #define ZSTD_STATIC_LINKING_ONLY  // for the header of a frame

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Decodes a zstd frame around a whole item, as DCP's stream.zstd/1 transform writes it: without content size or
 // checksum. Written by: torch/distributed/checkpoint/_extension.py (ZStandard). Frame format: RFC 8878.
 #pragma once

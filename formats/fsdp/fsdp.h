@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Files of FSDP's ranks: torch.save files with one rank's DTensors, ShardedTensors and plain tensors
 // (formats/encoding/distributed_tensor.h). A distributed tensor records its place in the whole.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Finds the parameters of numbered optimizer states.
 //
 // In FSDP2, and without sharding, id i is the i-th parameter of the model, and its moments have the parameter's shape

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // HDF5: a checkpoint as one file that h5py, h5dump, MATLAB and HDFView read.
 //
 //   model.h5

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Access to the HDF5 library: its lock, handles that close themselves, errors as values.
 #pragma once
 

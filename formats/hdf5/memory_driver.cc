@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "formats/hdf5/memory_driver.h"
 
 #include <hdf5.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A virtual file driver for the HDF5 library that writes into memory.
 //
 // The library decides where in a file things go, but our engine needs all offsets in advance and writes the payloads

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tensor names as paths in an HDF5 file: model.layers.0.weight is the dataset weight in the groups /model/layers/0.
 #pragma once
 

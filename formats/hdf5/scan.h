@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Lists the content of an HDF5 file with the library: every dataset that is a tensor, and the extents of its bytes.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Element types in HDF5.
 //
 //   bool                     an enumeration FALSE, TRUE over an 8-bit integer, as in h5py

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Hugging Face checkpoints: a directory of safetensors files (drawn in formats/encoding/safetensors_header.h).
 //
 //   model.safetensors                       everything in one file, or

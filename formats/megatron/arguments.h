@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Megatron's command-line arguments, which every checkpoint contains as the argparse.Namespace `args`
 // (megatron/training/arguments.py). Converts them to the config.json of the model that they describe, and back.
 #pragma once

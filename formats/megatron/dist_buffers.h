@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The flat buffers of torch_dist's dp_reshardable optimizer:
 //
 //   optimizer.distributed.dp_group_idx_0.gbuf_idx_0.dtype_(torch.bfloat16, torch.float32).bucket_idx_0.exp_avg [n]

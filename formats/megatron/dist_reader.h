@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The reader of --ckpt-format torch_dist: PyTorch DCP whose tensors hold a parameter of all layers, or of all experts,
 // and the optimizer's states in one of four forms (megatron/core/optimizer/distrib_optimizer.py):
 //

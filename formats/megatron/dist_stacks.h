@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tensors of torch_dist that hold a parameter of all layers, or of all experts (drawn in dist_reader.h).
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Lays out --ckpt-format torch_dist: a DCP whose tensors hold a parameter of all layers and experts (drawn in
 // dist_reader.h), which Megatron core loads at any degrees of parallelism.
 #include <array>

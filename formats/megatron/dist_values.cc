@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Reads the values of torch_dist that are not tensors: common.pt or its item, the optimizer's groups and steps, and
 // objects.
 #include <algorithm>

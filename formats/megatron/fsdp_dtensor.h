@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Megatron-FSDP's checkpoints (--ckpt-format fsdp_dtensor): plain directories of PyTorch DCP, which have Megatron's
 // args as an object among the others (megatron/training/checkpointing.py, generate_state_dict and
 // preprocess_fsdp_dtensor_state_dict).

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Lays out files of ranks: --ckpt-format torch with a plain optimizer (read by legacy_reader.cc).
 #include <algorithm>
 #include <cstdio>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Checkpoints of Megatron-LM (megatron/training/checkpointing.py), of Megatron core and of the older models.
 //
 //   latest_checkpointed_iteration.txt       "10"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Names of Megatron core's parameters (megatron/core/models/gpt) in the model and in files, and how tensor parallelism
 // cuts them.
 #pragma once

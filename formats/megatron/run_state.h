@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The values of a training run in Megatron's checkpoints: the hyperparameters of Adam's groups, the learning-rate
 // schedule and the progress of the run (megatron/core/optimizer, megatron/core/optimizer_param_scheduler.py). They are
 // made from the objects of any source.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A model to be written as torch_dist (dist_target.cc) or as files of ranks (legacy_target.cc).
 #pragma once
 

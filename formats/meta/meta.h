@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Meta's files of Llama models, and Mistral's files, which have the same tensor names and row order.
 //
 //   consolidated.00.pth          torch.save of a dict with the tensors of model-parallel rank 0

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "formats/nanotron/nanotron.h"
 
 #include "lib/base/checked.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Checkpoints of nanotron (src/nanotron/serialize): a file for each parameter and rank.
 //
 //   latest.txt                          "10"

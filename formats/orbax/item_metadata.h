@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the JSON files beside an item's arrays say of them (orbax/checkpoint/_src/metadata/tree.py, sharding.py,
 // array_metadata_store.py):
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a checkpoint's store holds: values under keys, as an OCDBT database has them, or files under their paths.
 #pragma once
 

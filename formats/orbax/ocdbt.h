@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // OCDBT, tensorstore's Optionally-Cooperative Distributed B+tree: a key-value database in a directory
 // (tensorstore/kvstore/ocdbt/format/{manifest,btree,version_tree,indirect_data_reference}.cc).
 //

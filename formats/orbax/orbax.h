@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Checkpoints of Orbax, JAX's library (orbax/checkpoint/_src, orbax/checkpoint/experimental/v1), of all versions that
 // store arrays by tensorstore.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The metadata of one zarr array, of either version, as tensorstore writes them (tensorstore/driver/zarr/metadata.cc,
 // tensorstore/driver/zarr3/metadata.cc, codec/sharding_indexed.cc).
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Files of ranks: each file has the local tensors of one rank of a mesh under the model's names, so that a rank reads
 // only its own file.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Runs of flattened tensors. ZeRO and FSDP1 flatten a parameter in row-major order and store a run of its elements on
 // each rank.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "formats/tensor_files/indexed_files.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The files that a model's index names (formats/encoding/weight_index.h), and the check of their content against it.
 #pragma once
 

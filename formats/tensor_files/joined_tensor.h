@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A whole tensor, joined from the parts of it that the files of several ranks hold.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A builder of targets whose files each hold the local tensors of one rank, which are parts of the request's tensors.
 #pragma once
 

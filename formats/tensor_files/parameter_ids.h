@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Names for the integer ids of an optimizer's states.
 //
 // torch.optim stores the states of an optimizer under running numbers instead of names (Optimizer.state_dict() in

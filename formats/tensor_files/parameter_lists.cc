@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "formats/tensor_files/parameter_lists.h"
 
 #include <algorithm>

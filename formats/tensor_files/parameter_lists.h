@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The lists of parameter names in an optimizer's groups, "optimizer.param_groups.0.params". torch's loader finds a
 // group by these names (torch/distributed/checkpoint/state_dict.py, _split_optim_state_dict).
 #pragma once

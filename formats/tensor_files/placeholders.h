@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Models that were saved without their weights. ZeRO 3 spreads every parameter over its ranks and leaves a tensor of
 // shape [0] in its place; save_pretrained() and torch.save() of such a model write these placeholders.
 #pragma once

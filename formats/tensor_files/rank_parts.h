@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Files that each hold what one rank had: which ranks are missing, and the ranks' parts of each tensor.
 #pragma once
 

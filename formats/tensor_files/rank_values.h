@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Values that are not tensors, in the files of several ranks. Equal values are stored once.
 #pragma once
 

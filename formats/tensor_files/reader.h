@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The base of readers of checkpoints that consist of files of named tensors (formats/encoding/tensor_file.h). It opens
 // the files and adds whole tensors and other values to the catalog.
 #pragma once

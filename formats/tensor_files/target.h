@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A target that consists of files of named tensors, in one of two containers, and of small text files. The formats
 // built on it decide the names of the files and which tensor is stored in which.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // metadata.pkl of torch_checkpointing (torch_checkpointing/distributed_metadata.py, dtensor_metadata.py): the tensors
 // of a step, their placement on device meshes, and the names of the files. It is a pickle of plain values without
 // classes.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "formats/torch_checkpointing/torch_checkpointing.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Checkpoints of torch_checkpointing 0.1, which torchtitan has used since 2026
 // (torch_checkpointing/checkpoint_writer.py, checkpoint_layout.py):
 //

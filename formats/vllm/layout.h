@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Maps a model's tensors to vLLM's parameters on each worker, as described in vllm.h.
 #pragma once
 

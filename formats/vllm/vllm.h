@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // vLLM's sharded_state (vllm/model_executor/model_loader/sharded_state_loader.py): the state of each worker as it is in
 // memory, so that a worker reads only its own files.
 //

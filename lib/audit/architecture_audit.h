@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Compares a checkpoint's tensors with what transformers' own class of the model has (lib/model/architecture.h).
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Compares two checkpoints of one model, in any formats, layouts and names: are they equal, and if not, by how much do
 // they differ?
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Finds weights that are stored twice: matrices of equal values under names that are not declared to be tied.
 #pragma once
 

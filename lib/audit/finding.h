@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The result of an audit: one finding for each problem, with the evidence and advice.
 #pragma once
 

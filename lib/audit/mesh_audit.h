@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Checks a checkpoint's boxes and their writers against the mesh and placements that a run declared, and explains the
 // differences.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Compares a config's parameters with the stored tensors: parameters that are missing, and tensors that are not in the
 // config.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Checks a checkpoint's tensors against the model that a config.json describes: names, shapes, dtypes. Uses metadata
 // only.
 #pragma once

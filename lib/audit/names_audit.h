@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Checks what names and shapes tell about a model without a config: adapters that were not merged, empty placeholders,
 // one parameter with two names, shapes that contradict each other. Uses metadata only.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Checks optimizer state against its parameters, for any model: shapes, and missing state. Uses metadata only.
 #pragma once
 

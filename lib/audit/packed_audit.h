@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Checks packed weights (quantization.h) by themselves: all tensors are present, and their shapes fit together. Uses
 // metadata only.
 #pragma once

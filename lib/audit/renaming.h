@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Finds names that differ only in their prefix. Models of no known family may have other names in memory than in files.
 #pragma once
 

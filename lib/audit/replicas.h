@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // `verify --replicas`: compares copies. A checkpoint may store the same box of a tensor several times, saved by the
 // ranks of a replica group. The rest of the program reads only the first copy; this reads and compares all.
 #pragma once

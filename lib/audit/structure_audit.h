@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Checks whether a checkpoint holds what its metadata claims: exact cover, files, offsets. It lists all faults, while
 // validate() stops at the first.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Checks that a tokenizer has no more words than the model: the largest ids in tokenizer.json and added_tokens.json
 // next to a config.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Compares the tensors of a model that no family describes with its config.json: with the numbers that mean the same in
 // every model (words, width, layers, experts, heads, positions), and with transformers' class of the model, if it is
 // known (architecture_audit.h). Uses metadata only.

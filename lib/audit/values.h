@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Judges the values in a checkpoint: NaN and infinities, weights and rows that training never reached or wiped out,
 // values beyond the range of their type. lib/device/health.h counts; this code judges the counts by what a tensor is:
 // zeros are normal in an optimizer's moment and alarming in a projection.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Verification: is the checkpoint the model and layout that was asked for, and are its bytes intact? verify() runs
 // every requested audit in order and reports what it checked. It implements `reshard verify`.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The arithmetic of padded vocabularies: how many rows frameworks give an embedding, and how a wrong number of rows
 // shows in which way it was cut.
 //

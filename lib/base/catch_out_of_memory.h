@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Turns exceptions into errors, for work on a thread or work that other ranks wait for.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Arithmetic on sizes that came from a file. Every product, sum and round-up of untrusted numbers goes through here,
 // so that no wrapped value ever reaches a comparison or an allocation.
 #pragma once

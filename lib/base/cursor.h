@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A bounded reader over bytes in memory. Each read names what it reads, for the error message:
 //    path@offset: central directory entry: expected 46 bytes, got 12 before the end
 // A length is compared with the bytes left before it is added to a position, so positions never overflow.

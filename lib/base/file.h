@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Files: positioned reads and writes, and the few directory operations that a checkpoint needs. Every error names the
 // path and the operating system's reason. Functions that read also take URLs (storage/url.h); those that write refuse
 // them.

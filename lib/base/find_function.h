@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Looks up functions in a library opened at run time, because not every machine has it.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // JSON as checkpoints use it: safetensors headers, weight maps, config.json, and what this program prints for machines.
 //
 // Reading is strict, because the text is untrusted: it must be UTF-8, without duplicate keys, excessive nesting or

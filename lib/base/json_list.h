@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Writes JSON with a list too large to hold in memory.
 #pragma once
 

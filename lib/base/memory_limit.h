@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The memory that this process uses, and its limit (--memory).
 #pragma once
 

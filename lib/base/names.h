@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Shortens lists of tensor names for display: numbers become ranges, and long lists are cut.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A hash index into a list of the caller's, which stores only 32-bit positions; for lists of millions of entries.
 #pragma once
 

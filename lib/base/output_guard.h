@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Keeps a job from writing over what it reads.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A parallel loop that stops at the first error.
 #pragma once
 

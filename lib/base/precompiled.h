@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Precompiled headers: what nearly every source includes. Sources still include what they use.
 #pragma once
 

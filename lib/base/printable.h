@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Makes untrusted messages and JSON safe to display. For names, see printable() in text.h.
 #pragma once
 

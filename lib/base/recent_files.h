@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A cache of values derived from open files, such as mappings, that keeps the most recently used.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Errors as values. A Result<T> holds a T or an Error; a Status holds nothing or an Error.
 //
 // Not exceptions: damaged input is ordinary for this program, worker threads return errors as values, and ranks must

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "lib/base/sandbox.h"
 
 #ifdef __linux__

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a process gives up before it reads untrusted bytes, so that an attacker who takes it over can do little:
 // Landlock restricts files, an allowlist of system calls the rest. On Linux, as far as the kernel supports them.
 #pragma once

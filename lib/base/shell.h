@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Quotes words of commands that messages print, so that they can be pasted into a shell.
 #pragma once
 

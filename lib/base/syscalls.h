@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The table through which all file operations go, so that a test can make the n-th call fail, transfer less, or kill
 // the process. The default entries are the C library's functions.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Numbers and names as text for people: "3.00 GB", "128,256", globs, and untrusted names made safe for a terminal.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The Catalog: which box of which tensor is stored at which bytes of which file. Opening a checkpoint of any format
 // yields one; choosing a target format and layout yields another before any byte is written. Everything else in this
 // program queries catalogs or copies between two of them.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Runs check_cover() on tensors one after another. Layers of a model have equal boxes, so a cover that was already
 // found good is not checked again.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A checkpoint format, as the rest of the program sees it: how to open one, how to lay one out, or both.
 //
 // Opening reads only metadata. Laying out is pure: it fixes every file, offset and length of the output before a byte

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Finds the fragments that overlap a box without scanning all of them.
 #pragma once
 

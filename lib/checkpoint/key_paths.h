@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Compares names with paths in the nested state_dict.
 #pragma once
 

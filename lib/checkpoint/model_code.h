@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The Python files next to a model that are its own code: transformers loads those that the configs name
 // (transformers/dynamic_module_utils.py). Others are tools left by a trainer, such as DeepSpeed's zero_to_fp32.py.
 #pragma once

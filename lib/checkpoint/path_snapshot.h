@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A snapshot of a path, taken once, from which all formats recognise a checkpoint and find its files.
 #pragma once
 

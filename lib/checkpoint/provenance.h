@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Facts that a checkpoint's writer knows and the files of a copy cannot express: which rows pad the vocabulary, which
 // tensors are buffers, what the layers of a pipeline are called in the model. reshard_manifest.json records them, so
 // that a copy of a copy is read like the original:

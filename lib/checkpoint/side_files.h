@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The files next to a model's tensors in any format: its config, its tokenizer, and the manifest that reshard writes.
 // They are copied unchanged, so a link among them must not lead outside the checkpoint.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Splits the keys of a training state_dict: model, optimizer, or other state.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Implements the checks of catalog.h.
 #include <algorithm>
 #include <numeric>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Conversion of Adam's state between frameworks. torch keeps the moments and the step of each parameter; others keep
 // one step for all parameters, and a float32 master copy of each weight that the model stores in a smaller dtype.
 #pragma once

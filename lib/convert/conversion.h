@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One conversion, from an open checkpoint to a target format. prepare() decides everything, run() copies.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Running a prepared conversion: the copy, and the files next to it.
 #include <cstddef>
 #include <cstdint>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The tensors that a conversion reads: those of the source's files, and those computed from them, from an adapter or
 // from the other sources of a merge.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The output of a conversion that is read without being written: every file that convert would write, with the same
 // bytes (lib/image/image.h).
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The first half of a conversion: everything about the output but its files. See steps.h for the steps.
 #pragma once
 

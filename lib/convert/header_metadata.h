@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the headers of safetensors files say in __metadata__, in a copy. Most of it is a trainer's notes. torchao stores
 // there what its packed tensors are, and without it nothing can load them
 // (prototype/safetensors/safetensors_support.py):

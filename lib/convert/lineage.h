@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The lineage of a merged checkpoint: its manifest records the sources and the expression, so that the merge can be
 // computed again and compared.
 #pragma once

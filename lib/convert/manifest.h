@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // reshard_manifest.json, which is written next to every output: what was done, and a digest of each tensor.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The manifest that reshard wrote with a checkpoint, to check what a conversion reads from it.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The steps of a conversion that follow its translation (translation.h) and view (source_view.h), in the order in which
 // make_draft() takes them. A step returns a value, or changes its first argument, and adds to the notes; it has no
 // other effect. A load (lib/load) takes the same steps with the memory of ranks as its target.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tracks the memory that a device has allocated, against a cap. Shared by the device and its memory, which may outlive
 // it.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "lib/device/codec.h"
 
 #define ZSTD_STATIC_LINKING_ONLY  // for ZSTD_estimateCCtxSize

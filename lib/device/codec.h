@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Compression of chunks of elements: byte shuffle, zstd, deflate, gzip, and checksums (lib/layout/chunk_encoding.h).
 #pragma once
 

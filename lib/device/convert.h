@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Element type conversion, with the results of torch's tensor.to(dtype) on the CPU.
 //
 // Narrowing rounds to nearest, ties to even. Values that are too large become infinity (float8_e4m3fn has none: 448, as

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Copies a box between two strided layouts: the innermost step of every reshard.
 //
 // A copy is first reduced to its simplest form: a run of bytes (the unit) that is contiguous on both sides, inside as

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "lib/device/cpu_device.h"
 
 #include <sys/mman.h>

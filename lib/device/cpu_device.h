@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The CPU as a device (device.h). It defines the results of all others.
 #pragma once
 

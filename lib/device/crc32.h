@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Returns zip's CRC-32 (reflected polynomial 0xEDB88320, with initial and final inversion) of `data`, continuing from
 // `crc`: the CRC of nothing is 0, and crc32(crc32(0, a), b) is the CRC of a followed by b.
 #pragma once

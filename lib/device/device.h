@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Devices: where elements are copied between strides, converted and digested.
 //
 // A Device allocates memory and creates Streams that work in it. The CPU defines the results: its streams do everything

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A digest of a tensor that does not depend on how the tensor is sharded.
 //
 // A tensor's row-major bytes are a sequence of 16-bit little-endian lanes, numbered from 0; in a tensor of 1-byte

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The floating-point element types, each defined by its conversions to and from float: the arithmetic of convert.h for
 // every processor.
 //

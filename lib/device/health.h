@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Numeric health of a tensor: how many elements are NaN, infinite or zero, the largest magnitude, and which rows are
 // all zero or constant. Computed at the speed of the digest, while the bytes are in cache.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // RESHARD_HD marks functions that also run on a GPU. A kernel's arithmetic is in such functions, in headers that every
 // compiler can read, so that ordinary tests run it on the CPU. RESHARD_UNROLL precedes a loop that a GPU compiler must
 // unroll, because it indexes values that must stay in registers; RESHARD_NO_UNROLL precedes a loop that rarely

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Adds the product of two narrow matrices to a wide one, as PEFT merges a LoRA adapter on the CPU
 // (peft/tuners/lora/layer.py).
 #pragma once

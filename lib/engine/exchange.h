@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Ranks that read for each other: one rank reads each byte of the source, once, and sends it to the rank that needs it.
 //
 //   1. The bytes of the source, in the order of its files, are divided equally among the ranks (ReaderMap), so that

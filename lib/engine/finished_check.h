@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Checks that the slabs which a killed run finished are still on the disk as they were written.
 //
 // The journal (journal.h) records a digest of each tensor's finished slabs. Before a run resumes, it reads these slabs

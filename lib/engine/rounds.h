@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Rounds in which all ranks of a job read for each other; both exchanges (exchange.h, lib/load) run them.
 //
 //   1. Read round k + 1 into a sending buffer while the messages of round k are in flight.

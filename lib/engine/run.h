@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Runs a plan: slab by slab, on several threads, within a given amount of memory.
 //
 // A slab (slabs.h) is a box of one tensor of about a megabyte. It is read from all the places where its elements are

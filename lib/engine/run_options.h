@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a run may use: memory, threads, ranks and a device; and how it divides the memory.
 #pragma once
 

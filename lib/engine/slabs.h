@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Slabs: the pieces in which every run reads tensors.
 //
 // A slab is a box of one tensor, about a megabyte, row-major in memory. SlabList numbers the slabs of some tensors,

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Slabs of a source behind a URL, fetched before the threads of a walk come to them.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The walk that every run is: reads all elements of some tensors once, on several threads and, if the job has several
 // ranks, on all of them.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Checks from a config.json alone whether a model can be trained on a mesh: what the degrees of parallelism must
 // divide, which ranks would be empty, and whether the degrees multiply to the number of ranks.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "lib/forecast/rank_memory.h"
 
 #include <algorithm>

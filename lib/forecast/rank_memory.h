@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Computes what each rank of a mesh holds while a model is trained: parameters, gradients and Adam's state, counted
 // from the table of its tensors. Activations, communication buffers and the frameworks' own memory are not included.
 #pragma once

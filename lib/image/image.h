@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // An output that is read without being written: any bytes of any of its files, in any order, computed from the source
 // on demand. They are the bytes that a conversion with the same plan would write.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A cache of bytes that are computed on demand. Entries are dropped when all their bytes were given away, or when space
 // is needed, least recently used first.
 #pragma once

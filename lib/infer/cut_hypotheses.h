@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Hypotheses on how FSDP and tensor parallelism cut a tensor, and the owners of boxes under each.
 #pragma once
 

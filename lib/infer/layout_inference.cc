@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "lib/infer/layout_inference.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Writes the layout descriptors that a checkpoint implies, from the result of infer_mesh(): tensor names folded into
 // patterns, with the evidence for each line.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Infers which mesh wrote a checkpoint, from its boxes alone.
 //
 // DCP records no mesh. But torch cuts by one rule (torch.chunk), numbers its ranks by one rule (row-major over pp,

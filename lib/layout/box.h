@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Boxes in a tensor's index space. All mesh, shard and copy arithmetic is expressed in them.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How the stored bytes of a chunk decode to its elements: the filters, in the order in which the writer applied them.
 // lib/device/codec.h reverses them.
 #pragma once

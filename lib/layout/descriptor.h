@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The layout descriptor: which mesh trained a model, how each tensor is sharded on it, how the vocabulary is padded,
 // and which pipeline stage holds what. It is a JSON file that people write, `reshard layout` prints for a checkpoint,
 // and convert and verify read. docs/layout.md describes its members.

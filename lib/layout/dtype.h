@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Element types, with their names in torch and safetensors.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Flattened tensors: a range of a tensor's elements in row-major order as boxes.
 //
 //   elements [3, 13) of a [4, 4]:   . . . x

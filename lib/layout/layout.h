@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Meshes and placements: which boxes of a tensor a rank owns.
 //
 // A mesh is a list of named axes, outermost (slowest) first; the coordinates of rank r are the digits of r in the mixed

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The padded number of vocabulary rows. Tensor parallelism requires it to be divisible by its degree t, and kernels by
 // some m (make_vocab_size_divisible_by), so V words have ceil(V / (m t)) m t rows. The rows after the words are
 // padding.

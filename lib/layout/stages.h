@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which pipeline stage holds a layer: the rules by which trainers distribute layers.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // DLPack: how array libraries (PyTorch, CuPy, JAX, NumPy ...) share tensors in memory without copying.
 //
 // A tensor is a small C struct: address, device, dtype, shape, strides. The structs here have the layout of DLPack's

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The schedule of a load in which ranks work together: who reads what and who receives it, round by round.
 //
 // All slabs of all tensors form one list, in the order of the plan. Each rank reads a contiguous part of the list,

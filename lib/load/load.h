@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Loads a checkpoint into memory: every rank of an engine gets its part of each tensor, for any mesh and layout,
 // directly from the files of a checkpoint of any format. No converted copy is made.
 //

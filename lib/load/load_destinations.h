@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Places loaded elements: maps boxes of the plan's tensors to one rank's memory.
 //
 // The plan is in terms of canonical tensors; the caller's memory has parts of tensors with the ranks' names and row

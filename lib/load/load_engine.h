@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The two ways of loading (load.h): a pass over the boxes of one rank, or rounds of reading and sending in which all
 // ranks take part.
 #pragma once

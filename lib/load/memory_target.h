@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The memory of ranks as a target format: every rank holds its part of each tensor in memory.
 //
 // To the planner this is a checkpoint like any other. A rank is a file, and its part of a tensor is a row-major extent

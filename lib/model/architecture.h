@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Classes of models as transformers has them: the names of their parameters, and their shapes as formulas over
 // config.json. Made by samples/families/generate.py, which builds every class at many configs without its weights, and
 // compiled in (samples/families/architectures.jsonl). A family (family.h) knows more of a model and comes first.

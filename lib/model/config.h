@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a Hugging Face config.json says about a model's shape.
 #pragma once
 

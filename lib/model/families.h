@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The model families that a call can use: the built-in ones, preceded by one that the user described in a file.
 #pragma once
 

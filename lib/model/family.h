@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Model families: what the parameters of a model are called in each convention, their shapes, how their rows are
 // ordered, and how tensor parallelism cuts them. A family is a JSON file (samples/families, family_file.h). view.h
 // translates checkpoints to canonical names, and placement.h lays them out on a mesh.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Reads model families from JSON: the built-in ones (samples/families, compiled in) and the user's own:
 //
 //   {"reshard_family": 1,

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Formulas for sizes in the tables of model families: "num_key_value_heads*head_dim",
 // "hidden_size/num_attention_heads". They are sums of products of whole numbers and members of a config.json; division
 // rounds down.

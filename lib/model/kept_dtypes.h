@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which parameters stay float32 when transformers loads a model in a narrower dtype: the gates of routers and their
 // correction biases, the norms of some models. Saved files have the same dtypes.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Decides which model a checkpoint holds, and in which naming convention; once, for every command.
 #pragma once
 

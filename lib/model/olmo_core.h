@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // OLMo-core's own config.json, which it writes next to its checkpoints.
 //
 //     {"model": {"d_model": 64, "n_layers": 3, "vocab_size": 1000, ..., "_CLASS_": "olmo_core.nn...",

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tables of the tensors of each kind of packed weight, for quantization.cc.
 #pragma once
 

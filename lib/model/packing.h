@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Packed tensors: tensors that a convention stores in another form than Hugging Face, or as one instead of several.
 // Unpacking moves no data: each part is a tensor over the bytes of the packed one.
 //

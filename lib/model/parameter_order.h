@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The order in which torch numbers the parameters of a transformers model: that of model.named_parameters(). Optimizers
 // save their state under these numbers. Safetensors files do not have this order; the table is transformers' own
 // (samples/families/parameter_order.json, which samples/families/generate.py makes).

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Lists the parameters of the model that a config describes, according to its family.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Implements parts.h.
 #include "lib/model/parts.h"
 

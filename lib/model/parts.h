@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The parts of a training state: which names belong to the model, which to its optimizers, which to neither, and how
 // frameworks have wrapped them. After find_parts() every tensor and object has a plain key (state_key.h), and no other
 // code handles wrappers.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Implements placement.h.
 #include "lib/model/placement.h"
 

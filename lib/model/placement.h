@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Places a model's tensors on a mesh.
 #pragma once
 

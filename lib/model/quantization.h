@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Packed weights: several tensors of a checkpoint that together are one weight, such as GPTQ's qweight, qzeros, scales
 // and g_idx, or a float8 matrix and its scales. None of them means anything alone: rounding a scale, averaging packed
 // integers or dropping one tensor destroys the weight. Every command calls find_packed() to learn which tensors these

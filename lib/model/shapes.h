@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Checks the shapes of a model's tensors against each other if no config.json says what they should be.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Checks a model of no known family against its config.json, using what all transformers models have in common.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Translates checkpoints to canonical names and row order:
 //
 //   canonical view   a catalog with Hugging Face names and row order. The fragments are the same bytes: a rotary

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Brings the chunks of an encoded output into order.
 //
 // Threads and ranks encode in any order, but the file offset of a chunk is known only once all chunks before it are

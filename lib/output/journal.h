@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The journal records which slabs of an output are durably on disk, so that a later run can resume where a killed one
 // ended.
 //

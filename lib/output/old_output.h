@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // An existing destination, and whether a new output may replace it.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // An output directory (or file) while it is being written.
 //
 // Everything is written into a work directory next to the destination, `DST.partial`, under the final file names. The

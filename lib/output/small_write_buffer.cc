@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "lib/output/small_write_buffer.h"
 
 #include <algorithm>

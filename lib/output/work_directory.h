@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The directories in which an output is made, DST.partial and DST.publishing, and the leftovers of killed runs.
 //
 // An output is written in DST.partial. A finished directory is moved into DST.publishing, which contains the marker

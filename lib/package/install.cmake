@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # What `cmake --install` lays down below its prefix: the program, the library with its headers, and the package that
 # find_package(reshard) reads. Nothing of it knows where this tree or its build was.
 include(GNUInstallDirs)

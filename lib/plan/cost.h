@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Chooses between two strategies for a conversion on many ranks.
 //
 // direct: each rank reads from the files what it writes. Nothing is sent, but every rank opens all files over which its

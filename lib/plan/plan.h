@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The plan: the intersections of the boxes of two catalogs. Making it is pure and deterministic, and proves that every
 // element of the target has exactly one source.
 #pragma once

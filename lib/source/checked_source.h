@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A source that verifies an item's checksum before it returns any part of it: the first access reads the whole item. A
 // damaged item stays an error.
 #pragma once

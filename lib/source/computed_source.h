@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A source in which some tensors are computed from others when they are read: weights with an adapter added, float8
 // matrices times their scales.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Checksums of extents that are seen in pieces, by several threads, in any order.
 //
 // The CRC-32 of a whole can be combined from the CRCs of its parts, so each piece is summed while it is in cache, and

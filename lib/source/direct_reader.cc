@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "lib/source/direct_reader.h"
 
 #include <linux/magic.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Reads files from the page cache if they are cached, and bypasses it if they are not. That saves the processor time of
 // a copy into the cache that nobody will use, and does not evict what others have cached.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Synthetic tensors that can be checked anywhere: every element is a function of the tensor's name and the element's
 // position, and of nothing else.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Finds the bytes that hold a box, for reading and writing.
 #pragma once
 

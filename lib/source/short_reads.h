@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Reads ahead for short pieces that are read in file order. A call for each of 100,000 scalars would take a tenth of a
 // whole conversion.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The interface for reading tensor data: a source can fill any box of any tensor of its catalog.
 #pragma once
 

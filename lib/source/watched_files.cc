@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "lib/source/watched_files.h"
 
 #include <sys/stat.h>

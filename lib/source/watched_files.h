@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Files that must not change while they are read, identified by device, inode, size and modification time. Every read
 // of a URL is of the version that was opened (storage/storage.h), which takes the inode's place.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Collective operations, built on the transport's single operation. Every rank must call the same functions in the same
 // order. With one rank, or a null transport, they return at once.
 //

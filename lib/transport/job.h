@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The job that this process is a rank of: one of several processes started by mpirun or srun, or a single one.
 //
 // A job of several ranks fails or succeeds as a whole. While a rank works, another of its threads repeatedly reduces a

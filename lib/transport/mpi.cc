@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Ranks as processes started by mpirun or srun, over any MPI of version 3 or later.
 //
 // Messages are non-blocking sends and receives, in parts of at most 1 GiB because MPI counts are ints. All waiting is

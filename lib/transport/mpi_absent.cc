@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Replaces mpi.cc in a build without MPI.
 #include "lib/transport/job.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A transfer is one group of sends and receives of bytes, cut into parts of at most 1 GiB, on the communicator's own
 // stream. Nothing blocks: the communicator is non-blocking, and waiting polls events, the communicator's errors, the
 // job and the clock. A rank that gives up aborts the communicator, which ends its kernels. A separate thread also

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Ranks on GPUs: messages between GPU memories over NCCL. The library is loaded on first use, so that a machine without
 // it runs everything else. Implemented by nccl.cc, or by nccl_absent.cc in a build without NCCL.
 //

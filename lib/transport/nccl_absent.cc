@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Replaces nccl.cc in a build without NCCL.
 #include "lib/transport/nccl.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Finds out without NCCL whether ranks can use it: NCCL's own errors come late and are hard to understand.
 #include <map>
 #include <utility>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A transport moves bytes between ranks. It has a single operation: messages whose lengths both sides know.
 //
 // A rank is one process of a job (MPI) or one thread of a test (local). All ranks compute the same plan, so each knows

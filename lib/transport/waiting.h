@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How transports wait: by polling, so that a waiting rank learns that the job is over.
 #pragma once
 

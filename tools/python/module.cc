@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The module reshard._reshard: the library's calls as the package beside it (reshard/) wants them. Whoever calls from
 // Python uses that package; docs/python.md.
 #include <nanobind/nanobind.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A checkpoint whose tensors are read when they are asked for: any part of them, by any number of threads.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Buckets of S3 and what speaks its protocol: MinIO, Ceph, Swift, R2, and Google's XML interface.
 #include <algorithm>
 #include <map>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Who reads a bucket or a repository: credentials and endpoints where the AWS, Google and Hugging Face tools keep them.
 // They are read once, when the first URL of their kind is opened, and appear in no message.
 #pragma once

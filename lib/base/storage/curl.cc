@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // libcurl behind http.h.
 #define CURL_DISABLE_TYPECHECK
 #include <curl/curl.h>

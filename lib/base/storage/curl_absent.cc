@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // http.h in a build without libcurl.
 #include "lib/base/storage/http.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // HTTP requests through libcurl, which is opened when the first URL is used: a program that reads local files alone
 // starts without it and runs where it is not installed.
 #pragma once

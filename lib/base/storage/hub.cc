@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Repositories of the Hugging Face hub: hf://org/model[@revision][/path]. The revision is resolved to a commit once, so
 // that all that is read is of one version.
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What storages behind HTTP have in common: ranges of objects, and what headers and listings say of them.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Ranges of files behind URLs that are fetched before they are read, many at a time: a round trip takes as long for one
 // range as for 32.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What is stored elsewhere, as files and directories: the seam below File, list_directory() and entry_at(). Local files
 // are those functions' own row; a URL goes to one of these.
 #pragma once

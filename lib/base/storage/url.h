@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Names of checkpoints that are elsewhere: s3://bucket/key, gs://bucket/key, hf://org/model[@revision][/path],
 // https://...
 #pragma once

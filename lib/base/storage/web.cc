@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Files of web servers that serve ranges, without credentials. A directory is what a server's own listing page names.
 #include <algorithm>
 #include <cctype>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Notes about the steps of a conversion.
 #pragma once
 

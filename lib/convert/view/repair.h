@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Repairs of tensors whose shapes differ from those of config.json.
 //
 // Frameworks add rows (a padded vocabulary, key-value heads repeated on several tensor-parallel ranks) or lose rows (a

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a caller asks of a checkpoint: which tensors, under which names, in which dtypes, padded how, and placed on
 // which ranks. Each step of a conversion (steps.h) takes the group that concerns it.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Edits of a tensor's rows: cut, repeat, pad. They change fragments and read no data, except those that compare rows.
 #pragma once
 

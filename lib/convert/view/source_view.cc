@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "lib/convert/view/source_view.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The second and third step of a conversion: the selection of tensors, and the view of the source that the plan uses.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The first step of a conversion: which model the source is, which convention names its tensors, and which convention
 // names those of the output.
 #pragma once

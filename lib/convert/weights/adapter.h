@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // LoRA adapters next to the weights they change, as PEFT trains them (peft/tuners/lora). They are written separately
 // for PEFT, or merged into the weights.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Computes weights with an adapter added. See adapter.h.
 #include <utility>
 #include <vector>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // bitsandbytes, functional.py: dequantize_4bit and int8_vectorwise_dequant.
 #include <algorithm>
 #include <array>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Dequantization of float8 matrices that have a scale for each block (DeepSeek's FP8: x.weight next to
 // x.weight_scale_inv), for each row (compressed-tensors, FBGEMM: x.weight_scale), or for the whole matrix (Ministral 3,
 // with x.activation_scale). As in transformers (integrations/finegrained_fp8.py), an element is multiplied by its scale

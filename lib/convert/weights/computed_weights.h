@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Weights that are computed as they are read: matrices of another dtype than they are stored in, or smaller ones and
 // their scales.
 #pragma once

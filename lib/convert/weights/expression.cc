@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "lib/convert/weights/expression.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a merge makes of each element of its sources: "base + 0.7*(tuned - base)".
 //
 //   sum      = product { ("+" | "-") product }

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Quantization to float8 (e4m3fn): x.weight next to x.weight_scale_inv, as transformers does it
 // (integrations/finegrained_fp8.py, Fp8Quantize), with a scale for each block of 128 x 128, as DeepSeek publishes them,
 // or for each matrix. In float32, the scale is 448 times the reciprocal of the largest magnitude, an element times the

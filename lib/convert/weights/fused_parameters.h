@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Parameters that transformers holds fused in memory and files hold in parts, such as the matrices of all experts. PEFT
 // trains an adapter of such a parameter under the name of its module (LoraConfig.target_parameters).
 //

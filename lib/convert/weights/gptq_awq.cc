@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // GPTQ (GPTQModel nn_modules/qlinear/__init__.py, PackableQuantLinear.dequantize_weight; AutoGPTQ likewise) and AWQ
 // (AutoAWQ awq/utils/packing_utils.py, dequantize_gemm): (value - zero point) * scale, in the dtype of the scales.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Merging several checkpoints of one model: every floating-point element of the output is an expression of the
 // corresponding elements of the sources, whatever their formats, layouts, names and dtypes.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A key of PEFT's rank_pattern or alpha_pattern. It matches the modules that Python's re.match(rf"(.*\.)?({key})$")
 // finds (peft/utils/other.py, get_pattern_key). Most keys are names: "q_proj", "model.layers.0.self_attn.q_proj".
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Conversion of experts' matrices between MXFP4 and floating point. gpt-oss stores x_blocks (uint8, two 4-bit floats
 // each) and x_scales (exponents); the matrix has the input and output dimensions swapped and the elements
 // value * 2^(scale - 127), as in transformers (integrations/mxfp4.py, convert_moe_packed_tensors).

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // NVFP4: 4-bit floats (e2m1), two in a byte, the first in the lower half; a float8 (e4m3) scale for each 16 inputs of
 // an output; and one number for the whole weight.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Integers of compressed-tensors (quantization/lifecycle/forward_helpers.py, _dequantize): (value - zero point) *
 // scale, in the dtype of the scales, which are for the whole weight, an output, or a group of inputs of an output.
 //

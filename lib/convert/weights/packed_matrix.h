@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Weights that a checkpoint stores packed (lib/model/quantization.h), as the numbers that the library which wrote them
 // computes with. Each family of layouts has a file:
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Weights whose quantization changes: they are dequantized to a dtype (--dtype) or quantized, with scales next to them
 // (--quantize), as they are read.
 #pragma once

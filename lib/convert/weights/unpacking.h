@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The source of a conversion with its packed weights (lib/model/quantization.h) as ordinary ones: a catalog in which
 // each has one tensor, computed as it is read, so that names, shapes, rows and adapters are those of a plain model.
 #pragma once

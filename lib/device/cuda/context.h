@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // CUDA's primary context of a GPU, which is shared within this process, and calls made in it. The caller's state is
 // preserved: after a call the thread has the same current device as before, or none, and no context of another GPU was
 // created.

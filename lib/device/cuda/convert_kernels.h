@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Element type conversion on a GPU: the kernels' arithmetic, which also runs on a CPU (host_device.h). The results are
 // those of convert.h; elements.h has the arithmetic of a single element.
 #pragma once

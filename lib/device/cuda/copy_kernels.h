@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Strided copies on a GPU: the kernels' arithmetic, which also runs on a CPU (host_device.h).
 //
 // A job is a CopyShape (copy.h) in the form that suits a GPU. Its words are as long as the addresses and strides allow,

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Replaces the CUDA device in a build without CUDA.
 #include "lib/device/cuda/cuda_device.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // NVIDIA GPUs as devices (device.h). Implemented by cuda_device.cc, or by cuda_absent.cc in a build without CUDA, which
 // returns errors that say so.
 #pragma once

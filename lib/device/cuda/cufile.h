@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Reads files directly into GPU memory, without a copy in host memory, if the machine has NVIDIA's cuFile (GPUDirect
 // Storage). It is optional: if the library is missing, or cannot read a file or file system, the caller reads into host
 // memory and uploads.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The part of NVIDIA's cuFile that is used (GPUDirect Storage), declared here because its header is rarely installed.
 // From the cuFile API Reference Guide, https://docs.nvidia.com/gpudirect-storage/api-reference-guide/. Comments give
 // NVIDIA's names.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The digest on a GPU: the kernel's arithmetic, which also runs on a CPU (host_device.h). The result equals that of
 // digest.h bit for bit, because sums modulo 2^32 do not depend on the order.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // GPU instructions that convert between floating-point types, since sm_89, for one or two numbers (PTX ISA, "cvt"). The
 // results are still those of elements.h.
 //

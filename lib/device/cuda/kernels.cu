@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The kernels: they distribute jobs over threads. The arithmetic is in the *_kernels.h files.
 //
 // Grids are no larger than what the device runs at once, so that all blocks start together; each block loops over

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Kernel launches. This header uses no CUDA types, so that everything except kernels.cu is ordinary C++.
 #pragma once
 

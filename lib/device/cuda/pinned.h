@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Pinned host memory, which GPUs access directly. Allocating it takes longer than filling it, so freed blocks are kept
 // for reuse.
 #pragma once

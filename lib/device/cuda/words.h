@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The words that kernels read and write, and division by numbers known before a kernel starts.
 #pragma once
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reshard, convert, inspect and verify training checkpoints, of any format that the program `reshard` knows.
 
     ckpt = reshard.open("step-1000")       # a mapping: name -> Tensor, nothing read but metadata

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Open checkpoints and their tensors."""
 
 from collections import namedtuple

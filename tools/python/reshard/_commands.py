@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """convert, plan, verify, diff, check and inspect: commands of the program, with options of the same names."""
 
 import json as _json

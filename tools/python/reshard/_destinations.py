@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The memory that load() fills: what a caller's tensor says of it, and why some of it cannot be filled."""
 
 import os

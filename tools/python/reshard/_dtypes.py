@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Translates torch's dtype names into those of NumPy and torch."""
 
 import sys

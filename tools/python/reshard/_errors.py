@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The exceptions: one hierarchy, below Error."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Loads checkpoints into memory."""
 
 from dataclasses import dataclass, field

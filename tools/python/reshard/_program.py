@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The program `reshard`, as it is on the command line."""
 
 import sys

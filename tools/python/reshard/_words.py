@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Translates keyword arguments into the words of a command line."""
 
 import os
