@@ -173,6 +173,8 @@ TEST_F(Stores, SayWhatToDo) {
       {"s3://org/model/odd.h5", "", kSigned, "libhdf5 reads local files alone; download it first"},
       {"hf://org", "", {}, "expected hf://organisation/model"},
       {server.url() + "/web/org/none", "", {}, "not found"},
+      {server.url() + "/web/org/model/hf/model.safetensors?X-Signature=s3cr3t", "", {}, "a URL with a query"},
+      {"https://user:s3cr3t@host/model", "", {}, "a URL with a query, a user or a password is not read"},
       {"http://127.0.0.1:1/model", "", {}, "check the endpoint, the network and the proxy"},
   };
   for (const auto& [url, fault, variables, says] : kCases) {

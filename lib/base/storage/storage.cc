@@ -27,6 +27,9 @@ std::string text_of(const Url& url) { return url.key.empty() ? url.root : url.ro
 }  // namespace
 
 Result<StoredTree*> StoredTree::of(const Url& url) {
+  // Without what it says: that may be a secret.
+  if (url.root.starts_with("http") && (url.root + url.key).find_first_of("?@") != std::string::npos)
+    return usage_error("a URL with a query, a user or a password is not read; give one without, or s3:// or hf://");
   static std::mutex mutex;
   static auto* const trees = new std::map<std::string, std::unique_ptr<StoredTree>>();  // lives on, as OpenFiles does
   const std::lock_guard lock(mutex);
