@@ -90,7 +90,7 @@ void print_tensors(const LayoutDescriptor& layout) {
 
 std::string vocabulary_text(const Vocabulary& v) {
   std::vector<std::string> parts;
-  if (v.size) parts.push_back(with_commas(*v.size) + " rows of tokens");
+  if (v.size) parts.push_back(count_of(*v.size, "row") + " of tokens");
   if (v.padded_size) parts.push_back(count_of(*v.padded_size, "row"));
   if (v.divisible_by) parts.push_back("a multiple of " + with_commas(*v.divisible_by) + " x tp");
   if (v.padding != PaddingContent::kUnknown) parts.push_back("padding " + std::string(padding_content_name(v.padding)));
@@ -133,7 +133,8 @@ std::string files_text(const LayoutDescriptor& layout) {
 void print_json(const LayoutDescriptor& layout) {
   Json out = answer_json("layout");
   const Json file = layout.to_json();
-  for (const auto& [key, value] : *file.as_object()) out.set(key, value);
+  const auto members = file.as_object();
+  for (const auto& [key, value] : *members) out.set(key, value);
   std::printf("%s\n", printable_json(to_text(out, 2)).c_str());
 }
 

@@ -453,7 +453,7 @@ Status MetadataReader::finish() {
   }
   for (PendingBlob& b : blobs_) {
     if (!b.stored)
-      return corrupt(path_ + ": object '" + printable(b.blob.name) + "': storage_data does not say where it lies");
+      return corrupt(path_ + ": object '" + printable(b.blob.name) + "': storage_data has no entry for it");
     catalog_.blobs.push_back(std::move(b.blob));
   }
   return {};

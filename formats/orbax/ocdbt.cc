@@ -315,7 +315,7 @@ namespace {
 
 class DatabaseReader {
  public:
-  DatabaseReader(const std::string& directory, FilePool& files) : directory_(directory), pool_(files) {}
+  DatabaseReader(const PathSnapshot& directory, FilePool& files) : directory_(directory), pool_(files) {}
 
   Result<Database> run() {
     Manifest manifest = TRY(read_manifest(std::string(kManifest)));
@@ -326,7 +326,7 @@ class DatabaseReader {
   }
 
  private:
-  std::string path_of(const std::string& name) const { return path_join(directory_, name); }
+  std::string path_of(const std::string& name) const { return path_join(directory_.path(), name); }
 
   Result<Manifest> read_manifest(const std::string& name) {
     out_.metadata_files.push_back(name);
@@ -340,7 +340,7 @@ class DatabaseReader {
   Result<std::string> newest_manifest() {
     constexpr std::string_view kPrefix = "manifest.", kHex = "0123456789abcdef";
     std::string newest;
-    for (const DirectoryEntry& entry : TRY(list_directory(directory_))) {
+    for (const DirectoryEntry& entry : directory_.entries()) {
       const std::string_view number =
           entry.name.starts_with(kPrefix) ? std::string_view(entry.name).substr(kPrefix.size()) : std::string_view();
       if (number.size() == 16 && number.find_first_not_of(kHex) == std::string_view::npos) newest = entry.name;
@@ -410,7 +410,7 @@ class DatabaseReader {
     return out_.values.add(key_, {file_number(files[value.file].path), value.offset, value.length});
   }
 
-  const std::string& directory_;
+  const PathSnapshot& directory_;
   FilePool& pool_;
   Database out_;
   std::string key_;
@@ -421,7 +421,7 @@ class DatabaseReader {
 
 }  // namespace
 
-Result<Database> read_database(const std::string& directory, FilePool& files) {
+Result<Database> read_database(const PathSnapshot& directory, FilePool& files) {
   return DatabaseReader(directory, files).run();
 }
 

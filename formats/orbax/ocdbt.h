@@ -35,6 +35,7 @@
 #include "lib/base/cursor.h"
 #include "lib/base/file.h"
 #include "lib/base/result.h"
+#include "lib/checkpoint/path_snapshot.h"
 
 namespace reshard::orbax {
 
@@ -97,6 +98,6 @@ struct Database {
 
 // Lists the keys of the newest version of the database in `directory`. Reads all its nodes, one after the other, asks
 // for the memory for each and checks its checksum.
-Result<Database> read_database(const std::string& directory, FilePool& files);
+Result<Database> read_database(const PathSnapshot& directory, FilePool& files);
 
 }  // namespace reshard::orbax

@@ -150,21 +150,47 @@ Status OrbaxReader::check_finished(const Reading& now) const {
   return {};
 }
 
+namespace {
+
+// Appends the files below a directory, by paths that begin with `prefix`.
+Status add_files(const PathSnapshot& directory, const std::string& prefix, int depth,
+                 std::vector<DirectoryEntry>& out) {
+  constexpr int kMaxDepth = 32;
+  if (depth > kMaxDepth)
+    return corrupt(directory.path() + ": expected directories nested at most " + std::to_string(kMaxDepth) + " deep");
+  for (const DirectoryEntry& entry : directory.entries()) {
+    if (entry.is_directory) {
+      TRY(add_files(*TRY(directory.inside(entry.name)), prefix + entry.name + "/", depth + 1, out));
+    } else {
+      out.push_back(entry);
+      out.back().name = prefix + entry.name;
+    }
+  }
+  return {};
+}
+
+// Returns all files below a directory, sorted by their paths relative to it.
+Result<std::vector<DirectoryEntry>> files_in(const PathSnapshot& directory) {
+  std::vector<DirectoryEntry> out;
+  TRY(add_files(directory, "", 0, out));
+  std::sort(out.begin(), out.end(), [](const DirectoryEntry& a, const DirectoryEntry& b) { return a.name < b.name; });
+  return out;
+}
+
+}  // namespace
+
 Status OrbaxReader::read_values(Reading& now) {
   if (now.place->has_file(kManifest)) {
     ++databases_;
-    Database database = TRY(read_database(now.place->path(), files_));
+    Database database = TRY(read_database(*now.place, files_));
     now.values = std::move(database.values);
     catalog_.has_other_bytes = true;
     now.memory = now.values.inline_bytes();
   } else {
     ++directories_;
-    std::vector<Node> nodes = TRY(list_tree(now.place->path()));
-    std::erase_if(nodes, [](const Node& node) { return !node.is_regular(); });
-    std::sort(nodes.begin(), nodes.end(), [](const Node& a, const Node& b) { return a.name < b.name; });
-    for (const Node& node : nodes) {
-      TRY(now.values.add(node.name, {static_cast<std::uint32_t>(now.values.files.size()), 0, node.size}));
-      now.values.files.push_back(node.name);
+    for (const DirectoryEntry& file : TRY(files_in(*now.place))) {
+      TRY(now.values.add(file.name, {static_cast<std::uint32_t>(now.values.files.size()), 0, file.size}));
+      now.values.files.push_back(file.name);
     }
   }
   now.used.assign(now.values.size(), false);
@@ -379,13 +405,13 @@ Status OrbaxReader::list_files(const Reading& now) {
   std::set<std::string> data;
   for (const CatalogFile& file : catalog_.files) data.insert(file.path);
   const bool has_database = now.place->has_file(kManifest);
-  for (const Node& node : TRY(list_tree(now.place->path()))) {
-    const std::string first = node.name.substr(0, node.name.find('/'));
+  for (const DirectoryEntry& file : TRY(files_in(*now.place))) {
+    const std::string first = file.name.substr(0, file.name.find('/'));
     const bool is_own = !has_database || first.starts_with("_") || first.starts_with("manifest.") || first == "d" ||
                         first.starts_with("ocdbt.process_") || first == kArrayMetadatas ||
                         first == "commit_success.txt" || first == "process_metadata" || first == "descriptor";
-    const std::string name = below(now.directory, node.name);
-    if (node.is_regular() && is_own && !data.contains(name)) catalog_.metadata_files.push_back(name);
+    const std::string name = below(now.directory, file.name);
+    if (is_own && !data.contains(name)) catalog_.metadata_files.push_back(name);
   }
   return {};
 }
@@ -624,9 +650,9 @@ Status OrbaxReader::locate_in_shard(Job& job) {
 
 // Takes a CRC-32C off the end of an extent, which holds for the bytes before it.
 Status take_crc(const File& file, Extent& extent, const std::string& place) {
-  constexpr Index kPiece = Index{1} << 20, kCrcBytes = 4;
-  if (extent.length < kCrcBytes) return corrupt(place + ": crc32c: expected a checksum");
-  extent.length -= kCrcBytes;
+  constexpr Index kPiece = Index{1} << 20, kChecksum = 4;
+  if (extent.length < kChecksum) return corrupt(place + ": crc32c: expected a checksum");
+  extent.length -= kChecksum;
   std::vector<std::byte> buffer(static_cast<std::size_t>(std::min(extent.length, kPiece)));
   std::uint32_t crc = 0, recorded = 0;
   for (Index done = 0; done < extent.length;) {

@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "lib/base/parallel.h"
-#include "lib/engine/slabs_ahead.h"
 
 namespace reshard {
 namespace {
@@ -183,21 +182,6 @@ Result<Side> read_box(TensorSource& source, std::size_t tensor, const Box& box, 
   }
   TRY(source.read_pieces(tensor, box, wanted, to.host.first(bytes), buffers.scratch));
   return Side::kHost;
-}
-
-Status read_slabs(const std::vector<WalkItem>& items, const SlabList& list, Index first, Index end,
-                  TensorSource& source, const RunOptions& options, const std::vector<Buffers>& buffers,
-                  const SlabVisit& visit, Index ahead) {
-  SlabsAhead fetched({items, list, end, source, std::ssize(buffers.front().scratch), ahead}, first);
-  return parallel_for(end - first, static_cast<int>(buffers.size()), [&](int thread, Index k) -> Status {
-    TRY(check_not_interrupted(options));
-    const WalkSlab s = list.get(first + k);
-    const Buffers& b = buffers[static_cast<std::size_t>(thread)];
-    fetched.begin();
-    const Side side = TRY(read_box(source, items[s.item].tensor, s.box, b.slab, b));
-    fetched.end(s);
-    return visit(s, b.slab, side, b);
-  });
 }
 
 Result<DeviceBuffer> convert_on_device(const DeviceBuffer& elements, Side side, DType from, DType to, Index n,

@@ -2,8 +2,8 @@
 // Slabs: the pieces in which every run reads tensors.
 //
 // A slab is a box of one tensor, about a megabyte, row-major in memory. SlabList numbers the slabs of some tensors,
-// ThreadBuffers holds one of them for each thread, and read_slabs() visits those that one rank reads itself. Ranks that
-// read for each other use exchange.h instead.
+// ThreadBuffers holds one of them for each thread. A rank reads slabs itself (read_slabs.h), or ranks read them for
+// each other (exchange.h).
 #pragma once
 
 #include <functional>
@@ -116,13 +116,6 @@ using SlabVisit =
 // files' order and arranges them itself, so that the host does not copy them.
 Result<Side> read_box(TensorSource& source, std::size_t tensor, const Box& box, const DeviceBuffer& to,
                       const Buffers& buffers, const PieceFilter& wanted = nullptr);
-
-// Reads the slabs [first, end) of `list` on this rank and visits each. Runs one thread per element of `buffers`, each
-// of which must hold the list's largest slab. Of a source behind a URL up to `ahead` bytes are fetched before their
-// turn.
-Status read_slabs(const std::vector<WalkItem>& items, const SlabList& list, Index first, Index end,
-                  TensorSource& source, const RunOptions& options, const std::vector<Buffers>& buffers,
-                  const SlabVisit& visit, Index ahead = 0);
 
 // Queues the upload of a slab's `n` elements to the device, if they are on the host, and their conversion to `to`.
 // Returns the buffer that holds them afterwards: `elements`, or buffers.extra if they are converted.

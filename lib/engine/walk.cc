@@ -12,6 +12,7 @@
 #include "lib/checkpoint/fragment_index.h"
 #include "lib/engine/exchange.h"
 #include "lib/engine/finished_check.h"
+#include "lib/engine/read_slabs.h"
 #include "lib/engine/slabs_ahead.h"
 #include "lib/output/small_write_buffer.h"
 #include "lib/source/crc_ledger.h"

@@ -11,6 +11,7 @@
 #include "lib/base/text.h"
 #include "lib/device/convert.h"
 #include "lib/device/copy.h"
+#include "lib/engine/read_slabs.h"
 #include "lib/engine/rounds.h"
 #include "lib/engine/slabs.h"
 #include "lib/load/exchange_schedule.h"

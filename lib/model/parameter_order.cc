@@ -17,7 +17,7 @@
 namespace reshard {
 namespace {
 
-constexpr std::string_view kHole = "{}";
+constexpr std::string_view kNumber = "{}";
 
 // A name with its numbers taken out: "model.layers.3.mlp.up_proj.weight" is {"model.layers.{}.mlp.up_proj.weight",
 // {3}}.
@@ -33,7 +33,7 @@ Numbered taken_apart(std::string_view name) {
     const std::string_view word = name.substr(0, dot);
     const auto number = is_digits(word) ? parse_number(word) : std::nullopt;
     if (number) out.numbers.push_back(*number);
-    out.pattern += number ? kHole : word;
+    out.pattern += number ? kNumber : word;
     if (dot == name.size()) return out;
     out.pattern += '.';
     name.remove_prefix(dot + 1);
@@ -57,7 +57,7 @@ Places places_of(std::string_view patterns) {
     patterns.remove_prefix(std::min(space + 1, patterns.size()));
     Place place{number, {}};
     std::vector<std::pair<std::string, std::size_t>> now;
-    for (std::size_t hole = 0; (hole = pattern.find(kHole, hole)) != std::string::npos; hole += kHole.size()) {
+    for (std::size_t hole = 0; (hole = pattern.find(kNumber, hole)) != std::string::npos; hole += kNumber.size()) {
       const std::size_t depth = now.size();
       std::string begin = pattern.substr(0, hole);
       const bool goes_on = depth < open.size() && open[depth].first == begin;
@@ -70,7 +70,7 @@ Places places_of(std::string_view patterns) {
   return out;
 }
 
-const std::map<std::string, Places, std::less<>>& table() {
+const std::map<std::string, Places, std::less<>>& orders() {
   static const auto made = [] {
     std::map<std::string, Places, std::less<>> out;
     const auto json = parse_json(builtin_parameter_order(), "parameter_order.json");
@@ -90,8 +90,8 @@ const std::map<std::string, Places, std::less<>>& table() {
 
 std::optional<std::vector<std::string>> in_parameter_order(std::string_view model_type,
                                                            const std::vector<std::string>& names) {
-  const auto places = table().find(model_type);
-  if (places == table().end()) return std::nullopt;
+  const auto places = orders().find(model_type);
+  if (places == orders().end()) return std::nullopt;
   // A name sorts by the run of its first hole, the number there, the run of its second hole, ..., and its pattern.
   std::vector<std::pair<std::vector<Index>, std::string>> keyed;
   for (const std::string& name : names) {

@@ -221,7 +221,7 @@ TEST_F(RowScalesTest, AreAppliedWhereNoTableDescribesTheModel) {
   write_file(dir_ / "source/config.json", other);
   const CommandResult r = reshard_cli({"convert", dir_ / "source", dir_ / "out", "--to", "hf", "--dtype", "bfloat16"});
   ASSERT_EQ(r.exit_code, 0) << r.err;
-  EXPECT_THAT(r.out, HasSubstr("no known family describes the another of"));
+  EXPECT_THAT(r.out, HasSubstr("no family describes model_type 'another'"));
   const TensorValues out = load_checkpoint(dir_ / "out");
   EXPECT_EQ(out.size(), values_.size() - expected_.size() - 2);
   for (const auto& [name, value] : expected_) EXPECT_TRUE(out.at(name) == value) << name;

@@ -225,13 +225,13 @@ TEST(FamiliesOnDisk, AHeadOfAnotherKindIsNoVocabulary) {
     for (const std::string tower : {"text_model", "vision_model"})
       values[tower + ".encoder.layers." + layer + ".mlp.fc1.weight"] = value({40, 32});
   write_dcp(values, dir / "ck", {});
-  write_file(dir / "ck/config.json", R"({"architectures": ["SiglipModel"], "model_type": "siglip",
+  write_file(dir / "ck/config.json", R"({"architectures": ["SiglipModel"], "model_type": "siglip3",
       "text_config": {"model_type": "siglip_text_model", "vocab_size": 203, "hidden_size": 32, "num_hidden_layers": 2},
       "vision_config": {"model_type": "siglip_vision_model", "hidden_size": 32, "num_hidden_layers": 2}})");
   const CommandResult verified =
       reshard_cli({"verify", dir / "ck", "--config", dir / "ck/config.json", "--fail-on", "warning"});
   EXPECT_EQ(verified.exit_code, 0) << verified.out << verified.err;
-  EXPECT_THAT(verified.out, HasSubstr("text_model.embeddings.token_embedding.weight"));
+  EXPECT_THAT(verified.out, HasSubstr("vision_config.hidden_size, text_config.vocab_size"));
 }
 
 // Experts that are not those of the config, each named before anything is written.

@@ -202,7 +202,7 @@ TEST(Hostile, ObjectsThatRunCodeAreNotWrittenOn) {
     const CommandResult r = convert(source, to);
     EXPECT_EQ(r.exit_code, 4) << name << r.out << r.err;
     EXPECT_THAT(r.err,
-                HasSubstr("object 'state.seed': its pickle names '" + name + "', which whoever loads it would run"));
+                HasSubstr("object 'state.seed': its pickle names '" + name + "', which runs when it is loaded"));
     EXPECT_FALSE(fs::exists(out) || fs::exists(out + ".partial"));
   };
   // What a module imports is reached through it.

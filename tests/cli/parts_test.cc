@@ -103,7 +103,7 @@ TEST(Parts, AnAverageOfTheWeightsIsAPartOfItsOwn) {
         std::pair("model.net.", "model.ema."), std::pair("state.model.", "state.ema_state_dict.")}) {
     const SavedState run(with_average(model, ema));
     const CommandResult inspected = reshard_cli({"inspect", run.path});
-    EXPECT_THAT(inspected.out, AllOf(HasSubstr("model       39 tensors"), HasSubstr("ema under '"),
+    EXPECT_THAT(inspected.out, AllOf(HasSubstr("model       39 tensors"), HasSubstr("ema with prefix '"),
                                      HasSubstr("an average of the model's weights")))
         << model << " " << ema;
     ASSERT_EQ(run.convert({"--to", "hf"}).exit_code, 0) << model << " " << ema;
@@ -135,7 +135,7 @@ TEST(Parts, OptimizersAreKnownByTheWordsThatPeopleUse) {
     const SavedState run(values);
     EXPECT_THAT(reshard_cli({"inspect", run.path}).out,
                 AllOf(HasSubstr("model       39 tensors"), HasSubstr("optimizer   117 tensors"),
-                      HasSubstr("optimizer under '" + std::string(optimizer) + "'")));
+                      HasSubstr("optimizer with prefix '" + std::string(optimizer) + "'")));
     const CommandResult converted = run.convert({"--to", "hf"});
     ASSERT_EQ(converted.exit_code, 0) << optimizer << ": " << converted.err;
     EXPECT_THAT(converted.out, HasSubstr("39 of 39 tensors of "));
@@ -186,7 +186,7 @@ TEST(Parts, SeveralModelsAreToldApartAndNoneIsGuessed) {
   EXPECT_THAT(refused.err, HasSubstr("it holds several models (actor, critic): --part takes one of them"));
   EXPECT_FALSE(fs::exists(run.out));
   const CommandResult inspected = reshard_cli({"inspect", run.path});
-  EXPECT_THAT(inspected.out, AllOf(HasSubstr("actor under 'actor.'"), HasSubstr("critic under 'critic.'")));
+  EXPECT_THAT(inspected.out, AllOf(HasSubstr("actor with prefix 'actor.'"), HasSubstr("critic with prefix 'critic.'")));
   const CommandResult verified = reshard_cli({"verify", run.path, "--config", run.dir / "ck/config.json"});
   EXPECT_EQ(verified.exit_code, 4);
   EXPECT_THAT(verified.err, HasSubstr("--part takes one of them"));
@@ -287,12 +287,12 @@ TEST(Parts, FilesOfRanksAreNoModelsOfARun) {
     for (const auto& entry : fs::directory_iterator(test_data(name))) {
       if (!entry.is_directory()) continue;
       const CommandResult r = reshard_cli({"inspect", entry.path().string()});
-      EXPECT_THAT(r.out, Not(HasSubstr("model_1 under"))) << entry.path();
+      EXPECT_THAT(r.out, Not(HasSubstr("model_1 with prefix"))) << entry.path();
     }
   const TempDir dir;
   for (const char* file : {"model_0.safetensors", "model_1.safetensors"})
     fs::copy(sample("tp8") + "/hf.safetensors", dir / file);
-  EXPECT_THAT(reshard_cli({"inspect", dir.path()}).out, Not(HasSubstr("model_1 under")));
+  EXPECT_THAT(reshard_cli({"inspect", dir.path()}).out, Not(HasSubstr("model_1 with prefix")));
 }
 
 TEST(Parts, OfOptimizerStateVerifyTellsWhatFitsNoParameterOfAModelOfNoFamily) {
@@ -452,8 +452,8 @@ TEST_P(ModelsOfARun, AreToldApartByTheirNumbers) {
     }
   }
   const CommandResult inspected = reshard_cli({"inspect", run});
-  EXPECT_THAT(inspected.out, AllOf(HasSubstr("model_0 under 'model_0.': " + std::string(saved.models[0])),
-                                   HasSubstr("model_1 under 'model_1.': " + std::string(saved.models[1]))));
+  EXPECT_THAT(inspected.out, AllOf(HasSubstr("model_0 with prefix 'model_0.': " + std::string(saved.models[0])),
+                                   HasSubstr("model_1 with prefix 'model_1.': " + std::string(saved.models[1]))));
   const CommandResult refused = reshard_cli({"convert", run, dir / "hf", "--to", "hf"});
   EXPECT_EQ(refused.exit_code, 4);
   EXPECT_THAT(refused.err, HasSubstr("it holds several models (model_0, model_1): --part takes one of them"));

@@ -235,9 +235,9 @@ TEST(Version, SaysWhatIsBuiltInAndFound) {
   EXPECT_THAT(std::string(*json.find("zstd")->get_string("found")), testing::MatchesRegex("[0-9]+\\.[0-9]+\\.[0-9]+"));
   for (const char* part : {"mpi", "cuda", "nccl", "cufile", "fuse"})
     EXPECT_NE(json.find(part)->find("found") != nullptr, json.find(part)->find("missing") != nullptr) << part;
-  const CommandResult alone = reshard_cli({"latest", "a", "--json"});
+  const CommandResult alone = reshard_cli({"help", "--json"});
   EXPECT_EQ(alone.exit_code, 2);
-  EXPECT_THAT(alone.err, HasSubstr("unknown option --json; see reshard latest --help"));
+  EXPECT_THAT(alone.err, HasSubstr("unknown option --json"));
 }
 
 }  // namespace

@@ -118,7 +118,7 @@ TEST(MpiRanks, VerifyAndDiffSayWhatOneProcessSays) {
     const RanksResult run = reshard_ranks(3, args, dir / ("logs" + std::to_string(n++)));
     EXPECT_EQ(run.command.exit_code, alone.exit_code) << args[0] << run.command.err;
     const auto without_time = [](const std::string& text) {
-      static const std::regex kTimes(R"("seconds": [0-9.]+|looked at in [0-9.]+ m?s)");
+      static const std::regex kTimes(R"("seconds": [0-9.]+|checked in [0-9.]+ m?s)");
       return std::regex_replace(text, kTimes, "");
     };
     EXPECT_EQ(without_time(run.command.out), without_time(alone.out)) << args[0];

@@ -94,7 +94,7 @@ class Bucket : public Storage {
     for_each_xml(xml, "CommonPrefixes", [&](std::string_view item) {
       std::string name = name_of(xml_text(item, "Prefix"));
       if (name.ends_with('/')) name.pop_back();
-      if (!name.empty()) out.push_back({{name, true, 0, 0}, ""});
+      if (!name.empty()) out.push_back(directory_object(std::move(name)));
     });
   }
 

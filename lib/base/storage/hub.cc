@@ -68,7 +68,7 @@ class Hub : public Storage {
     for (auto at = files_.lower_bound(below); at != files_.end() && at->first.starts_with(below); ++at) {
       const std::string inside = at->first.substr(below.size());
       if (const std::size_t slash = inside.find('/'); slash != std::string::npos)
-        out.objects.push_back({{inside.substr(0, slash), true, 0, 0}, ""});
+        out.objects.push_back(directory_object(inside.substr(0, slash)));
       else
         out.objects.push_back(at->second);
     }

@@ -20,8 +20,6 @@ std::string parent_key(const std::string& key) {
   return slash == std::string::npos ? "" : key.substr(0, slash);
 }
 
-StoredObject directory_object(const std::string& name) { return {{name, true, 0, 0}, ""}; }
-
 std::string text_of(const Url& url) { return url.key.empty() ? url.root : url.root + "/" + url.key; }
 
 }  // namespace

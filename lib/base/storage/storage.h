@@ -9,6 +9,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "lib/base/cursor.h"
@@ -24,6 +25,13 @@ struct StoredObject {
   DirectoryEntry entry;
   std::string version;  // ETag, which pins it; empty: the store has none
 };
+
+inline StoredObject directory_object(std::string name) {
+  StoredObject out;
+  out.entry.name = std::move(name);
+  out.entry.is_directory = true;
+  return out;
+}
 
 struct Listing {
   bool is_allowed = true;  // false: the store does not say what is there

@@ -68,7 +68,7 @@ class Web : public Storage {
       const std::string& name = names[static_cast<std::size_t>(i)];
       auto& to = found[static_cast<std::size_t>(i)];
       if (name.ends_with('/'))
-        to = StoredObject{{name.substr(0, name.size() - 1), true, 0, 0}, ""};
+        to = directory_object(name.substr(0, name.size() - 1));
       else
         to = TRY(stat(path_join(key, name)));
       return {};

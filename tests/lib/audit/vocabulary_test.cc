@@ -107,7 +107,7 @@ TEST(Vocabulary, SaysWhatIsLostAndHowToAvoidIt) {
   EXPECT_EQ(f.what, "16,064 rows where config.json says vocab_size = 128,256");
   EXPECT_THAT(f.why, Contains(HasSubstr("16,064 = 128,512 / 8, and 128,512 = 64 x 8 x 251")));
   EXPECT_THAT(f.why, Contains(HasSubstr("optimizer/ is missing, which fits")));
-  EXPECT_EQ(f.lost, "Rows 16,064 to 128,255 (112,192 rows, 1.84 GB) are in no file.");
+  EXPECT_EQ(f.lost, "Rows 16,064 to 128,255 (112,192 rows, 1.84 GB) are missing from this checkpoint.");
   EXPECT_THAT(f.advice, HasSubstr("make_vocab_size_divisible_by=32 (32 x 8 = 256 divides 128,256"));
 }
 

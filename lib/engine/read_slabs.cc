@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lib/engine/read_slabs.h"
+
+#include <iterator>
+
+#include "lib/base/parallel.h"
+#include "lib/engine/slabs_ahead.h"
+
+namespace reshard {
+
+Status read_slabs(const std::vector<WalkItem>& items, const SlabList& list, Index first, Index end,
+                  TensorSource& source, const RunOptions& options, const std::vector<Buffers>& buffers,
+                  const SlabVisit& visit, Index ahead) {
+  SlabsAhead fetched({items, list, end, source, std::ssize(buffers.front().scratch), ahead}, first);
+  return parallel_for(end - first, static_cast<int>(buffers.size()), [&](int thread, Index k) -> Status {
+    TRY(check_not_interrupted(options));
+    const WalkSlab s = list.get(first + k);
+    const Buffers& b = buffers[static_cast<std::size_t>(thread)];
+    fetched.begin();
+    const Side side = TRY(read_box(source, items[s.item].tensor, s.box, b.slab, b));
+    fetched.end(s);
+    return visit(s, b.slab, side, b);
+  });
+}
+
+}  // namespace reshard
