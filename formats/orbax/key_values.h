@@ -34,7 +34,7 @@ class KeyValues {
   Status add(std::string_view key, const Extent& extent);
   Status add_inline(std::string_view key, std::string_view value);
   // The value of a key; nothing if there is none.
-  std::optional<std::size_t> find(std::string_view key) const;
+  std::optional<std::size_t> find(std::string_view wanted) const;
 
  private:
   struct Entry {

@@ -203,8 +203,8 @@ class UnknownModel {
 
   // `has(sizes, value)`: whether tensors show the number. `explains(size)`: whether another number is that size.
   template <typename Has, typename Explains>
-  std::optional<Contradiction> compare(std::string check, const std::vector<Field>& fields, const Sizes& sizes, Has has,
-                                       Explains explains) {
+  std::optional<Contradiction> compare(const std::string& check, const std::vector<Field>& fields, const Sizes& sizes,
+                                       Has has, Explains explains) {
     if (sizes.empty()) return {};
     std::optional<Field> without;
     for (const Field& field : fields) {

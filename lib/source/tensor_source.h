@@ -112,7 +112,7 @@ class FileSource : public TensorSource {
   std::vector<CrcPiece> take_seen() override { return crcs_.take_recent(); }
   void expect_once() override;
   bool is_remote() const override { return is_url(catalog_.root); }
-  void add_ranges(std::size_t tensor, const Box& box, Index scratch, std::vector<FileRange>& out) override;
+  void add_ranges(std::size_t number, const Box& box, Index scratch, std::vector<FileRange>& out) override;
   Index columns(std::size_t tensor) const override;
 
   // Number of checksums verified, by all ranks on rank 0 of several. Call after finish().

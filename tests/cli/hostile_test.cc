@@ -201,8 +201,7 @@ TEST(Hostile, ObjectsThatRunCodeAreNotWrittenOn) {
   const auto expect_refused = [&](const std::string& source, const std::string& to, const std::string& name) {
     const CommandResult r = convert(source, to);
     EXPECT_EQ(r.exit_code, 4) << name << r.out << r.err;
-    EXPECT_THAT(r.err,
-                HasSubstr("object 'state.seed': its pickle names '" + name + "', which runs when it is loaded"));
+    EXPECT_THAT(r.err, HasSubstr("object 'state.seed': its pickle names '" + name + "', which runs when it is loaded"));
     EXPECT_FALSE(fs::exists(out) || fs::exists(out + ".partial"));
   };
   // What a module imports is reached through it.
