@@ -13,10 +13,10 @@
 
 namespace reshard {
 
-// What became of the numbers of an optimizer.
+// The result of name_parameters().
 struct NamedOptimizer {
-  std::unique_ptr<Reader> reader;  // of the optimizer, with the parameters' names in place of their numbers; or null
-  std::string why_not;             // a clause, if it is null
+  std::unique_ptr<Reader> reader;  // of the optimizer, with names instead of numbers; null if they are unknown
+  std::string why_not;             // the reason, a clause, if `reader` is null
 };
 
 // Names the parameters of an open optimizer by the model that is open next to it. They are named if the order of the

@@ -23,7 +23,7 @@ namespace reshard::deepspeed {
 // How a parameter is cut.
 struct PartCut {
   int dim = -1;                                 // -1: every rank has the whole
-  Index sections = 1;                           // fused sections along the dimension, each of which is cut by itself
+  Index sections = 1;                           // fused sections along the dimension; each is sharded separately
   std::vector<std::vector<Index>> widths = {};  // of each section on each rank; empty if they are equal
 };
 

@@ -1,18 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the JSON files beside an item's arrays say of them (orbax/checkpoint/_src/metadata/tree.py, sharding.py,
+// The JSON files next to an item's arrays (orbax/checkpoint/_src/metadata/tree.py, sharding.py,
 // array_metadata_store.py):
 //
-//   _METADATA                   {"tree_metadata": {"('params', 'w')": {"key_metadata": [{"key": "params", "key_type":
-//   2},
-//                               ...], "value_metadata": {"value_type": "jax.Array", "skip_deserialize": false}}, ...},
-//                               "use_ocdbt": true, "use_zarr3": true, "store_array_data_equal_to_fill_value": true}
-//                               key_type: 1 a position in a list or tuple, 2 a key of a dict
-//   _sharding                   {base64 of a name: JSON in a string, {"sharding_type": "NamedSharding", "shape": [4,
-//   2],
-//                               "axis_names": ["fsdp", "tp"], "partition_spec": ["fsdp", null], ...}, ...}
-//   array_metadatas/process_0   {"array_metadatas": [{"array_metadata": {"param_name": ..., "ext_metadata":
-//                               {"random_key_impl": "threefry2x32"} | null, ...}}, ...]}
-//   _strings.json               {name: string, ...}
+//   _METADATA
+//     {"tree_metadata": {"('params', 'w')": {
+//        "key_metadata": [{"key": "params", "key_type": 2}, ...],   1: position in a list or tuple, 2: key of a dict
+//        "value_metadata": {"value_type": "jax.Array", "skip_deserialize": false}}, ...},
+//      "use_ocdbt": true, "use_zarr3": true, "store_array_data_equal_to_fill_value": true}
+//   _sharding
+//     {base64 of a name: JSON in a string, ...}
+//        {"sharding_type": "NamedSharding", "shape": [4, 2], "axis_names": ["fsdp", "tp"],
+//         "partition_spec": ["fsdp", null], ...}
+//   array_metadatas/process_0
+//     {"array_metadatas": [{"array_metadata": {"param_name": ...,
+//        "ext_metadata": {"random_key_impl": "threefry2x32"} | null, ...}}, ...]}
+//   _strings.json
+//     {name: string, ...}
 //
 // An array's name is its path in the tree, joined by dots.
 #pragma once
@@ -34,23 +37,23 @@ inline constexpr std::string_view kItemMetadata = "_METADATA", kSharding = "_sha
 struct Leaf {
   KeyPath path;
   std::string type;       // "jax.Array", "np.ndarray", "scalar", "string", "None", "Dict", ...
-  bool is_empty = false;  // without data: None, an empty container
+  bool is_empty = false;  // no data: None, or an empty container
 
   bool is_array() const { return !is_empty && (type == "jax.Array" || type == "np.ndarray" || type == "scalar"); }
 };
 
 struct ItemMetadata {
   std::map<std::string, Leaf, std::less<>> leaves;  // by name
-  bool uses_database = true;                        // or a directory for each array
-  bool stores_fill_values = false;                  // so that a chunk that is missing is lost
+  bool uses_database = true;                        // false: a directory for each array
+  bool stores_fill_values = false;                  // so a missing chunk is damage
 };
-// Nothing if there is no _METADATA: an old checkpoint.
+// Reads _METADATA; nothing if there is none, as in old checkpoints.
 Result<std::optional<ItemMetadata>> read_item_metadata(const PathSnapshot& item);
 
-// The mesh of most devices that arrays lie on, "fsdp=4, tp=2"; empty if nothing tells.
+// Returns the largest mesh that arrays are sharded on, "fsdp=4, tp=2"; empty if it is not recorded.
 Result<std::string> read_mesh(const PathSnapshot& item);
 
-// The kinds of random keys, by the names of the arrays that hold them.
+// Returns the kinds of random keys, by the names of the arrays that hold them.
 Result<std::map<std::string, std::string, std::less<>>> read_key_kinds(const PathSnapshot& item);
 
 }  // namespace reshard::orbax

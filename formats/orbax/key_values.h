@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a checkpoint's store holds: values under keys, as an OCDBT database has them, or files under their paths.
+// The keys and values of a checkpoint: those of an OCDBT database, or files by their paths.
 #pragma once
 
 #include <optional>
@@ -12,14 +12,14 @@
 
 namespace reshard::orbax {
 
-// Values sorted by key, each at a place in a file, or in memory if it is stored inside a node.
+// Values sorted by key. Each is an extent of a file, or of memory if it is stored inside a node.
 class KeyValues {
  public:
   static constexpr std::uint32_t kInline = ~std::uint32_t{0};  // Extent::file of a value in memory
   static constexpr Index kMaxKeys = Index{1} << 26;
   static constexpr std::size_t kMaxKeyBytes = std::size_t{4} << 30;  // of all keys
 
-  // Files that values are in, relative to the checkpoint's directory. Extents refer to them by their position.
+  // The files of the values, relative to the checkpoint's directory. Extents refer to them by index.
   std::vector<std::string> files;
 
   std::size_t size() const { return entries_.size(); }
@@ -27,18 +27,18 @@ class KeyValues {
     return std::string_view(keys_).substr(entries_[i].key, entries_[i].key_length);
   }
   const Extent& extent(std::size_t i) const { return entries_[i].extent; }
-  // The bytes of all values in memory; their extents' offsets refer to this.
+  // Returns the bytes of all values in memory, which their extents refer to.
   const std::string& inline_bytes() const { return inline_; }
 
-  // Appends a value. Keys must ascend: anything else is a corrupt error, as is a key too many. Asks for the memory.
+  // Appends a value and asks for its memory (may_take). Fails (corrupt) if keys do not ascend or are too many.
   Status add(std::string_view key, const Extent& extent);
   Status add_inline(std::string_view key, std::string_view value);
-  // The value of a key; nothing if there is none.
+  // Returns the value of a key; nothing if there is none.
   std::optional<std::size_t> find(std::string_view wanted) const;
 
  private:
   struct Entry {
-    std::size_t key = 0;  // where it begins in keys_
+    std::size_t key = 0;  // its offset in keys_
     std::uint32_t key_length = 0;
     Extent extent;
   };
@@ -46,7 +46,7 @@ class KeyValues {
 
   std::string keys_, inline_;
   std::vector<Entry> entries_;
-  Index unasked_ = 0;  // bytes added since memory was last asked for
+  Index unasked_ = 0;  // bytes added since the last call of may_take()
 };
 
 }  // namespace reshard::orbax

@@ -65,7 +65,7 @@ class Column {
   const char* what_;
 };
 
-// Strings of a table, each of which shares a prefix with the one before it.
+// Reads the strings of a table. Each shares a prefix with the previous one.
 class SharedStrings {
  public:
   // Steps over the lengths of `count` strings in `in`.

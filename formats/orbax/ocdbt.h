@@ -10,10 +10,9 @@
 //
 // Manifest, B+tree node and version node have one envelope:
 //
-//   | u32, big endian: magic | u64: length of all of it | varint: version 0 | varint: 0, or 1 for zstd | body | u32 CRC
-//   |
+//   u32 magic (big endian), u64 length of the whole, varint version (0), varint 0 or 1 (zstd), body, u32 CRC
 //
-// The CRC is a CRC-32C of all before it. A varint is an unsigned LEB128. Tables are stored by column.
+// The CRC is the CRC-32C of all bytes before it. A varint is an unsigned LEB128. Tables are stored by column.
 //
 //   manifest       16 bytes of a uuid, varints: kind (0 single, 1 numbered), max_inline_value_bytes,
 //                  max_decoded_node_bytes, u8 version_tree_arity_log2, varint compression [, i32 its level if it is 1];
@@ -42,7 +41,7 @@ namespace reshard::orbax {
 inline constexpr std::string_view kManifest = "manifest.ocdbt";
 inline constexpr Index kMaxNodeBytes = Index{256} << 20;  // decoded; orbax's own limit is 100 MB
 
-// A file of a table, and what the tables of nodes in it are relative to.
+// A file of a table, and the directory that tables of nodes in it are relative to.
 struct DataFile {
   std::string path;  // relative to the database's directory; safe to open
   std::string base;
@@ -51,21 +50,21 @@ struct DataFile {
 struct NodeReference {
   DataFile file;
   Index offset = 0, length = 0;  // bytes
-  Index keys = 0;                // in it and below
+  Index keys = 0;                // number of keys in it and below
   int height = 0;                // 0: a leaf
 };
 
 struct Manifest {
   bool is_numbered = false;
-  std::optional<NodeReference> root;  // of the newest version; nothing: it has no keys, or the manifest is numbered
+  std::optional<NodeReference> root;  // of the newest version; nothing if it has no keys or the manifest is numbered
 };
 
-// Parses a manifest. `path` is for messages.
+// Parses a manifest. Fails (corrupt); `path` is for messages.
 Result<Manifest> parse_manifest(Bytes bytes, const std::string& path);
 
 // A node below another one.
 struct Child {
-  std::string prefix;      // that its keys have, after that of the parent
+  std::string prefix;      // of its keys, after that of the parent
   std::uint32_t file = 0;  // an index into the parent's files
   Index offset = 0, length = 0, keys = 0;
 };
@@ -86,8 +85,8 @@ struct TreeNode {
   Index values = 0;             // of a leaf
 };
 
-// Parses a node of this height. `base` is what its files are relative to, `path` and `offset` are for messages. The
-// values of a leaf are handed over in the order of their keys; an error of `value` ends the parsing.
+// Parses a node of the given height. Its files are relative to `base`; `path` and `offset` are for messages. Calls
+// `value` with the values of a leaf in the order of their keys; an error that it returns ends the parsing.
 Result<TreeNode> parse_node(Bytes bytes, int height, const std::string& base, const std::string& path, Index offset,
                             const OnLeafValue& value);
 
@@ -96,8 +95,8 @@ struct Database {
   std::vector<std::string> metadata_files;  // read to list the keys, relative to the directory
 };
 
-// Lists the keys of the newest version of the database in `directory`. Reads all its nodes, one after the other, asks
-// for the memory for each and checks its checksum.
+// Lists the keys of the newest version of the database in `directory`. Reads its nodes one after the other, checks the
+// checksum of each, and asks for the memory it needs (may_take).
 Result<Database> read_database(const PathSnapshot& directory, FilePool& files);
 
 }  // namespace reshard::orbax

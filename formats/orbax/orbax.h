@@ -2,13 +2,13 @@
 // Checkpoints of Orbax, JAX's library (orbax/checkpoint/_src, orbax/checkpoint/experimental/v1), of all versions that
 // store arrays by tensorstore.
 //
-//   STEP/                          of a CheckpointManager; "5", "step_5"; of v1 beside a file "orbax.checkpoint"
+//   STEP/                          of a CheckpointManager ("5", "step_5"), or of v1, next to a file "orbax.checkpoint"
 //     _CHECKPOINT_METADATA         times, custom metadata
 //     commit_success.txt           written last
 //     items/ default/ state/ ...   an item: a tree of arrays; or the item is the directory itself
 //       _METADATA _sharding array_metadatas/ _strings.json    (item_metadata.h)
-//       manifest.ocdbt d/          a database (ocdbt.h) of arrays (zarr.h), merged from
-//       ocdbt.process_N/           what each process wrote; where large chunks stay
+//       manifest.ocdbt d/          a database (ocdbt.h) of arrays (zarr.h), merged from those of the processes
+//       ocdbt.process_N/           the database of each process, which keeps its large chunks
 //       params.w/.zarray ...       without a database: a directory for each array
 //     meta/metadata                an item that is JSON
 //
@@ -34,7 +34,7 @@ inline constexpr std::string_view kProcessPrefix = "ocdbt.process_";
 // An item of arrays.
 struct Item {
   std::string name;                     // of its directory; empty if it is the checkpoint itself
-  const PathSnapshot* place = nullptr;  // lives as long as that of the checkpoint
+  const PathSnapshot* place = nullptr;  // valid as long as the checkpoint's snapshot
 };
 
 // The parts of a checkpoint.
@@ -45,10 +45,10 @@ struct Parts {
   std::vector<std::string> others;  // directories that are not read
 };
 
-// Finds the items of a checkpoint. No items: it is none of Orbax's.
+// Finds the items of a checkpoint. Returns no items if it is not one of Orbax's.
 Result<Parts> find_parts_of(const PathSnapshot& place);
 
-// Opens a step, an item or one of an item's files. A save that did not finish is corrupt, and said to be that.
+// Opens a step, an item or one of an item's files. Fails (corrupt) if the save did not finish.
 Result<std::unique_ptr<Reader>> open(const PathSnapshot& place, const OpenOptions& options);
 
 }  // namespace orbax

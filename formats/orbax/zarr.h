@@ -31,20 +31,20 @@
 
 namespace reshard::orbax {
 
-inline constexpr std::string_view kZarr2 = "/.zarray", kZarr3 = "/zarr.json";  // behind an array's name
+inline constexpr std::string_view kZarr2 = "/.zarray", kZarr3 = "/zarr.json";  // follow an array's name
 inline constexpr Index kMaxArrayJson = Index{4} << 20;                         // bytes
 
 // How the elements of a chunk are stored.
 struct ChunkLayout {
-  Dims shape;                        // of the chunk, as the array's dimensions are numbered
-  Dims order;                        // the array's dimensions, the slowest in memory first
+  Dims shape;                        // of the chunk, in the order of the array's dimensions
+  Dims order;                        // the array's dimensions, the slowest-varying in memory first
   std::vector<ChunkFilter> filters;  // in the order in which the writer applied them
 
-  Dims strides() const;  // elements, by the array's dimensions
+  Dims strides() const;  // in elements, for each of the array's dimensions
 };
 
 struct ShardIndex {
-  Dims order;  // the array's dimensions in the order in which inner chunks are counted, the slowest first
+  Dims order;  // the array's dimensions in the order that numbers inner chunks, the slowest first
   bool is_at_start = false;
   bool has_crc = false;
   bool is_big_endian = false;
@@ -52,41 +52,41 @@ struct ShardIndex {
 
 struct ZarrArray {
   DType dtype = DType::kFloat32;
-  std::string stored_type;  // as the metadata name it
+  std::string stored_type;  // the name in the metadata
   bool is_big_endian = false;
   Dims shape;
-  Dims grid;          // shape of what is stored under one key: a chunk, or a shard
-  ChunkLayout chunk;  // of the chunk, or of the inner chunks of a shard
+  Dims grid;          // shape of the value of one key: a chunk or a shard
+  ChunkLayout chunk;  // of a chunk, or of the inner chunks of a shard
   std::optional<ShardIndex> shards;
   std::string prefix, separator;  // of keys: "c" and "/", or none and "."
   std::vector<std::byte> fill;    // one element, little-endian; empty if the fill value is not supported
 
-  // How many chunks (or shards) there are in each dimension.
+  // Returns the number of chunks (or shards) in each dimension.
   Dims counts() const;
-  // The box of one of them, without what is behind the array's end.
+  // Returns the box of a chunk, clipped at the end of the array.
   Box box_of(const Dims& number) const;
-  // The key of one of them, behind the array's name and a slash.
+  // Returns the key of a chunk, without the array's name and slash.
   std::string key_of(const Dims& number) const;
 };
 
-// Parse the metadata of an array. Names of codecs, dtypes and options that are not read are unsupported errors that
-// name them. `place` is for messages.
+// Parse the metadata of an array. Fail (unsupported), naming it, for a codec, dtype or option that is not supported.
+// `place` is for messages.
 Result<ZarrArray> parse_zarr2(std::string_view text, const std::string& place);
 Result<ZarrArray> parse_zarr3(std::string_view text, const std::string& place);
 
-// An inner chunk of a shard: its box, from the shard's first element on, and its bytes, from the shard's first byte on.
+// An inner chunk of a shard. Its box and its bytes are relative to the shard.
 struct InnerChunk {
   Box box;
-  std::optional<std::pair<Index, Index>> bytes;  // offset and length; nothing: it is not stored
+  std::optional<std::pair<Index, Index>> bytes;  // offset and length; nothing if it is not stored
 };
 
-// Where the index of a shard of `length` bytes is; corrupt if the shard is too short for it.
+// Returns where the index of a shard of `length` bytes is. Fails (corrupt) if the shard is too short.
 struct IndexPlace {
   Index offset = 0, length = 0;
 };
 Result<IndexPlace> place_of_index(const ZarrArray& array, Index length);
 
-// Parses a shard's index. `array` has shards, `length` is the shard's.
+// Parses the index of a shard of `length` bytes. `array.shards` must be set.
 Result<std::vector<InnerChunk>> parse_shard_index(const ZarrArray& array, Bytes index, Index length);
 
 }  // namespace reshard::orbax

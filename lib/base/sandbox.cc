@@ -135,7 +135,7 @@ constexpr std::uint32_t kAllowed[] = {
 #endif
 };
 
-// Those that a client of the network needs beside them.
+// System calls that a network client needs in addition.
 constexpr std::uint32_t kNetwork[] = {
     __NR_socket,     __NR_socketpair, __NR_connect,   __NR_sendto,      __NR_sendmsg,       __NR_sendmmsg,
     __NR_recvfrom,   __NR_recvmsg,    __NR_bind,      __NR_getsockname, __NR_getpeername,   __NR_setsockopt,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Slabs of a source behind a URL, fetched before the threads of a walk come to them.
+// Fetching the slabs of a source behind a URL before the threads of a walk read them.
 #pragma once
 
 #include <mutex>
@@ -10,11 +10,10 @@
 
 namespace reshard {
 
-inline constexpr Index kMostAhead = Index{64} << 20;  // bytes fetched before their turn: 32 requests of 2 MiB
+inline constexpr Index kMostAhead = Index{64} << 20;    // bytes fetched ahead: 32 requests of 2 MiB
+inline constexpr Index kConnections = Index{16} << 20;  // bytes of 32 connections and their threads
 
-inline constexpr Index kConnections = Index{16} << 20;  // bytes that 32 connections and their threads take
-
-// Does nothing for a local source. Thread-safe.
+// Requests slabs ahead of the reads. Does nothing for a local source. Thread-safe.
 class SlabsAhead {
  public:
   struct Source {
@@ -23,14 +22,14 @@ class SlabsAhead {
     Index end = 0;  // the number after the last slab
     TensorSource& source;
     Index scratch = 0;  // bytes of a thread's scratch memory
-    Index most = 0;     // bytes to be ahead
+    Index most = 0;     // the most bytes to fetch ahead
   };
   SlabsAhead(const Source& walk, Index first) : walk_(walk), next_(first) {}
 
-  // Before a slab is read: asks for those that follow, half of the bytes or more at a time, so that what adjoins in a
-  // file is one request.
+  // Call before reading a slab. Requests the slabs that follow, at least half of `most` at a time, so that adjacent
+  // bytes of a file become one request.
   void begin();
-  // After it was read.
+  // Call after reading it.
   void end(const WalkSlab& slab);
 
  private:
@@ -38,8 +37,8 @@ class SlabsAhead {
 
   const Source walk_;
   std::mutex mutex_;
-  Index next_;       // the first slab that was not asked for
-  Index ahead_ = 0;  // bytes that were asked for and are not read
+  Index next_;       // the first slab that was not requested
+  Index ahead_ = 0;  // bytes requested and not read yet
   ReadAhead fetched_;
 };
 

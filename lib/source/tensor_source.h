@@ -146,7 +146,7 @@ class FileSource : public TensorSource {
   ShortReads short_;
   CrcLedger crcs_;
   ByPlace seen_before_;                 // CRCs of extents that earlier runs have seen completely
-  std::vector<std::size_t> continued_;  // tensors of which earlier runs have read parts
+  std::vector<std::size_t> continued_;  // tensors that earlier runs have partly read
   SharedIndexes shared_indexes_;
   std::vector<const FragmentIndex*> indexes_;  // created on first use
   std::mutex index_mutex_;

@@ -1,4 +1,4 @@
-// Metadata of zarr arrays from anywhere, and, behind a zero byte, the index of a shard: chunks lie inside the array and
+// Arbitrary metadata of a zarr array and, after a zero byte, the index of a shard: chunks are inside the array and
 // their elements inside the chunk.
 #include <cstddef>
 #include <cstdint>

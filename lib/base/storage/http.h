@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// HTTP requests through libcurl, which is opened when the first URL is used: a program that reads local files alone
-// starts without it and runs where it is not installed.
+// HTTP requests through libcurl, which is loaded when the first URL is used: a program that reads only local files
+// starts without it and runs on machines where it is not installed.
 #pragma once
 
 #include <functional>
@@ -19,8 +19,8 @@ using HttpHeaders = std::vector<std::pair<std::string, std::string>>;  // names 
 struct HttpRequest {
   std::string url;  // percent-encoded
   HttpHeaders headers;
-  MutableBytes into;    // of a range: its bytes go here, and the reply's body stays empty
-  bool ranged = false;  // asks for a range; if the server sends the whole object, the reply ends after its headers
+  MutableBytes into;    // receives the bytes of a range; the reply's body is then empty
+  bool ranged = false;  // requests a range; a reply with the whole object is cut off after its headers
 };
 
 struct HttpReply {
@@ -30,23 +30,23 @@ struct HttpReply {
   std::string_view header(std::string_view name) const;  // empty if absent
 };
 
-// Limits of every request. Seconds.
+// Limits of every request, in seconds.
 struct HttpLimits {
   long connect_timeout = 10;
-  long idle_timeout = 30;    // less than 1 KiB/s for so long ends a request; RESHARD_HTTP_TIMEOUT
+  long idle_timeout = 30;    // a request fails after this time below 1 KiB/s; RESHARD_HTTP_TIMEOUT
   int tries = 6;             // RESHARD_HTTP_TRIES
   double first_pause = 0.1;  // before the second try; doubled before each further one, up to 5, with jitter
 };
 const HttpLimits& http_limits();
 
-// Opens libcurl. Unsupported if this build has no HTTP or the library is not installed. Thread-safe; call it before
-// entering a sandbox, which does not let libraries be opened.
+// Loads libcurl. Fails (unsupported) if this build has no HTTP or the library is not installed. Call it before entering
+// a sandbox, in which libraries cannot be loaded. Thread-safe.
 Status open_http();
-// The files that TLS and the resolver read, for a sandbox to allow.
+// Returns the files that TLS and the resolver read, which a sandbox must allow.
 std::vector<std::string> http_files();
 
-// Sends one request and reads its reply; waits if 32 requests are under way already. `retryable` is set if there is
-// no reply and trying again may help (a reset, a timeout, a short body).
+// Sends one request and reads its reply; waits while kMostRequests are in flight. `retryable` is set if there is no
+// reply and another try may help (a reset, a timeout, a short body).
 struct HttpFailure {
   Error error;
   bool retryable = false;
@@ -54,14 +54,14 @@ struct HttpFailure {
 using HttpOutcome = std::variant<HttpReply, HttpFailure>;
 HttpOutcome send_once(const HttpRequest& request);
 
-// Sends what `make` returns until there is a reply that is no server's trouble (408, 429, 5xx), or the tries are used
-// up. `make` is asked anew before each try, as a signature holds for minutes. `is_trouble`: whether a reply that looks
-// fine is to be tried again, too. An I/O error names `what`.
+// Sends the request that `make` returns until a reply is not a temporary failure (408, 429, 5xx) or the tries are used
+// up. Calls `make` before each try, because a signature is valid for minutes only. `is_trouble` returns whether another
+// reply should be retried too. Errors (I/O) name `what`.
 using MakeRequest = std::function<Result<HttpRequest>()>;
 using IsTrouble = std::function<bool(const HttpReply& reply)>;
 Result<HttpReply> send_http(const std::string& what, const MakeRequest& make, const IsTrouble& is_trouble = nullptr);
 
-// What a process has asked for and received.
+// The requests of this process so far, and the bytes it received.
 struct HttpCounts {
   Index requests = 0, retries = 0, bytes = 0;
 };

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ranges of files behind URLs that are fetched before they are read, many at a time: a round trip takes as long for one
-// range as for 32.
+// Fetching ranges of files behind URLs before they are read. Many are requested at once, because 32 parallel requests
+// take one round trip, as one request does.
 #pragma once
 
 #include <memory>
@@ -15,24 +15,24 @@ namespace reshard {
 class StoredFile;
 
 struct FileRange {
-  std::string path;  // local ones are ignored
+  std::string path;  // local files are ignored
   Index offset = 0, length = 0;
 };
 
-// The first 64 KiB of files in a directory: the headers of safetensors.
+// Returns the first 64 KiB of each file, which contain the header of a safetensors file.
 std::vector<FileRange> starts_of(const std::string& directory, const std::vector<std::string>& names);
 
-// Fetches in the background what its owner is about to read. Until it is destroyed, reads of these ranges take what was
-// fetched, and each byte is kept until it was read as often as it was asked for. Thread-safe.
+// Fetches in the background what its owner is about to read. While it lives, reads of these ranges use the fetched
+// bytes; each byte is kept until it was read as often as it was requested. Thread-safe.
 class ReadAhead {
  public:
   ReadAhead();
-  ~ReadAhead();  // waits for requests under way, drops the rest
+  ~ReadAhead();  // waits for requests in flight, drops the others
   ReadAhead(const ReadAhead&) = delete;
   ReadAhead& operator=(const ReadAhead&) = delete;
 
-  // Asks for ranges. Those of one file that adjoin, or nearly so, become one request of up to 8 MiB. A range that
-  // cannot be fetched is read, and its error reported, when it is wanted.
+  // Requests ranges. Adjacent or nearly adjacent ranges of one file become one request of up to 8 MiB. If a fetch
+  // fails, the range is requested again when it is read, which reports the error.
   void fetch(const std::vector<FileRange>& ranges);
 
  private:
@@ -41,10 +41,10 @@ class ReadAhead {
   std::vector<std::weak_ptr<Fetch>> own_;  // under the mutex of Fetches
 };
 
-// Copies what was fetched of a file from `offset` on to the beginning of `out`; returns how many bytes, 0 if nothing
-// was asked for there. Waits for what is under way.
+// Copies fetched bytes of a file from `offset` on to the beginning of `out`, and waits for those in flight. Returns how
+// many were copied; 0 if none were requested.
 Index take_fetched(const StoredFile& file, Index offset, MutableBytes out);
-// What all fetches of the process hold or will hold, bytes.
+// Returns the bytes that all fetches of the process hold or will hold.
 Index fetched_bytes();
 
 }  // namespace reshard

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// SHA-256 (FIPS 180-4) and HMAC (RFC 2104) of short texts: what requests to S3 are signed with. Too slow for data.
+// SHA-256 (FIPS 180-4) and HMAC (RFC 2104) of short texts, to sign requests to S3. Too slow for tensor data.
 #pragma once
 
 #include <string>

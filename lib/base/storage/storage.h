@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is stored elsewhere, as files and directories: the seam below File, list_directory() and entry_at(). Local files
-// are those functions' own row; a URL goes to one of these.
+// Object stores as files and directories: the seam below File, list_directory() and entry_at(). These functions handle
+// local paths themselves and pass URLs on to a Storage.
 #pragma once
 
 #include <map>
@@ -20,10 +20,10 @@
 
 namespace reshard {
 
-// One object, or a directory, by its own name.
+// An object or a directory. Its entry has the last component of its key as its name.
 struct StoredObject {
   DirectoryEntry entry;
-  std::string version;  // ETag, which pins it; empty: the store has none
+  std::string version;  // the ETag that reads are pinned to; empty: the store has none
 };
 
 inline StoredObject directory_object(std::string name) {
@@ -34,8 +34,8 @@ inline StoredObject directory_object(std::string name) {
 }
 
 struct Listing {
-  bool is_allowed = true;  // false: the store does not say what is there
-  std::string why_not;     // for a message
+  bool is_allowed = true;  // false: the store does not list its objects
+  std::string why_not;     // the reason, for a message
   std::vector<StoredObject> objects;
 };
 
@@ -43,27 +43,29 @@ struct Listing {
 class Storage {
  public:
   virtual ~Storage() = default;
-  // Lists one level below a key ("": all). Nothing is in a directory that does not exist.
+  // Lists one level below `key` ("": the root). A directory that does not exist is empty.
   virtual Result<Listing> list(const std::string& key) = 0;
-  // The object of that key; nothing if there is none, or only a directory.
+  // Returns the object with this key; nothing if there is none, or only a directory.
   virtual Result<std::optional<StoredObject>> stat(const std::string& key) = 0;
-  // Fills `out` with the bytes from `offset` on of the object as it was listed; an I/O error if it was replaced since.
+  // Fills `out` with the bytes of `object` from `offset` on. Fails (I/O) if the object was replaced after it was
+  // listed.
   virtual Status read(const std::string& key, const StoredObject& object, Index offset, MutableBytes out) = 0;
 };
 
-// The storage behind the root of a URL.
+// Opens the storage at the root of a URL.
 Result<std::unique_ptr<Storage>> open_storage(const std::string& root);
 
-// A storage with its answers kept: for as long as nobody calls forget(), an object is the version that was seen first.
+// A storage whose answers are cached: until forget() is called, an object stays the version that was seen first.
+// Thread-safe.
 class StoredTree {
  public:
-  // Of a URL, opened when it is first asked for; lives as long as the process.
+  // Returns the tree of a URL's root. Opens it at the first call and keeps it until the process ends.
   static Result<StoredTree*> of(const Url& url);
 
-  // As list_directory() and entry_at() do it.
+  // Like list_directory() and entry_at(), for a URL.
   Result<std::vector<DirectoryEntry>> list(const Url& url);
   Result<std::optional<StoredObject>> find(const Url& url);
-  // Lets answers about `url`, and all below it, be asked for anew.
+  // Drops the cached answers about `url` and everything below it.
   void forget(const Url& url);
   Storage& storage() { return *storage_; }
 
@@ -86,19 +88,19 @@ class StoredTree {
   std::unique_ptr<Storage> storage_;
   mutable std::mutex mutex_;
   std::map<std::string, std::shared_ptr<const Directory>> directories_;  // by key
-  std::map<std::string, std::optional<StoredObject>> found_;             // objects that were asked for by name
+  std::map<std::string, std::optional<StoredObject>> found_;             // objects that were looked up by key
 };
 
-// What File has of an object. Thread-safe.
+// An open object, the part of a File that is behind a URL. Thread-safe.
 class StoredFile {
  public:
   static Result<std::shared_ptr<const StoredFile>> open(const std::string& url);
   Index size() const { return object_.entry.size; }
-  // The URL and the version: equal for files of the same bytes.
+  // Returns the URL and the version: equal identities mean equal bytes.
   const std::string& identity() const { return identity_; }
-  // As File::read_at(), from what was fetched ahead (read_ahead.h) as far as there is any.
+  // Like File::read_at(). Uses what was fetched ahead (read_ahead.h) and requests the rest.
   Status read_at(Index offset, MutableBytes out) const;
-  // Asks the store, in one request. The range lies in the file.
+  // Reads the range, which must be inside the object, in one request.
   Status read_stored(Index offset, MutableBytes out) const;
 
  private:
@@ -117,18 +119,18 @@ class StoredFile {
   const std::string identity_;
   Storage& storage_;
   mutable std::mutex mutex_;
-  mutable Index next_ = 0;         // where the last read ended
-  mutable Index ahead_until_ = 0;  // what follows it was asked for up to here
+  mutable Index next_ = 0;         // the end of the last read
+  mutable Index ahead_until_ = 0;  // the end of what expect_next() has requested
   mutable ReadAhead ahead_;
 };
 
-// Those functions of file.h, of a URL.
+// list_directory() and entry_at() for URLs.
 Result<std::vector<DirectoryEntry>> list_stored(const std::string& url);
 Result<std::optional<StoredObject>> find_stored(const std::string& url);
-// Opens the storage of a URL, with the library, the credentials and, of the hub, the commit that it takes: for what can
-// be done no more in a sandbox.
+// Opens the storage of a URL: loads the library, reads the credentials and, for the hub, resolves the commit. Call it
+// before entering a sandbox, which allows none of these.
 Status prepare_stored(const std::string& url);
-// Before a checkpoint is opened: what was known of its files is asked for again. Nothing happens to local paths.
+// Drops the cached answers about a URL, so that opening a checkpoint sees its current files. Ignores local paths.
 void forget_stored(const std::string& url);
 
 }  // namespace reshard

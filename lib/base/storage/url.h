@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Names of checkpoints that are elsewhere: s3://bucket/key, gs://bucket/key, hf://org/model[@revision][/path],
+// URLs of checkpoints: s3://bucket/key, gs://bucket/key, hf://org/model[@revision][/path],
 // https://...
 #pragma once
 
@@ -8,25 +8,25 @@
 
 namespace reshard {
 
-// Whether a path is a URL of a scheme that reshard reads. Every other text is a path of this machine.
+// Returns whether a path is a URL of a supported scheme. Every other text is a local path.
 bool is_url(std::string_view path);
 
-// A URL cut in two: `root` is the bucket, repository or host ("s3://bucket"), `key` what is inside it, without slashes
-// at its ends ("a/b"). `is_directory`: the URL ends in a slash, so that no object of that name is meant.
+// A parsed URL. `root` is the bucket, repository or host ("s3://bucket"), `key` the path inside it without slashes at
+// its ends ("a/b"). `is_directory` is set if the URL ends in a slash, so that it cannot mean an object.
 struct Url {
   std::string root, key;
   bool is_directory = false;
 };
 Url parse_url(std::string_view url);
 
-// Percent-encodes all but letters, digits and -_.~ (RFC 3986), and slashes where `keep_slashes`.
+// Percent-encodes all characters except letters, digits and -_.~ (RFC 3986) and, with `keep_slashes`, slashes.
 std::string percent_encode(std::string_view text, bool keep_slashes);
-std::string percent_decode(std::string_view text);  // what is no escape stays as it is
+std::string percent_decode(std::string_view text);  // leaves invalid escapes unchanged
 
-// Without blanks and line ends around it.
+// Returns the text without spaces and line ends at its ends.
 std::string_view trimmed(std::string_view text);
 
-// "https://host:8000/a?b" -> "https", "host:8000", "/a?b". Other texts give empty views.
+// Splits "https://host:8000/a?b" into "https", "host:8000" and "/a?b". Other texts give empty views.
 struct HttpUrl {
   std::string_view scheme, host, target;
 };
