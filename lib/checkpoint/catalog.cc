@@ -275,6 +275,16 @@ void Catalog::Held::find_places(std::size_t room) {
   by_name.make(room, [this](std::size_t i) { return hash_of(tensors[i].name); });
 }
 
+Catalog Catalog::without_tensors() const {
+  Catalog out;
+  out.root = root;
+  out.files = files;
+  out.blobs = blobs;
+  out.attributes = attributes;
+  out.vocabulary = vocabulary;
+  return out;
+}
+
 Status Catalog::reserve(std::size_t tensors) {
   const Index bytes = static_cast<Index>(tensors) * kTensorBytes;
   TRY(may_take(bytes, [&] { return tensors_text(root, static_cast<Index>(tensors)); }));

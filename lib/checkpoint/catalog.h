@@ -262,6 +262,9 @@ class Catalog {
   // what its packed tensors cannot be loaded without (lib/convert/header_metadata.h).
   std::vector<std::pair<std::string, std::string>> header_metadata;
 
+  // Returns a catalog with the files, objects and facts of this one that apply to any view of its tensors, and without
+  // tensors: the start of a view.
+  Catalog without_tensors() const;
   // Makes room for `tensors` tensors, without their names, after asking for the memory (may_take()).
   Status reserve(std::size_t tensors);
   static constexpr Index kTensorBytes = sizeof(Tensor) + 144;  // memory reserved for each

@@ -12,11 +12,7 @@ namespace {
 
 // Returns the same tensors, each in one piece: less to look through if only names and sizes are wanted.
 Result<Catalog> in_one_piece(const Catalog& source) {
-  Catalog out;
-  out.root = source.root;
-  out.files = source.files;
-  out.vocabulary = source.vocabulary;
-  out.blobs = source.blobs;
+  Catalog out = source.without_tensors();
   TRY(out.reserve(source.tensors().size()));
   for (const Tensor& stored : source.tensors()) {
     Tensor t = stored;

@@ -37,11 +37,7 @@ class ViewBuilder {
         packed_(find_packed(from, options.config)) {}
 
   Result<Catalog> build() {
-    out_.root = from_.root;
-    out_.files = from_.files;
-    out_.blobs = from_.blobs;
-    out_.attributes = from_.attributes;
-    out_.vocabulary = from_.vocabulary;
+    out_ = from_.without_tensors();
     TRY(out_.reserve(from_.tensors().size()));
     for (std::size_t i = 0; i < from_.tensors().size(); ++i) TRY(add(i));
     if (!unknown_.empty()) return unknown_error();
@@ -250,12 +246,7 @@ Result<Catalog> canonical_view(const Catalog& catalog, const ViewOptions& option
 Result<Catalog> plain_view(Catalog catalog) {
   const auto& tensors = catalog.tensors();
   if (std::all_of(tensors.begin(), tensors.end(), [](const Tensor& t) { return t.plain_key.empty(); })) return catalog;
-  Catalog out;
-  out.root = catalog.root;
-  out.files = catalog.files;
-  out.blobs = catalog.blobs;
-  out.attributes = catalog.attributes;
-  out.vocabulary = catalog.vocabulary;
+  Catalog out = catalog.without_tensors();
   TRY(out.reserve(tensors.size()));
   for (const Tensor& t : tensors) TRY(out.add(renamed(t, t.key())));
   out.sort_by_name();

@@ -103,7 +103,7 @@ class Fitter {
     if (!options_.repairs.experts) return corrupt(view_.root + ": " + what + "; --repair experts splits them");
     std::map<std::size_t, const Joined*> by_tensor;
     for (const Joined& j : joined) by_tensor.emplace(j.tensor, &j);
-    Catalog out = view_without_tensors();
+    Catalog out = view_.without_tensors();
     std::vector<std::string> names;
     for (std::size_t i = 0; i < view_.tensors().size(); ++i) {
       const Tensor& t = view_.tensors()[i];
@@ -128,16 +128,6 @@ class Fitter {
     out_.notes.push_back(what + ". They are split.");
     record("experts split", names);
     return {};
-  }
-
-  Catalog view_without_tensors() const {
-    Catalog out;
-    out.root = view_.root;
-    out.files = view_.files;
-    out.blobs = view_.blobs;
-    out.attributes = view_.attributes;
-    out.vocabulary = view_.vocabulary;
-    return out;
   }
 
   // ---- key-value heads that several ranks hold
