@@ -13,7 +13,6 @@ namespace reshard::orbax {
 namespace {
 
 constexpr Index kMaxJsonBytes = Index{256} << 20;
-constexpr Index kListKey = 1;  // key_type of a position
 
 // Reads one of an item's JSON files member by member. False if there is none.
 Result<bool> read_members(const PathSnapshot& item, std::string_view name, const OnJsonMember& member) {
@@ -30,7 +29,7 @@ Result<Leaf> leaf_of(const Json& json) {
   Leaf out;
   for (const Json& part : TRY(json.get_array("key_metadata"))) {
     const std::string_view key = TRY(part.get_string("key"));
-    const auto position = TRY(part.get_index("key_type")) == kListKey ? as_number(key) : std::nullopt;
+    const auto position = TRY(part.get_index("key_type")) == kPositionKey ? as_number(key) : std::nullopt;
     if (position)
       out.path.emplace_back(*position);
     else

@@ -13,10 +13,8 @@
 namespace reshard::orbax {
 namespace {
 
-constexpr std::uint32_t kManifestMagic = 0x0cdb3a2a, kNodeMagic = 0x0cdb20de;
-constexpr std::size_t kHeaderBytes = 12, kCrcBytes = 4;
+constexpr std::size_t kCrcBytes = 4;
 constexpr Index kMaxManifestBytes = Index{256} << 20;
-constexpr std::size_t kMaxKeyBytes = 65'535;                  // also of a path
 constexpr std::size_t kMaxPathBytes = std::size_t{64} << 20;  // of all files of one table
 constexpr std::uint64_t kNoRoot = ~std::uint64_t{0};
 constexpr Index kUuidBytes = 16;
@@ -135,7 +133,7 @@ Result<std::string> unwrap(Bytes bytes, std::uint32_t magic, const std::string& 
   const auto stored = __builtin_bswap32(TRY(in.read<std::uint32_t>(what)));
   if (stored != magic) return in.error(what, "expected its magic number, got other bytes");
   const auto length = TRY(in.read<std::uint64_t>(what));
-  if (length != bytes.size() || bytes.size() < kHeaderBytes + 2 + kCrcBytes)
+  if (length != bytes.size() || bytes.size() < kEnvelopeBytes)
     return in.error(what, "expected " + bytes_of(bytes.size()) + ", it says " + bytes_of(length));
   const Bytes covered = bytes.first(bytes.size() - kCrcBytes);
   Cursor end(bytes.last(kCrcBytes), path, offset + std::ssize(covered));

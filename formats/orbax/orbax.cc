@@ -97,7 +97,9 @@ const Format kOrbaxFormat = {
     .title = "Orbax",
     .recognises = orbax::recognises,
     .open = orbax::open,
-    .lay_out = nullptr,
+    .lay_out = orbax::lay_out,
+    .sharding = Sharding::kBoxes,
+    .max_file_bytes = Index{2} << 30,  // ocdbt_target_data_file_size
 };
 
 }  // namespace reshard

@@ -6,6 +6,7 @@
 #include <set>
 #include <unordered_map>
 
+#include "formats/encoding/key_path.h"
 #include "formats/encoding/torch_archive.h"
 #include "formats/encoding/zstd_frame.h"
 #include "formats/orbax/item_metadata.h"
@@ -28,6 +29,7 @@ constexpr Index kBytesOfChunk = 100;             // of memory, that each takes, 
 constexpr Index kBatch = 4096;                   // chunks that are located at a time
 constexpr Index kMaxRandomKey = Index{1} << 20;  // bytes of an array of keys that is read as an object
 constexpr Index kMaxJson = Index{16} << 20;      // bytes of a JSON item
+constexpr Index kMaxObject = Index{1} << 30;     // bytes of an object
 constexpr Index kMaxGroup = Index{8} << 20;      // bytes of rows that are best read together
 constexpr std::size_t kShown = 3;                // names in a warning
 // What is decoded again and again where it is read: chunks up to this, of tensors up to that. Others are decoded once,
@@ -101,6 +103,7 @@ class OrbaxReader : public TensorFileReader {
   Status add_tensor(Reading& now, const std::string& name, Tensor tensor, Stored stored);
   Status check_leaves(const Reading& now, const std::vector<std::string>& names, const OpenOptions& options);
   Status read_strings(const Reading& now);
+  Status read_objects(const Reading& now);
   Status read_json_items(const Parts& parts);
   std::uint32_t memory_file(Reading& now);
   Status keep_memory(Reading& now);
@@ -119,6 +122,7 @@ class OrbaxReader : public TensorFileReader {
 
   std::unordered_map<std::string, Stored> stored_;  // of each tensor that is not located
   std::unordered_map<std::string, RandomKey> random_keys_;
+  std::set<std::string> archives_;  // objects that are stored as torch.save archives
   std::set<std::string> other_types_;
   bool has_fill_ = false;
   Index databases_ = 0, directories_ = 0;
@@ -391,11 +395,37 @@ Status OrbaxReader::read_strings(const Reading& now) {
   catalog_.files.push_back({below(now.directory, kStrings), TRY(TRY(files_.open(path))->size())});
   const auto members = TRY(json.as_object().context(path));
   for (const Json::Member& member : members) {
+    if (archives_.contains(now.prefix + member.key)) continue;  // the same, as another format stored it
     KeyPath keys = {now.prefix + member.key};
     if (now.metadata && now.prefix.empty())
       if (const auto leaf = now.metadata->leaves.find(member.key); leaf != now.metadata->leaves.end())
         keys = leaf->second.path;
     TRY(add_json(now.prefix + member.key, std::move(keys), file, member.value));
+  }
+  return {};
+}
+
+// Reads the list of objects that reshard stored next to the arrays.
+Status OrbaxReader::read_objects(const Reading& now) {
+  if (!now.place->has_file(kObjects)) return {};
+  const std::string path = path_join(now.place->path(), kObjects);
+  const Json json = TRY(parse_json(TRY(read_whole_file(path, kMaxJson)), path));
+  const auto file = static_cast<std::uint32_t>(catalog_.files.size());
+  catalog_.files.push_back({below(now.directory, kObjectBytes), 0});
+  Index& size = catalog_.files.back().size;
+  size = TRY(TRY(files_.open(catalog_.file_path(file)))->size());
+  for (const Json& object : TRY(json.get_array("objects").context(path))) {
+    const std::string stored(TRY(object.get_string("name").context(path))), name = now.prefix + stored;
+    const std::string text(TRY(object.get_string("path").context(path)));
+    const Extent extent{file, TRY(object.get_index("offset").context(path)),
+                        TRY(object.get_index("length").context(path))};
+    if (!fits_inside(extent.offset, extent.length, size) || extent.length > kMaxObject)
+      return corrupt(path + ": object '" + printable(name) + "': expected at most " + human_bytes(kMaxObject) +
+                     " inside of " + std::string(kObjectBytes));
+    KeyPath keys = TRY(parse_key_path(text, path));
+    if (keys.empty() || !now.prefix.empty()) keys = {name};
+    if (!archives_.insert(name).second) return corrupt(path + ": object '" + printable(name) + "' is listed twice");
+    catalog_.blobs.push_back({name, extent, std::move(keys)});
   }
   return {};
 }
@@ -443,6 +473,7 @@ Status OrbaxReader::read_item(const Item& item, bool is_only, const OpenOptions&
   std::sort(names.begin(), names.end());
   TRY(check_leaves(now, names, options));
   TRY(keep_memory(now));
+  TRY(read_objects(now));
   TRY(read_strings(now));
   TRY(list_files(now));
   std::vector<std::string> unused;
@@ -741,12 +772,26 @@ Result<Json> OrbaxReader::value_of(const RandomKey& key) {
 }
 
 Result<std::string> OrbaxReader::blob_bytes(const Blob& blob) {
+  if (archives_.contains(blob.name)) {
+    const auto file = TRY(files_.open(catalog_.file_path(blob.extent.file)));
+    TRY(may_take(blob.extent.length, [&] { return "object '" + printable(blob.name) + "'"; }));
+    std::string bytes(static_cast<std::size_t>(blob.extent.length), '\0');
+    TRY(file->read_at(blob.extent.offset, {reinterpret_cast<std::byte*>(bytes.data()), bytes.size()}));
+    TRY(torch_archive::check_item(*file, blob.extent.offset, blob.extent.length)
+            .context("object '" + printable(blob.name) + "'"));
+    return bytes;
+  }
   const auto key = random_keys_.find(blob.name);
   if (key == random_keys_.end()) return TensorFileReader::blob_bytes(blob);
   return json_item(TRY(value_of(key->second)));
 }
 
 std::string OrbaxReader::describe(const Blob& blob) {
+  if (archives_.contains(blob.name)) {
+    const auto bytes = blob_bytes(blob);
+    const auto document = bytes ? torch_archive::read_object_item(*bytes) : Result<pickle::Document>(bytes.error());
+    return document ? pickle::print(document->root(), 2, 4) : "";
+  }
   const auto key = random_keys_.find(blob.name);
   if (key == random_keys_.end()) return TensorFileReader::describe(blob);
   return "a random key, " + printable(key->second.kind) + " " + to_string(key->second.tensor.shape);

@@ -363,6 +363,29 @@ std::string ZarrArray::key_of(const Dims& number) const {
 Result<ZarrArray> parse_zarr2(std::string_view text, const std::string& place) { return parse(text, place, zarr2_of); }
 Result<ZarrArray> parse_zarr3(std::string_view text, const std::string& place) { return parse(text, place, zarr3_of); }
 
+std::optional<std::string> zarr3_of_raw_chunks(DType dtype, const Dims& shape, const Dims& grid) {
+  const auto is_named = [&](const NamedType& t) { return t.dtype == dtype && !t.name.ends_with("int4"); };
+  const auto type = std::find_if(std::begin(kNamedTypes), std::end(kNamedTypes), is_named);
+  if (type == std::end(kNamedTypes)) return std::nullopt;
+  const auto list = [](const Dims& dims) {
+    Json out = Json::array();
+    for (const Index n : dims) out.push_back(n);
+    return out;
+  };
+  const auto configured = [](std::string_view name, std::string_view key, Json value) {
+    return Json::object().set("name", name).set("configuration", Json::object().set(key, std::move(value)));
+  };
+  Json fill = is_floating(dtype) ? Json(0.0) : Json(0);
+  if (dtype == DType::kBool) fill = false;
+  if (dtype == DType::kComplex64 || dtype == DType::kComplex128) fill = Json::array().push_back(0.0).push_back(0.0);
+  Json out = Json::object();
+  out.set("zarr_format", 3).set("node_type", "array").set("shape", list(shape)).set("data_type", type->name);
+  out.set("chunk_grid", configured("regular", "chunk_shape", list(grid)));
+  out.set("chunk_key_encoding", configured("default", "separator", "/")).set("fill_value", std::move(fill));
+  out.set("codecs", Json::array().push_back(configured("bytes", "endian", "little")));
+  return to_text(out);
+}
+
 // ---- shards
 
 namespace {
