@@ -63,6 +63,14 @@ else
   echo "skipped: no Python with safetensors and h5py"
 fi
 
+heading "Orbax"
+if python=$(tests/interop/venv.sh 2> /dev/null) && jax=$(tests/interop/jax_venv.sh 2> /dev/null); then
+  build release --target reshard &&
+    RESHARD_JAX_PYTHON=$jax RESHARD=$PWD/build/release/reshard "$python" -W ignore tests/interop/test_interop.py -k Orbax || status=1
+else
+  echo "skipped: no Python with orbax-checkpoint"
+fi
+
 heading "families, against transformers"
 if python=$(tests/interop/venv.sh 2> /dev/null); then
   "$python" -W ignore samples/families/generate.py tables > "$logs/families.log" || { cat "$logs/families.log"; status=1; }
