@@ -67,6 +67,8 @@ void add_latest(CommandLine& line);
 void add_convert(CommandLine& line);
 void add_plan(CommandLine& line);
 void add_merge(CommandLine& line);
+void add_delta(CommandLine& line);
+void add_patch(CommandLine& line);
 void add_mount(CommandLine& line);
 void add_verify(CommandLine& line);
 void add_diff(CommandLine& line);

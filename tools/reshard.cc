@@ -29,6 +29,8 @@ constexpr Command kCommands[] = {
     {"layout", "Read", "Show how a checkpoint is sharded", add_layout, false, true},
     {"convert", "Write", "Write a checkpoint in another format, layout, naming or dtype", add_convert, true, true},
     {"merge", "Write", "Merge several checkpoints: an average, a sum, any formula", add_merge, true, true},
+    {"delta", "Write", "Write what changed between two checkpoints of a model", add_delta, true, true},
+    {"patch", "Write", "Apply deltas to a checkpoint", add_patch, true, true},
     {"mount", "Write", "Mount a checkpoint in another format without writing it", add_mount, false, false},
     {"synth", "Write", "Write a synthetic checkpoint with the shapes of a model", add_synth, false, true},
     {"verify", "Check", "Verify a checkpoint: bytes, shapes, mesh, or against another", add_verify, true, true},
