@@ -66,7 +66,8 @@ void add_delta(CommandLine& line) {
   line.examples({{"reshard delta step-100 step-101 d101.h5", ""},
                  {"reshard patch step-100 d101.h5 step-101 --to hf", "the receiver's side"}});
   line.description(
-      "The delta is an HDF5 file with the exclusive or of the model's old and new bits, compressed: what did not change "
+      "The delta is an HDF5 file with the exclusive or of the model's old and new bits, compressed: what did not "
+      "change "
       "takes almost no space. OLD and NEW may differ in format, layout and names, but not in dtype. Optimizer state is "
       "not part of it. The manifest in D has the digests of both models, so that 'reshard patch' proves its result.");
   line.action([options] { return delta(*options); });
@@ -84,7 +85,8 @@ void add_patch(CommandLine& line) {
   line.examples({{"reshard patch step-100 d101.h5 step-101 --to hf", ""},
                  {"reshard patch step-100 d101.h5 d102.h5 d103.h5 step-103 --to hf", "in one pass"}});
   line.description(
-      "Deltas are those that 'reshard delta' wrote. A delta that was made from another model is refused, and the result "
+      "Deltas are those that 'reshard delta' wrote. A delta that was made from another model is refused, and the "
+      "result "
       "is compared with the digests of the new model before it appears. The config and the tokenizer are copied from "
       "the old model.");
   line.action([options] { return patch(*options); });

@@ -26,8 +26,8 @@ struct RecordedMerge {
   // Sets the directory that the source `name` is in now. Fails (usage) with all names if there is no such source.
   Status move(std::string_view name, const std::string& directory);
 };
-// Reads the merge that the manifest of a checkpoint records. Fails (usage) if it records none, (corrupt) if it cannot be
-// read.
+// Reads the merge that the manifest of a checkpoint records. Fails (usage) if it records none, (corrupt) if it cannot
+// be read.
 Result<RecordedMerge> recorded_merge(Reader& checkpoint);
 
 struct Lineage {

@@ -77,8 +77,9 @@ TEST_F(Delta, HoldsForAnyFormatsAndNames) {
   const std::string d1 = delta(steps_[0], sharded, "d1.h5");
   const std::string base = converted(steps_[0], "megatron", {"--to", "megatron", "--mesh", "tp=2"});
   for (const std::string& from : {steps_[0], base}) {
-    for (const std::vector<std::string>& to :
-         {std::vector<std::string>{"--to", "hf"}, {"--to", "dcp", "--mesh", "tp=4"}, {"--to", "hf", "--dtype", "float32"}}) {
+    for (const std::vector<std::string>& to : {std::vector<std::string>{"--to", "hf"},
+                                               {"--to", "dcp", "--mesh", "tp=4"},
+                                               {"--to", "hf", "--dtype", "float32"}}) {
       std::vector<std::string> args = {"patch", from, d1, dir_ / "out", "--force"};
       args.insert(args.end(), to.begin(), to.end());
       const CommandResult r = run(args);

@@ -29,7 +29,7 @@ struct MergeSource {
 struct MergeOptions {
   std::vector<MergeSource> sources;  // the conversion's own first
   std::string expression;
-  bool in_double = false;  // compute in float64 instead of float32
+  bool in_double = false;       // compute in float64 instead of float32
   bool applies_deltas = false;  // the sources after the first are deltas (delta_chain.h), and are checked as such
   std::string
       others_from;  // the source of tensors that are not floating-point; empty: they must be equal in all sources
