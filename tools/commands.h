@@ -69,6 +69,7 @@ void add_plan(CommandLine& line);
 void add_merge(CommandLine& line);
 void add_delta(CommandLine& line);
 void add_patch(CommandLine& line);
+void add_watch(CommandLine& line);
 void add_mount(CommandLine& line);
 void add_verify(CommandLine& line);
 void add_diff(CommandLine& line);

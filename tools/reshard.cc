@@ -31,6 +31,7 @@ constexpr Command kCommands[] = {
     {"merge", "Write", "Merge several checkpoints: an average, a sum, any formula", add_merge, true, true},
     {"delta", "Write", "Write what changed between two checkpoints of a model", add_delta, true, true},
     {"patch", "Write", "Apply deltas to a checkpoint", add_patch, true, true},
+    {"watch", "Write", "Convert each new step of a training run", add_watch, false, false},
     {"mount", "Write", "Mount a checkpoint in another format without writing it", add_mount, false, false},
     {"synth", "Write", "Write a synthetic checkpoint with the shapes of a model", add_synth, false, true},
     {"verify", "Check", "Verify a checkpoint: bytes, shapes, mesh, or against another", add_verify, true, true},
