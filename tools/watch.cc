@@ -160,10 +160,9 @@ class Watch {
   Status write_record() const {
     Json steps = Json::object();
     for (const auto& [name, done] : done_)
-      steps.set(name, Json::object()
-                          .set("source", valid_utf8(done.source))
-                          .set("proven", done.proven)
-                          .set("then", done.then));
+      steps.set(
+          name,
+          Json::object().set("source", valid_utf8(done.source)).set("proven", done.proven).set("then", done.then));
     return replace_file(path_join(root_, kRecord), to_text(Json::object().set("steps", std::move(steps)), 1) + "\n");
   }
 
@@ -299,8 +298,9 @@ class Watch {
       Json line = Json::object();
       line.set("schema", "reshard.watch/1").set("event", event);
       if (!step.name.empty())
-        line.set("step", step.number).set("source", valid_utf8(step.source)).set("output",
-                                                                                valid_utf8(output_of(step.name)));
+        line.set("step", step.number)
+            .set("source", valid_utf8(step.source))
+            .set("output", valid_utf8(output_of(step.name)));
       std::printf("%s\n", to_text(line.set("text", valid_utf8(text)), 0).c_str());
     } else if (!options_.resources.quiet || event == "failed") {
       std::printf("%-10s%s%s%s\n", event.c_str(), printable(step.name).c_str(), step.name.empty() ? "" : "   ",
@@ -312,9 +312,9 @@ class Watch {
   const WatchOptions& options_;
   const std::string run_, root_;
   std::optional<DirectoryLock> lock_;
-  bool is_file_ = false;  // an output is one file
-  std::map<std::string, Done> done_;    // by name, as below
-  std::set<std::string> complete_;      // steps whose sources have been complete
+  bool is_file_ = false;              // an output is one file
+  std::map<std::string, Done> done_;  // by name, as below
+  std::set<std::string> complete_;    // steps whose sources have been complete
   std::map<std::string, Backoff> failed_;
   int failures_ = 0;  // of the current pass
 };

@@ -30,8 +30,8 @@ class Watch : public testing::Test {
 
   // Saves a complete step.
   void save(int step) const {
-    const CommandResult made = reshard_cli({"synth", source(step), "--config", sample("tp8") + "/config.json", "--to",
-                                            "dcp", "--mesh", "dp_shard=2"});
+    const CommandResult made = reshard_cli(
+        {"synth", source(step), "--config", sample("tp8") + "/config.json", "--to", "dcp", "--mesh", "dp_shard=2"});
     ASSERT_EQ(made.exit_code, 0) << made.err;
   }
   std::string source(int step) const { return run_ + "/step-" + std::to_string(step); }
