@@ -2,6 +2,7 @@
 #include "formats/megatron/written_model.h"
 
 #include <numeric>
+#include <set>
 
 #include "formats/megatron/megatron.h"
 #include "formats/tensor_files/adam_state.h"
@@ -13,6 +14,11 @@ namespace {
 
 constexpr Index kVocabularyUnit = 128;  // --make-vocab-size-divisible-by
 
+Error no_whole_model(const std::string& missing) {
+  return unsupported("a checkpoint of Megatron is of a whole model under Megatron's names: expected " + missing +
+                     " among its tensors");
+}
+
 Status add_vocabulary(Arguments& args, const LayoutRequest& request, Index tp) {
   for (const TargetTensor& t : request.tensors) {
     if (t.name != kEmbedding || t.shape.rank() == 0) continue;
@@ -20,8 +26,17 @@ Status add_vocabulary(Arguments& args, const LayoutRequest& request, Index tp) {
     args.set("make_vocab_size_divisible_by", std::gcd(t.shape[0] / tp, kVocabularyUnit));
     return {};
   }
-  return unsupported("a checkpoint of Megatron is of a whole model under Megatron's names: expected '" +
-                     std::string(kEmbedding) + "' among its tensors");
+  return no_whole_model("'" + std::string(kEmbedding) + "'");
+}
+
+// Megatron counts the layers in its files and compares the number with args.
+Status check_layers(const WrittenModel& model) {
+  std::set<Index> layers;
+  for (const WrittenModel::Part& part : model.parts)
+    if (part.name.layer) layers.insert(*part.name.layer);
+  for (Index i = 0; i < model.layers; ++i)
+    if (!layers.contains(i)) return no_whole_model("tensors of layer " + std::to_string(i));
+  return {};
 }
 
 }  // namespace
@@ -66,6 +81,7 @@ Result<WrittenModel> WrittenModel::read(const LayoutRequest& request) {
                          (out.experts > 0 ? " and " + count_of(out.experts, "expert") : ""));
     out.parts.push_back({std::move(key), std::move(core)});
   }
+  TRY(check_layers(out));
   return out;
 }
 

@@ -31,7 +31,8 @@ struct WrittenModel {
   std::string directory() const;                  // "iter_0000010/"
 
   // Reads a request. Fails with a usage error without a config.json, or if the mesh does not divide the model. Fails
-  // with kUnsupported for models and names that Megatron does not have, and for optimizer state other than Adam's.
+  // with kUnsupported for models and names that Megatron does not have, for a part of a model, and for optimizer state
+  // other than Adam's.
   static Result<WrittenModel> read(const LayoutRequest& request);
 };
 

@@ -144,6 +144,25 @@ TEST_P(EveryTarget, VerifiesCleanUnderEveryName) {
   }
 }
 
+// What is written of a part of a model can be opened; otherwise the target says that it takes whole models only.
+TEST_P(EveryTarget, OfAPartOfAModelIsOpenedAgainOrRefused) {
+  const std::vector<std::vector<std::string>> selections = {
+      {"--include", "*embed*"}, {"--include", "*layers.1.*"}, {"--include", "*wq*"}, {"--exclude", "*norm*"}};
+  for (std::size_t i = 0; i < selections.size(); ++i) {
+    const std::string path = dir_ / ("part" + std::to_string(i));
+    std::vector<std::string> args = {"convert", sources_[0].path, path, "--to", std::string(format().name), "-q"};
+    args.insert(args.end(), selections[i].begin(), selections[i].end());
+    const CommandResult written = reshard_cli(args);
+    if (written.exit_code != 0) {
+      EXPECT_EQ(written.exit_code, 4) << i << ": " << written.err;
+      EXPECT_FALSE(std::filesystem::exists(path));
+      continue;
+    }
+    const CommandResult again = reshard_cli({"convert", path, path + ".dcp", "--to", "dcp", "-q", "--family", "none"});
+    EXPECT_EQ(again.exit_code, 0) << i << ": " << again.err;
+  }
+}
+
 // By the format's own checksums, or by the manifest that lies beside it.
 TEST_P(EveryTarget, DamageIsSeenByWhoConvertsItFurther) {
   for (const Source& source : {sources_[0], sources_[2]}) {
