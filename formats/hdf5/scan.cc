@@ -3,6 +3,7 @@
 
 #include <hdf5.h>
 #include <sys/prctl.h>
+#include <sys/time.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -16,7 +17,6 @@
 #include <memory>
 #include <set>
 
-#include "formats/encoding/key_path.h"
 #include "formats/hdf5/hdf5.h"
 #include "formats/hdf5/library.h"
 #include "formats/hdf5/names.h"
@@ -36,9 +36,10 @@ constexpr int kMaxFilters = 8;
 // cheap.
 constexpr Index kNameBytesPerByte = 16;  // for each byte of the file
 constexpr Index kFreeNameBytes = Index{4} << 20;
-constexpr std::size_t kSaid = 1000;  // most bytes of a path in messages
-constexpr unsigned kScanSeconds = 60;
-constexpr int kNoMemory = 1;  // exit code of a child in which libhdf5 crashed without memory
+constexpr std::size_t kSaid = 1000;     // most bytes of a path in messages
+constexpr unsigned kScanSeconds = 60;   // of the processor, after which metadata count as damaged
+constexpr unsigned kWaitSeconds = 600;  // after which the disk counts as broken
+constexpr int kNoMemory = 1;            // exit code of a child in which libhdf5 crashed without memory
 
 class Scanner {
  public:
@@ -441,9 +442,13 @@ Status survives_scan(const std::string& path, bool external_too) {
   if (child == 0) {
     ::prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (::getppid() != parent) ::_exit(0);  // the parent was already killed
-    for (const int signal : {SIGALRM, SIGINT, SIGTERM}) std::signal(signal, SIG_DFL);
+    for (const int signal : {SIGALRM, SIGPROF, SIGINT, SIGTERM}) std::signal(signal, SIG_DFL);
     handle_crashes();
-    ::alarm(kScanSeconds);
+    // Damaged metadata keep libhdf5 busy. A child that waits has met a slow disk, or a lock that another thread of the
+    // parent held during the fork; the C library releases its own.
+    const itimerval busy = {{}, {kScanSeconds, 0}};
+    ::setitimer(ITIMER_PROF, &busy, nullptr);
+    ::alarm(kWaitSeconds);
     try {
       (void)scan(path, external_too);
     } catch (const std::exception&) {  // the parent reports it
@@ -457,6 +462,8 @@ Status survives_scan(const std::string& path, bool external_too) {
     return io_error(path + ": out of memory: libhdf5 got none reading its metadata, and crashed");
   if (!WIFSIGNALED(status)) return {};
   if (WTERMSIG(status) == SIGALRM)
+    return io_error(path + ": its metadata were not read within " + std::to_string(kWaitSeconds) + " seconds");
+  if (WTERMSIG(status) == SIGPROF)
     return corrupt(path + ": libhdf5 does not finish reading its metadata, which are damaged");
   return corrupt(path + ": libhdf5 crashes reading its metadata (signal " + std::to_string(WTERMSIG(status)) +
                  "): they are damaged");
