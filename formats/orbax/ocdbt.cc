@@ -13,13 +13,15 @@
 namespace reshard::orbax {
 namespace {
 
-constexpr std::size_t kCrcBytes = 4;
+constexpr std::uint32_t kManifestMagic = 0x0cdb3a2a, kNodeMagic = 0x0cdb20de;
+constexpr std::size_t kHeaderBytes = 12, kCrcBytes = 4;
 constexpr Index kMaxManifestBytes = Index{256} << 20;
+constexpr std::size_t kMaxKeyBytes = 65'535;                  // also of a path
 constexpr std::size_t kMaxPathBytes = std::size_t{64} << 20;  // of all files of one table
 constexpr std::uint64_t kNoRoot = ~std::uint64_t{0};
 constexpr Index kUuidBytes = 16;
 
-// ---- Numbers and columns
+// ---- numbers and columns
 
 Result<std::uint64_t> read_varint(Cursor& in, std::string_view what) {
   std::uint64_t value = 0;
@@ -38,10 +40,10 @@ Result<Index> read_index(Cursor& in, std::string_view what) {
   return *value;
 }
 
-// Reads the numbers of one field of a table in order.
+// The numbers of one field of a table, from the first on.
 class Column {
  public:
-  // Skips the `count` numbers in `in`.
+  // Steps over the `count` numbers in `in`.
   static Result<Column> take(Cursor& in, Index count, const char* what) {
     const Column out(in, what);
     for (Index i = 0; i < count; ++i) TRY(read_varint(in, what));
@@ -49,7 +51,7 @@ class Column {
   }
   Result<Index> next() { return read_index(in_, what_); }
   Result<std::uint64_t> next_uint64() { return read_varint(in_, what_); }
-  // Returns the next number. Fails if it is not below `end`.
+  // The next one, which has to be below `end`.
   Result<std::uint32_t> next_below(std::size_t end) {
     const Index value = TRY(next());
     if (static_cast<std::size_t>(value) >= end)
@@ -66,20 +68,20 @@ class Column {
 // Reads the strings of a table. Each shares a prefix with the previous one.
 class SharedStrings {
  public:
-  // Skips the lengths of `count` strings in `in`.
+  // Steps over the lengths of `count` strings in `in`.
   static Result<SharedStrings> take(Cursor& in, Index count, const char* what) {
     const Column prefixes = TRY(Column::take(in, std::max<Index>(count, 1) - 1, what));
     const Column suffixes = TRY(Column::take(in, count, what));
     return SharedStrings(prefixes, suffixes, in, count, what);
   }
-  // Skips the suffixes, which follow the lengths.
+  // Steps over their suffixes, which come later than the lengths.
   Status take_suffixes(Cursor& in) {
     Column lengths = suffixes_;
     texts_ = in;
     for (Index i = 0; i < count_; ++i) TRY(in.skip(TRY(lengths.next()), what_));
     return {};
   }
-  // Returns the next string, which is valid until the next call.
+  // The next string, valid until the one after it.
   Result<std::string_view> next() {
     const Index shared = is_first_ ? 0 : TRY(prefixes_.next());
     is_first_ = false;
@@ -125,15 +127,15 @@ Result<std::vector<DataFile>> read_files(Cursor& in, const std::string& base) {
   return out;
 }
 
-// ---- The envelope
+// ---- the envelope
 
-// Returns the body of an object, which is a node or a manifest.
+// The body of an object: a node, a manifest.
 Result<std::string> unwrap(Bytes bytes, std::uint32_t magic, const std::string& path, Index offset, const char* what) {
   Cursor in(bytes, path, offset);
   const auto stored = __builtin_bswap32(TRY(in.read<std::uint32_t>(what)));
   if (stored != magic) return in.error(what, "expected its magic number, got other bytes");
   const auto length = TRY(in.read<std::uint64_t>(what));
-  if (length != bytes.size() || bytes.size() < kEnvelopeBytes)
+  if (length != bytes.size() || bytes.size() < kHeaderBytes + 2 + kCrcBytes)
     return in.error(what, "expected " + bytes_of(bytes.size()) + ", it says " + bytes_of(length));
   const Bytes covered = bytes.first(bytes.size() - kCrcBytes);
   Cursor end(bytes.last(kCrcBytes), path, offset + std::ssize(covered));
@@ -157,7 +159,7 @@ Status at_end(const Cursor& in, const char* what) {
   return in.error(what, "expected its end, got " + bytes_of(static_cast<std::uint64_t>(in.left())));
 }
 
-// ---- The manifest
+// ---- the manifest
 
 // Returns whether the manifest is numbered.
 Result<bool> read_config(Cursor& in) {
@@ -171,7 +173,7 @@ Result<bool> read_config(Cursor& in) {
   return kind == 1;
 }
 
-// The columns of the versions in a manifest.
+// The columns of a version.
 struct Versions {
   Column generations;
   Bytes heights;
@@ -212,7 +214,7 @@ Result<std::optional<NodeReference>> read_versions(Cursor& in, const std::vector
   return last_version(columns, count, files, in);
 }
 
-// Skips older versions, which are not read. Fails if their table does not end with the manifest.
+// Older versions are not read; their table has to end where the manifest does.
 Status skip_older_versions(Cursor& in) {
   const Index count = TRY(read_index(in, "number of version nodes"));
   for (const char* what : {"generation", "file", "offset", "length", "number of generations"})
@@ -236,7 +238,7 @@ Result<Manifest> parse_manifest(Bytes bytes, const std::string& path) {
   return out;
 }
 
-// ---- Nodes
+// ---- nodes
 
 namespace {
 
@@ -307,7 +309,7 @@ Result<TreeNode> parse_node(Bytes bytes, int height, const std::string& base, co
   return out;
 }
 
-// ---- The database
+// ---- the database
 
 namespace {
 
@@ -334,7 +336,7 @@ class DatabaseReader {
     return parse_manifest(as_bytes(TRY(read_whole_file(path, kMaxManifestBytes))), path);
   }
 
-  // Returns the manifest with the greatest generation.
+  // The one of the greatest generation.
   Result<std::string> newest_manifest() {
     constexpr std::string_view kPrefix = "manifest.", kHex = "0123456789abcdef";
     std::string newest;
@@ -372,10 +374,10 @@ class DatabaseReader {
     return bytes;
   }
 
-  // Adds the keys of a node and of the nodes below it. They all begin with `prefix`.
+  // Adds the keys of a node and those below it, which all begin with `prefix`.
   Status visit(const NodeReference& node, const std::string& prefix) {
     const std::string path = path_of(node.file.path);
-    // Writers refer to a node only once. A second reference could form a cycle, or describe 2^60 keys with few nodes.
+    // No writer makes two references to a node; a cycle, or a few nodes that stand for 2^60 keys, would need them.
     if (!visited_.emplace(node.file.path, node.offset).second)
       return corrupt(at(path, node.offset) + ": node: the tree refers to it twice");
     if (metadata_.insert(node.file.path).second) out_.metadata_files.push_back(node.file.path);
@@ -414,7 +416,7 @@ class DatabaseReader {
   std::string key_;
   std::set<std::pair<std::string, Index>> visited_;  // nodes, by file and offset
   std::set<std::string> metadata_;
-  std::unordered_map<std::string, std::uint32_t> numbers_;  // index of each file of values
+  std::unordered_map<std::string, std::uint32_t> numbers_;  // of files of values
 };
 
 }  // namespace

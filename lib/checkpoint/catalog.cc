@@ -282,7 +282,6 @@ Catalog Catalog::without_tensors() const {
   out.blobs = blobs;
   out.attributes = attributes;
   out.vocabulary = vocabulary;
-  out.delta_of = delta_of;
   return out;
 }
 

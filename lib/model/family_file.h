@@ -42,6 +42,8 @@ std::span<const BuiltinFamily> builtin_families();
 std::string_view builtin_kept_dtypes();
 // Returns the text of samples/families/parameter_order.json (parameter_order.h).
 std::string_view builtin_parameter_order();
+// Returns the table of transposed_weights.h as text.
+std::string_view builtin_transposed();
 // Returns builtin_families()[i], parsed at the first call. Lives as long as the process; thread-safe.
 const Family* builtin_family(std::size_t i);
 // Returns a family with around_text over the given text family: "llava+qwen2". Returns `outer` itself if `text` is the

@@ -45,10 +45,15 @@ constexpr PackedRole kCompressedNvfp4Roles[] = {
     {"scale", kAfter, "_scale", kFloat8, kNot, kNot, kNeeded},
     {"global_scale", kAfter, "_global_scale", kFloat, kSign, kNot, kNeeded},
 };
-// compressed-tensors compressors/mxfp4/base.py.
+// compressed-tensors compressors/mxfp4/base.py; mxfp6/base.py has the same names.
 constexpr PackedRole kCompressedMxfp4Roles[] = {
     {"packed", kAfter, "_packed", kUint8, kSign, kProof, kNeeded},
     {"scale", kAfter, "_scale", kExponent, kNot, kNot, kNeeded},
+};
+// compressed-tensors compressors/mxfp8/base.py.
+constexpr PackedRole kCompressedMxfp8Roles[] = {
+    {"weight", kAfter, "", PackedDType::kFloat8, kNot, kProof, kNeeded},
+    {"scale", kAfter, "_scale", kUint8, kSign, kNot, kNeeded},
 };
 // compressed-tensors compressors/pack_quantized/base.py.
 constexpr PackedRole kCompressedPackedRoles[] = {
@@ -236,6 +241,8 @@ constexpr PackedLayout kLayouts[] = {
     {Packing::kCompressedMarlin24, "compressed-tensors marlin-24", kCompressedMethods, kCompressedMarlin24Roles},
     {Packing::kCompressedNvfp4, "compressed-tensors NVFP4", kCompressedMethods, kCompressedNvfp4Roles},
     {Packing::kCompressedMxfp4, "compressed-tensors MXFP4", kCompressedMethods, kCompressedMxfp4Roles},
+    {Packing::kCompressedMxfp6, "compressed-tensors MXFP6", kCompressedMethods, kCompressedMxfp4Roles},  // refine()
+    {Packing::kCompressedMxfp8, "compressed-tensors MXFP8", kCompressedMethods, kCompressedMxfp8Roles},
     {Packing::kCompressedPacked, "compressed-tensors packed integers", kCompressedMethods, kCompressedPackedRoles},
     {Packing::kCompressedSparse, "compressed-tensors sparse", kCompressedMethods, kCompressedSparseRoles},
     {Packing::kModeloptNvfp4, "ModelOpt NVFP4", kModeloptMethods, kModeloptNvfp4Roles},
@@ -268,6 +275,8 @@ constexpr std::string_view kPackedByRows[] = {"packed[0] = scale[0]", "size(shap
 constexpr std::string_view kPackedWhole[] = {"size(scale) = 1"};
 constexpr std::string_view kNvfp4Shapes[] = {"packed[0] = scale[0]", "packed[-1] = scale[-1]*8"};
 constexpr std::string_view kCompressedMxfp4Shapes[] = {"packed[0] = scale[0]", "packed[-1] = scale[-1]*16"};
+constexpr std::string_view kCompressedMxfp6Shapes[] = {"packed[0] = scale[0]", "packed[-1] = scale[-1]*24"};
+constexpr std::string_view kCompressedMxfp8Shapes[] = {"weight[0] = scale[0]", "weight[-1] = scale[-1]*32"};
 constexpr std::string_view kModeloptShapes[] = {"weight[0] = scale[0]", "weight[-1] = scale[-1]*8"};
 constexpr std::string_view kMxfp4Shapes[] = {"blocks[0] = scales[0]", "blocks[1] = scales[1]", "blocks[2] = scales[2]",
                                              "blocks[3] = 16"};
@@ -279,8 +288,9 @@ constexpr ShapeEquations kBitsandbytes4Either[] = {kBitsandbytes4Shapes},
                          kBitsandbytes8Either[] = {kBitsandbytes8Shapes}, kGptqEither[] = {kGptqShapes},
                          kAwqEither[] = {kAwqGemm, kAwqGemv, kAwqFast}, kPackedEither[] = {kPackedByRows, kPackedWhole},
                          kNvfp4Either[] = {kNvfp4Shapes}, kCompressedMxfp4Either[] = {kCompressedMxfp4Shapes},
-                         kModeloptEither[] = {kModeloptShapes}, kMxfp4Either[] = {kMxfp4Shapes},
-                         kAqlmEither[] = {kAqlmShapes}, kEetqEither[] = {kEetqShapes},
+                         kCompressedMxfp6Either[] = {kCompressedMxfp6Shapes},
+                         kCompressedMxfp8Either[] = {kCompressedMxfp8Shapes}, kModeloptEither[] = {kModeloptShapes},
+                         kMxfp4Either[] = {kMxfp4Shapes}, kAqlmEither[] = {kAqlmShapes}, kEetqEither[] = {kEetqShapes},
                          kAffineEither[] = {kAffineShapes};
 
 bool is_integer(DType dtype) { return dtype >= DType::kUint8 && dtype <= DType::kInt64; }
@@ -331,6 +341,10 @@ std::span<const ShapeEquations> shape_equations(Packing packing) {
       return kNvfp4Either;
     case Packing::kCompressedMxfp4:
       return kCompressedMxfp4Either;
+    case Packing::kCompressedMxfp6:
+      return kCompressedMxfp6Either;
+    case Packing::kCompressedMxfp8:
+      return kCompressedMxfp8Either;
     case Packing::kModeloptNvfp4:
       return kModeloptEither;
     case Packing::kMxfp4:

@@ -218,6 +218,12 @@ class Finder {
           values && scales && values->rank() == 2 && scales->rank() == 2 && (*values)[1] == (*scales)[1];
       if (method_ == "awq" || (method_ != "gptq" && values && scales && !packs_rows)) weight.packing = Packing::kAwq;
     }
+    if (weight.packing == Packing::kCompressedMxfp4) {  // the names are the same, 32 values take 16 or 24 bytes
+      const Dims *const values = shape(weight, "packed"), *const scales = shape(weight, "scale");
+      const bool has_groups = values && scales && values->rank() == 2 && scales->rank() == 2;
+      if (has_groups && (*values)[1] / 24 == (*scales)[1] && (*values)[1] % 24 == 0)
+        weight.packing = Packing::kCompressedMxfp6;
+    }
     if (weight.packing == Packing::kBitsandbytes4) {  // double quantization: the scales are packed too
       const auto absmax = weight.find("absmax");
       for (const std::string_view role : {"nested_absmax", "nested_quant_map"})

@@ -29,6 +29,8 @@ enum class Packing : std::uint8_t {
   kAwq,                 // AutoAWQ
   kCompressedNvfp4,     // compressed-tensors nvfp4-pack-quantized
   kCompressedMxfp4,     // compressed-tensors mxfp4-pack-quantized
+  kCompressedMxfp6,     // compressed-tensors mxfp6-pack-quantized
+  kCompressedMxfp8,     // compressed-tensors mxfp8-quantized
   kCompressedPacked,    // compressed-tensors pack-quantized: integers of few bits in int32
   kCompressedMarlin24,  // compressed-tensors marlin-24
   kCompressedSparse,    // compressed-tensors sparse-24-bitmask, sparse-bitmask

@@ -37,15 +37,28 @@ std::vector<std::string> command(const std::string& source, const std::string& o
   return {"convert", source, out, "--to", "hf", "--family", "none", "-q", "--dtype", dtype};
 }
 
+// What a case's library unpacks it to.
+TensorValues expected_values(const std::string& name, const std::string& dtype) {
+  TensorValues out;
+  for (auto& [tensor, value] : load_checkpoint(test_data("quantized/" + name) + kExpected))
+    if (tensor.ends_with(":" + dtype)) out.emplace(tensor.substr(0, tensor.find(':')), value);
+  return out;
+}
+
+TensorValue transposed(const TensorValue& matrix) {
+  const Index rows = matrix.shape[0], columns = matrix.shape[1], width = byte_size(matrix.dtype);
+  TensorValue out{matrix.dtype, {columns, rows}, {}};
+  for (Index c = 0; c < columns; ++c)
+    for (Index r = 0; r < rows; ++r)
+      out.bytes +=
+          matrix.bytes.substr(static_cast<std::size_t>((r * columns + c) * width), static_cast<std::size_t>(width));
+  return out;
+}
+
 class UnpackingTest : public testing::TestWithParam<std::string> {
  protected:
   std::string source() const { return test_data("quantized/" + GetParam()); }
-  TensorValues expected(const std::string& dtype) const {
-    TensorValues out;
-    for (auto& [name, value] : load_checkpoint(source() + kExpected))
-      if (name.ends_with(":" + dtype)) out.emplace(name.substr(0, name.find(':')), value);
-    return out;
-  }
+  TensorValues expected(const std::string& dtype) const { return expected_values(GetParam(), dtype); }
 
   const TempDir dir_;
 };
@@ -109,6 +122,88 @@ TEST_P(UnpackingTest, SurvivesTensorsOfOtherShapesAndValues) {
         EXPECT_THAT(r.err, HasSubstr("layers.0.proj.")) << name << " " << i;
       }
     }
+  }
+}
+
+// Libraries pack the weight of GPT-2's Conv1D, [in, out], as that of a linear module, [out, in]. With --family none
+// too, the output is the model of its config.
+TEST_P(UnpackingTest, GivesConv1dWeightsAsTheModelsClassStoresThem) {
+  const std::vector<std::string> modules = {"h.0.attn.c_proj.", "h.0.mlp.c_fc.", "h.0.mlp.c_proj."};
+  const auto renamed = [&](const TensorValues& values) {
+    TensorValues out;
+    for (const auto& [name, value] : values)
+      out[name.starts_with("layers.") ? modules[static_cast<std::size_t>(name[7] - '0')] + name.substr(14) : name] =
+          value;
+    return out;
+  };
+  write_dcp(renamed(load_checkpoint(source())), dir_ / "source", Mesh());
+  const CommandResult open = reshard_cli(command(dir_ / "source", dir_ / "open", "float32"));
+  EXPECT_EQ(open.exit_code, 2) << open.err;
+  EXPECT_THAT(open.err, HasSubstr("--config"));
+  for (const std::string type : {"gpt2", "gpt_bigcode"}) {
+    std::string config = read_file(source() + "/config.json");
+    config.replace(config.find("packed_test"), 11,
+                   type + R"(", "n_embd": 64, "n_head": 2, "n_layer": 1, "vocab_size": 16, "_": ")");
+    write_file(dir_ / "source/config.json", config);
+    const CommandResult r = reshard_cli(command(dir_ / "source", dir_ / type, "float32"));
+    ASSERT_EQ(r.exit_code, 0) << r.err;
+    TensorValues got = load_checkpoint(dir_ / type), wanted = renamed(expected("float32"));
+    got.erase("norm.weight");
+    if (type == "gpt2")
+      for (auto& [name, value] : wanted) value = transposed(value);
+    EXPECT_EQ(got, wanted) << type;
+  }
+}
+
+// ---- GPTQ's formats
+
+struct GptqFormat {
+  std::string data, of, to;  // in its config.json
+  int exit_code = 0;
+  std::string expected;  // whose values are the output's, or words of the error
+};
+
+TEST(GptqFormats, AreUnpackedOrRefused) {
+  const std::string method = R"("quant_method": "gptq")", format = R"("checkpoint_format": "gptq")",
+                    packing = R"("packing_format": "auto_round")", auto_round = R"("quant_method": "auto-round")";
+  const std::vector<GptqFormat> formats = {
+      {"gptq_4bit", format, R"("_": 0)", 0, "gptq_4bit"},
+      {"gptq_4bit", format, R"("format": "gptq")", 0, "gptq_4bit"},
+      {"gptq_4bit", R"("sym": false)", R"("sym": true)", 0, "gptq_4bit"},
+      {"gptq_4bit", R"("bits": 4)", R"("bits": 8)", 3, "8 bits do not fill"},
+      {"gptq_4bit", R"("group_size": 32)", R"("group_size": -1)", 0, "gptq_4bit"},
+      {"gptq_4bit_v2", R"("checkpoint_format": "gptq_v2")", R"("format": "gptq_v2")", 0, "gptq_4bit_v2"},
+      {"gptq_4bit", format, R"("checkpoint_format": "gptq_p")", 4, "expected gptq or gptq_v2"},
+      {"gptq_4bit", format, R"("checkpoint_format": "marlin")", 4, "expected gptq or gptq_v2"},
+      {"gptq_4bit", format, R"("checkpoint_format": "bitblas")", 4, "expected gptq or gptq_v2"},
+      {"gptq_4bit", R"("quantization_config")", R"("_")", 2, "no quantization_config says"},
+      {"gptq_without_g_idx", R"("desc_act": false)", R"("desc_act": true)", 3, "g_idx"},
+      {"auto_round_4bit", auto_round, R"("quant_method": "intel/auto-round")", 0, "auto_round_4bit"},
+      {"auto_round_4bit", packing, R"("_": 0)", 4, "packing_format"},
+      {"auto_round_4bit", packing, R"("packing_format": "auto_round:fake")", 4, "packing_format"},
+      {"auto_round_4bit", packing, R"("packing_format": "auto_round:gptqmodel")", 0, "auto_round_4bit"},
+      {"auto_round_4bit_auto_gptq", auto_round, method, 0, "auto_round_4bit_auto_gptq"},
+      {"auto_round_5bit", auto_round, method, 4, "5 bits each"},
+      {"auto_round_6bit", auto_round, method, 4, "6 bits each"},
+      {"auto_round_7bit", auto_round, method, 4, "7 bits each"},
+  };
+  const TempDir dir;
+  for (std::size_t i = 0; i < formats.size(); ++i) {
+    const GptqFormat& f = formats[i];
+    const std::string source = dir / ("source" + std::to_string(i)), out = source + ".out";
+    fs::copy(test_data("quantized/" + f.data), source);
+    std::string config = read_file(source + "/config.json");
+    ASSERT_NE(config.find(f.of), std::string::npos) << i;
+    write_file(source + "/config.json", config.replace(config.find(f.of), f.of.size(), f.to));
+    const CommandResult r = reshard_cli(command(source, out, "float32"));
+    EXPECT_EQ(r.exit_code, f.exit_code) << i << ": " << r.err;
+    if (f.exit_code != 0) {
+      EXPECT_THAT(r.err, HasSubstr(f.expected)) << i;
+      continue;
+    }
+    TensorValues got = load_checkpoint(out);
+    got.erase("norm.weight");
+    EXPECT_EQ(got, expected_values(f.expected, "float32")) << i;
   }
 }
 

@@ -1,4 +1,4 @@
-// Fixtures for tests of single conversion steps: two made-up formats, and the results of the first steps.
+// What tests of the steps of a conversion begin with: two formats that there are not, and what the first steps give.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -12,18 +12,18 @@
 
 namespace reshard {
 
-// Returns the error's message, or nothing if there was no error.
+// What went wrong; empty: nothing did.
 template <class T>
 std::string error_of(const Result<T>& r) {
   return r ? "" : r.error().message();
 }
 
-// The config.json of a one-layer model whose head is tied to the embedding.
+// A model of one layer whose head is tied to the embedding.
 inline constexpr const char* kTinyLlama =
     R"({"model_type": "llama", "vocab_size": 10, "hidden_size": 4, "intermediate_size": 6, "num_hidden_layers": 1,
         "num_attention_heads": 2, "num_key_value_heads": 2, "tie_word_embeddings": true})";
 
-// A format that stores only models, under loaders' names, and one that stores everything under any names.
+// Holds models alone, under the names of loaders, and everything, under any.
 inline const Format kModels = {.name = "models",
                                .title = "Models",
                                .recognises = nullptr,

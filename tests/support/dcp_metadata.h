@@ -1,4 +1,4 @@
-// Writes DCP metadata with the entries that a test lists.
+// DCP metadata of a few entries that a test makes up.
 #pragma once
 
 #include <optional>
@@ -42,7 +42,7 @@ class GivenEntries : public MetadataContents {
   const std::vector<std::string>& files_;
 };
 
-// Returns the pickle of a .metadata. `files` are the names for the entries' file numbers.
+// `files` are the names that the items' file numbers stand for.
 inline std::string write_metadata(const std::vector<WrittenEntry>& entries, const std::vector<std::string>& files) {
   std::string out;
   (void)write_metadata(GivenEntries(entries, files), [&](std::string_view bytes) -> Status {
@@ -52,7 +52,7 @@ inline std::string write_metadata(const std::vector<WrittenEntry>& entries, cons
   return out;
 }
 
-// Returns the catalog of a `.metadata` parsed row by row; nothing if that parser does not accept it.
+// What a `.metadata` says, read by rows; nothing where it is not read so.
 inline std::optional<Catalog> read_by_rows(const File& file) {
   Catalog catalog;
   StoredRows rows;
@@ -63,7 +63,7 @@ inline std::optional<Catalog> read_by_rows(const File& file) {
   return catalog;
 }
 
-// Returns whether two catalogs are equal.
+// Whether two of them say the same.
 inline bool are_same(const Catalog& a, const Catalog& b) {
   if (a.tensors().size() != b.tensors().size() || a.blobs.size() != b.blobs.size() ||
       a.files.size() != b.files.size() || a.warnings != b.warnings)

@@ -1,5 +1,4 @@
-// The expected tensors of checkpoints from other programs, as digests: {"name": ["BF16", [257, 64], "SHA-256 in hex"],
-// ...}.
+// Truths of checkpoints that other programs wrote, as digests: {"name": ["BF16", [257, 64], "SHA-256 in hex"], ...}.
 #pragma once
 
 #include <map>
@@ -9,9 +8,9 @@
 
 namespace reshard {
 
-// Returns each tensor as a line of text, "BF16 [257, 64] SHA-256".
+// Each tensor as one line of text, "BF16 [257, 64] SHA-256".
 std::map<std::string, std::string> digests_of(const TensorValues& values);
-// Reads a file of digests in the same form. Fails the test if it cannot be read.
+// The same of a file of digests. Fails the test where it cannot be read.
 std::map<std::string, std::string> read_digests(const std::string& path);
 
 }  // namespace reshard

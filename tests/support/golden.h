@@ -1,16 +1,16 @@
-// Golden files: exact expected outputs in tests/cli/golden/*. RESHARD_UPDATE_GOLDEN=1 rewrites them.
+// Output that is expected to the letter, kept in tests/cli/golden/*. RESHARD_UPDATE_GOLDEN=1 rewrites the files.
 #pragma once
 
 #include <string>
 
 namespace reshard {
 
-// Returns `text` with durations replaced, which differ between runs.
+// `text` without what differs from run to run: durations.
 std::string without_times(std::string text);
-// Returns `text` with every occurrence of `part` removed.
+// `text` without every occurrence of `part`.
 std::string without(std::string text, const std::string& part);
 
-// Expects `got` to equal tests/cli/golden/`name`, or rewrites that file.
+// Expects that `got` is what tests/cli/golden/`name` holds, or makes it so.
 void expect_golden(const std::string& name, const std::string& got);
 
 }  // namespace reshard

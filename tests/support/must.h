@@ -1,4 +1,4 @@
-// Unwraps results that a test needs; ends the test if they are errors.
+// What a test cannot go on without.
 #pragma once
 
 #include <gtest/gtest.h>

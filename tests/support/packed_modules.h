@@ -1,5 +1,5 @@
-// A linear layer [64, 64] as each quantization stores it, following the producers' layouts: tests check that every
-// command treats its tensors as one weight.
+// A linear layer [64, 64] as each quantization stores it, by the producers' own layouts: for tests that every command
+// treats its tensors as one weight.
 #pragma once
 
 #include <ostream>
@@ -17,9 +17,9 @@ struct PackedModule {
     DType dtype = DType::kUint8;
     Dims shape;
   };
-  std::string title;  // name of the test case
+  std::string title;  // of the test case
   Packing packing = Packing::kUnknown;
-  std::string config;  // the quantization_config
+  std::string config;  // quantization_config of a config.json
   std::vector<Part> parts;
 };
 
@@ -89,6 +89,14 @@ inline std::vector<PackedModule> packed_modules() {
        Packing::kCompressedMxfp4,
        R"({"quant_method": "compressed-tensors", "format": "mxfp4-pack-quantized"})",
        {{"weight_packed", D::kUint8, {64, 32}}, {"weight_scale", D::kUint8, {64, 2}}}},
+      {"compressed_mxfp6",
+       Packing::kCompressedMxfp6,
+       R"({"quant_method": "compressed-tensors", "format": "mxfp6-pack-quantized"})",
+       {{"weight_packed", D::kUint8, {64, 48}}, {"weight_scale", D::kUint8, {64, 2}}}},
+      {"compressed_mxfp8",
+       Packing::kCompressedMxfp8,
+       R"({"quant_method": "compressed-tensors", "format": "mxfp8-quantized"})",
+       {{"weight", D::kFloat8E4M3, {64, 64}}, {"weight_scale", D::kUint8, {64, 2}}}},
       {"compressed_marlin24",
        Packing::kCompressedMarlin24,
        R"({"quant_method": "compressed-tensors", "format": "marlin-24"})",

@@ -73,10 +73,9 @@ std::string DiskOperation::text() const {
 
 struct DiskRecorder::Recording {
   std::string root;
-  DiskState before, now;  // `now` contains only names
+  DiskState before, now;  // of `now` the names alone
   std::vector<DiskOperation> operations;
-  std::map<int, std::pair<int, std::string>>
-      descriptors;  // open files and directories below the root, with their paths
+  std::map<int, std::pair<int, std::string>> descriptors;  // of files and directories below root, and their paths
   Syscalls real;
   std::mutex mutex;
 
@@ -84,7 +83,7 @@ struct DiskRecorder::Recording {
     if (path == root) return std::string();
     return path.starts_with(root + "/") ? std::optional(path.substr(root.size() + 1)) : std::nullopt;
   }
-  // Returns the node of a path below the root, or -1.
+  // The node of a path below the root; -1: there is none.
   int find(const std::string& path) const {
     const auto rest = relative(path);
     if (!rest) return -1;
@@ -136,7 +135,7 @@ struct DiskRecorder::Recording {
     entries(o.to)[o.to_name] = o.node;
     operations.push_back(std::move(o));
   }
-  // Adds an operation on an open file. Ignores files outside the root.
+  // Of an open file; nothing where it is not below the root.
   void add(Kind kind, int fd, std::uint64_t offset, std::string bytes) {
     const auto it = descriptors.find(fd);
     if (it == descriptors.end()) return;
@@ -154,7 +153,7 @@ namespace {
 
 DiskRecorder::Recording* recording = nullptr;
 
-// Makes a call and, if it succeeds, records it, while no other thread makes one. Returns its result.
+// What a call returns, noted while no other is made where it went well.
 template <class Call, class Note>
 auto noted(Call call, Note note) {
   const std::lock_guard lock(recording->mutex);
@@ -260,8 +259,8 @@ namespace {
 
 void write_bytes(std::string& file, const DiskOperation& o, bool is_torn, std::mt19937& random) {
   const std::size_t end = o.offset + o.bytes.size();
-  // A torn write loses its end, its middle, or all of its bytes but not its length. The missing bytes are the old ones,
-  // zeros, or those of another file.
+  // Torn at the end, in the middle, or with its length and nothing else; what was not written is what was there, or
+  // zeros, or what another file has left.
   const unsigned way = random() % 4;
   if (file.size() < end && (!is_torn || way != 0)) file.resize(end, is_torn && way == 1 ? '\x5a' : '\0');
   const std::size_t kept = is_torn && way == 0 ? random() % o.bytes.size() / kUnit * kUnit : o.bytes.size();

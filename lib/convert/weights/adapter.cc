@@ -16,6 +16,7 @@
 #include "lib/model/config.h"
 #include "lib/model/family.h"
 #include "lib/model/parts.h"
+#include "lib/model/transposed_weights.h"
 
 namespace reshard {
 namespace {
@@ -356,9 +357,11 @@ class AdapterReader {
       return unsupported(
           "bias: it was trained with the adapter, and lies in the weights beside it; convert these, "
           "without --adapter");
-    for (const std::string_view member : {"use_dora", "fan_in_fan_out", "lora_bias", "use_qalora", "use_bdlora"})
+    for (const std::string_view member : {"use_dora", "lora_bias", "use_qalora", "use_bdlora"})
       if (const Json* flag = json.find(member); flag && flag->is_bool() && TRY(flag->as_bool()))
         return unsupported(std::string(member) + ": an adapter of this kind cannot be merged");
+    if (const Json* flag = json.find("fan_in_fan_out"); flag && flag->is_bool())
+      is_fan_in_fan_out_ = TRY(flag->as_bool());
     if (const Json* pattern = json.find("alpha_pattern"); pattern && pattern->is_object())
       for (const Json::Member& m : TRY(pattern->as_object()))
         alphas_.emplace_back(TRY(ModulePattern::parse(m.key).context("alpha_pattern")),
@@ -430,6 +433,7 @@ class AdapterReader {
     const auto& tensors = reader_.catalog().tensors();
     const auto& weights = view.catalog.tensors();
     std::vector<LowRank> out;
+    bool has_transposed = false;
     for (const auto& [module, pair] : pairs_) {
       if (pair.fused) {
         TRY(match_fused(pair, view, out));
@@ -441,7 +445,9 @@ class AdapterReader {
       if (!weight) return no_weight(a, key, names);
       TRY(check_untied(a, key, model));
       const Tensor& w = weights[*weight];
-      const Dims shape = pair.is_embeddings ? Dims{a.shape[1], b.shape[0]} : Dims{b.shape[0], a.shape[1]};
+      const bool is_transposed = pair.is_embeddings || TRY(is_stored_transposed(a, key, model));
+      has_transposed = has_transposed || (is_transposed && !pair.is_embeddings);
+      const Dims shape = is_transposed ? Dims{a.shape[1], b.shape[0]} : Dims{b.shape[0], a.shape[1]};
       if (w.shape != shape)
         return corrupt(root() + ": an adapter of another model: " + tensor_text(b.name) + " " + to_string(b.shape) +
                        " x " + tensor_text(a.name) + " " + to_string(a.shape) + " changes " + tensor_text(w.name) +
@@ -450,10 +456,24 @@ class AdapterReader {
       LowRank m{*weight, *pair.a, *pair.b, std::nullopt};
       m.rank = a.shape[0];
       m.scaling = scaling_of(module, m.rank);
-      m.is_transposed = m.is_rounded_to_weight = pair.is_embeddings;
+      m.is_transposed = is_transposed;
+      m.is_rounded_to_weight = pair.is_embeddings;
       out.push_back(m);
     }
+    if (is_fan_in_fan_out_ && !has_transposed)
+      return unsupported(root() + ": fan_in_fan_out: an adapter of this kind cannot be merged, as no weight that it " +
+                         "changes is known to be stored [in, out]");
     return out;
+  }
+
+  // Returns whether the weight that `a` changes is stored [in, out]. PEFT sets fan_in_fan_out for each module by its
+  // class, so the config's value is that of its last module only. Fails (usage) if nothing describes the model and the
+  // name leaves it open.
+  Result<bool> is_stored_transposed(const Tensor& a, const std::string& key, const Model& model) const {
+    if (model.config || model.family) return reshard::is_stored_transposed(model.family, model.config_or_null(), key);
+    if (!may_be_stored_transposed(key)) return false;
+    return usage_error(root() + ": " + tensor_text(a.name) + " changes '" + printable(key) +
+                       "', which GPT-2 and others store [in, out], most models [out, in]; pass --config config.json");
   }
 
   Status check_changed_once(const std::vector<LowRank>& added, const SourceView& view) const {
@@ -588,6 +608,7 @@ class AdapterReader {
   double alpha_ = 0;
   std::vector<std::pair<ModulePattern, double>> alphas_;  // of modules that have another
   bool rooted_ = false;
+  bool is_fan_in_fan_out_ = false;
   Json row_numbers_ = Json::array();  // trainable_token_indices
 };
 

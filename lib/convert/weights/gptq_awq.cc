@@ -8,7 +8,8 @@
 //   scales    [groups, out]                   [groups, out]
 //   g_idx     [in], the group of each input   none
 //
-// GPTQ's first format has zero points less 1.
+// GPTQ's first format has zero points less 1. Fields of 5 to 7 bits are a stream in what auto-round writes
+// (auto_round_extension/torch/qlinear_torch.py), and in separate planes in what GPTQModel writes, which is not read.
 #include <algorithm>
 #include <array>
 #include <cstring>
@@ -155,8 +156,26 @@ Status check_matrices(const PackedInput& in) {
   return {};
 }
 
-// 1 for the first format, whose zero points are stored less 1.
+bool is_of_auto_round(const PackedInput& in) {
+  const std::string method = config_word(in.config, {"quant_method"});
+  return method.ends_with("auto-round") || method.ends_with("auto_round");
+}
+
+// Returns 1 for formats whose zero points are stored less 1.
 Result<unsigned> zero_offset(const PackedInput& in) {
+  if (is_of_auto_round(in)) {
+    const std::string packing = config_word(in.config, {"packing_format", "backend"});
+    if (packing == "auto_round:auto_gptq" || packing.starts_with("auto_round:gptq:")) return 1U;
+    if (packing == "auto_round" || packing == "auto_round:gptqmodel") return 0U;
+    return unsupported(in.catalog.root +
+                       ": quantization_config: packing_format: expected auto_round, auto_round:auto_gptq or " +
+                       "auto_round:gptqmodel, got " + (packing.empty() ? "nothing" : "'" + printable(packing) + "'") +
+                       "; leave out --dtype to keep its weights packed");
+  }
+  if (!in.config.is_object())
+    return usage_error(in.catalog.root + ": '" + printable(in.weight.name) +
+                       "': no quantization_config says whether GPTQ's zero points are stored less 1; pass --config " +
+                       "config.json");
   const std::string format = config_word(in.config, {"checkpoint_format", "format"});
   if (format.empty() || format == "gptq" || format == "gemm") return 1U;
   if (format == "gptq_v2") return 0U;
@@ -179,9 +198,11 @@ OpenedMatrix open_gptq(const PackedInput& in) {
   const Index configured = TRY(config_number(in.config, "bits"));
   const auto bits = bits_of(outputs, in.tensor("qzeros").shape[1]);
   layout.bits = bits ? *bits : static_cast<unsigned>(std::clamp<Index>(configured, 0, 16));
-  if (layout.bits != 2 && layout.bits != 3 && layout.bits != 4 && layout.bits != 8)
+  const bool has_stream = layout.bits != 1 && (layout.bits < 5 || layout.bits == 8 || is_of_auto_round(in));
+  if (layout.bits < 1 || layout.bits > 8 || !has_stream)
     return in.unsupported_part("qzeros", to_string(in.tensor("qzeros").shape) + " for " + with_commas(outputs) +
-                                             " outputs; expected 2, 3, 4 or 8 bits each");
+                                             " outputs, " + std::to_string(layout.bits) +
+                                             " bits each; expected 2, 3, 4 or 8: leave out --dtype to keep it packed");
   const auto stream = checked_mul(packed[0], 32);
   if (!stream) return in.corrupt_part("qweight", to_string(packed) + " is no shape of a tensor");
   Index inputs = *stream / layout.bits;
@@ -197,7 +218,7 @@ OpenedMatrix open_gptq(const PackedInput& in) {
 
 OpenedMatrix open_awq(const PackedInput& in) {
   TRY(check_matrices(in));
-  const std::string version = config_word(in.config, {"version"});
+  const std::string version = config_word(in.config, {"version", "checkpoint_format", "format"});
   if (!version.empty() && version != "gemm" && version != "GEMM")
     return unsupported(in.catalog.root + ": quantization_config: version: expected gemm, got '" + printable(version) +
                        "'; leave out --dtype to keep its weights packed");

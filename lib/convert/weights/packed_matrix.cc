@@ -24,6 +24,9 @@ constexpr Opener kOpeners[] = {{Packing::kBitsandbytes4, open_bitsandbytes4},
                                {Packing::kCompressedPacked, open_packed_integers},
                                {Packing::kInteger, open_scaled_integers},
                                {Packing::kCompressedNvfp4, open_compressed_nvfp4},
+                               {Packing::kCompressedMxfp4, open_compressed_mxfp4},
+                               {Packing::kCompressedMxfp6, open_compressed_mxfp6},
+                               {Packing::kCompressedMxfp8, open_compressed_mxfp8},
                                {Packing::kModeloptNvfp4, open_modelopt_nvfp4}};
 
 Open opener_of(Packing packing) {
@@ -46,7 +49,33 @@ Status for_blocks(const Box& box, const Visit& visit) {
   return {};
 }
 
+class TransposedMatrix : public PackedMatrix {
+ public:
+  explicit TransposedMatrix(std::unique_ptr<PackedMatrix> matrix) : matrix_(std::move(matrix)) {
+    shape_ = {matrix_->shape()[1], matrix_->shape()[0]};
+    rounded_to_ = matrix_->rounded_to();
+    worker_bytes_ = matrix_->worker_bytes() + kAtOnce * Index{sizeof(float)};
+  }
+
+  Status values(TensorSource& stored, const Box& box, std::span<float> out, MutableBytes scratch) const override {
+    const Index rows = box.shape[0], columns = box.shape[1];
+    std::vector<float> values(out.size());
+    TRY(matrix_->values(stored, {{box.begin(1), box.begin(0)}, {columns, rows}}, values, scratch));
+    for (Index r = 0; r < rows; ++r)
+      for (Index c = 0; c < columns; ++c)
+        out[static_cast<std::size_t>(r * columns + c)] = values[static_cast<std::size_t>(c * rows + r)];
+    return {};
+  }
+
+ private:
+  const std::unique_ptr<PackedMatrix> matrix_;
+};
+
 }  // namespace
+
+std::unique_ptr<PackedMatrix> transposed(std::unique_ptr<PackedMatrix> matrix) {
+  return std::make_unique<TransposedMatrix>(std::move(matrix));
+}
 
 Error PackedInput::corrupt_part(std::string_view role, const std::string& what) const {
   return corrupt(part_text(*this, role) + what);

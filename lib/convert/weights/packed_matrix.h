@@ -6,6 +6,7 @@
 //   gptq_awq.cc         GPTQ and AWQ: qweight, qzeros, scales, g_idx
 //   packed_integers.cc  compressed-tensors pack-quantized and int-quantized
 //   nvfp4.cc            4-bit floats with float8 scales: compressed-tensors and ModelOpt
+//   compressed_mx.cc    compressed-tensors' floats of 4, 6 and 8 bits with exponents
 //
 // The order of operations and the dtype of each product are the library's, so that values are equal bit for bit
 // (docs/quantization.md).
@@ -77,7 +78,13 @@ OpenedMatrix open_awq(const PackedInput& in);
 OpenedMatrix open_packed_integers(const PackedInput& in);  // int32 words of compressed-tensors
 OpenedMatrix open_scaled_integers(const PackedInput& in);  // an int8 matrix next to its scales
 OpenedMatrix open_compressed_nvfp4(const PackedInput& in);
+OpenedMatrix open_compressed_mxfp4(const PackedInput& in);
+OpenedMatrix open_compressed_mxfp6(const PackedInput& in);
+OpenedMatrix open_compressed_mxfp8(const PackedInput& in);
 OpenedMatrix open_modelopt_nvfp4(const PackedInput& in);
+
+// Returns the transpose of a matrix: [in, out] instead of [out, in] (transposed_weights.h).
+std::unique_ptr<PackedMatrix> transposed(std::unique_ptr<PackedMatrix> matrix);
 
 // Opens a weight of any of these layouts. Unsupported, with the layout's name, for others.
 OpenedMatrix open_packed(const PackedInput& in);

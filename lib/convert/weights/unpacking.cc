@@ -10,6 +10,7 @@
 #include "lib/device/convert.h"
 #include "lib/device/copy.h"
 #include "lib/model/parts.h"
+#include "lib/model/transposed_weights.h"
 
 namespace reshard {
 namespace {
@@ -94,6 +95,16 @@ Status check_complete(const Catalog& source, const PackedWeight& weight) {
                  "' is missing");
 }
 
+// Returns whether the plain model stores a weight [in, out], whose packed values are [out, in]. Fails (usage) if its
+// name leaves that open and there is no config.
+Result<bool> is_plain_transposed(const Catalog& source, const std::string& weight,
+                                 const std::optional<ModelConfig>& config) {
+  if (config || !may_be_stored_transposed(weight)) return config && is_stored_transposed(nullptr, &*config, weight);
+  return usage_error(source.root + ": '" + printable(weight) +
+                     "': GPT-2 and others store a weight of this name [in, out] when it is not packed, most models " +
+                     "[out, in]; pass --config config.json");
+}
+
 }  // namespace
 
 Result<std::unique_ptr<Unpacking>> Unpacking::make(Reader& source, const Request& wanted, int threads,
@@ -147,7 +158,10 @@ Result<std::unique_ptr<Unpacking>> Unpacking::make(Reader& source, const Request
     if (made.name != w.name) made.plain_key = w.name;
     std::vector<std::size_t> parts;
     for (const PackedTensor& part : w.parts) parts.push_back(part.tensor);
-    TRY(out->add(std::move(made), TRY(open_packed(in)), std::move(parts), *typing.dtype));
+    const bool is_transposed = TRY(is_plain_transposed(stored, w.name, model));
+    std::unique_ptr<PackedMatrix> matrix = TRY(open_packed(in));
+    if (is_transposed && matrix->shape().rank() == 2) matrix = transposed(std::move(matrix));
+    TRY(out->add(std::move(made), std::move(matrix), std::move(parts), *typing.dtype));
   }
   // Find the wrapper's prefix again: it depends on the names of all parameters, some of which exist only now.
   out->catalog_.parts.clear();

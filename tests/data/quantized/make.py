@@ -3,9 +3,9 @@
 usage: make.py OUT [CASE...]
 
 Wants torch, safetensors and, for the cases of each, bitsandbytes, compressed_tensors, modelopt (nvidia-modelopt). The
-formulas of GPTQ and AWQ are written out below, and compared with those of gptqmodel if it is installed. Runs on the CPU. OUT/CASE gets
-model.safetensors and config.json, OUT/CASE.expected.safetensors
-each weight as "NAME:DTYPE" for each dtype of --dtype. The case llama is a whole model with an adapter.
+formulas of GPTQ, auto-round and AWQ are written out below, and compared with those of gptqmodel and auto_round if these
+are installed. Runs on the CPU. OUT/CASE gets model.safetensors and config.json, OUT/CASE.expected.safetensors each
+weight as "NAME:DTYPE" for each dtype of --dtype. The case llama is a whole model with an adapter.
 """
 import json
 import os
@@ -185,6 +185,62 @@ def gptq_without_g_idx():
     return {k: v for k, v in stored.items() if not k.endswith("g_idx")}, expected, config
 
 
+# ---- auto-round: the same tensors. Zero points are stored as they are, or less 1 (auto_round:auto_gptq)
+
+def auto_round(bits, packing, layers=((64, 32), (96, 64))):
+    stored, expected, config = gptq(bits, list(layers), is_v1="auto_gptq" in packing)
+    stored = {k: v.half() if k.endswith("scales") else v for k, v in stored.items()}
+    try:
+        from auto_round_extension.torch import qlinear_torch, qlinear_torch_zp
+        library = qlinear_torch_zp if "auto_gptq" in packing else qlinear_torch
+    except ImportError:
+        library = None
+    for i, (inputs, outputs) in enumerate(layers):
+        layer = {k: stored[f"layers.{i}.proj.{k}"] for k in ("qweight", "qzeros", "scales", "g_idx")}
+        if "auto_gptq" in packing:  # it never stores the largest zero point
+            layer["qzeros"] &= 0x77777777
+        expected[f"layers.{i}.proj.weight"] = dequantize_gptq(layer, bits, "auto_gptq" in packing)
+        if not packing.endswith("gptqmodel"):
+            del stored[f"layers.{i}.proj.g_idx"]
+        if library:
+            module = library.QuantLinear(bits, 32, inputs, outputs, False)
+            module.qweight, module.qzeros, module.scales = layer["qweight"], layer["qzeros"], layer["scales"]
+            weight = module(torch.eye(inputs, dtype=torch.float16)).t()
+            assert torch.equal(weight, expected[f"layers.{i}.proj.weight"]), "auto-round"
+    del config["desc_act"]
+    return stored, expected, {**config, "quant_method": "auto-round", "packing_format": packing}
+
+
+@case
+def auto_round_4bit():
+    return auto_round(4, "auto_round")
+
+
+@case
+def auto_round_4bit_auto_gptq():
+    return auto_round(4, "auto_round:auto_gptq")
+
+
+@case
+def auto_round_4bit_gptqmodel():
+    return auto_round(4, "auto_round:gptqmodel")
+
+
+@case
+def auto_round_5bit():
+    return auto_round(5, "auto_round")
+
+
+@case
+def auto_round_6bit():
+    return auto_round(6, "auto_round")
+
+
+@case
+def auto_round_7bit():
+    return auto_round(7, "auto_round")
+
+
 # ---- AWQ: AutoAWQ's awq/utils/packing_utils.py, dequantize_gemm
 
 def dequantize_awq(qweight, qzeros, scales, group_size):
@@ -346,6 +402,68 @@ def compressed_nvfp4():
         expected[f"layers.{i}.proj.weight"] = NVFP4PackedCompressor.decompress(packed, scheme)["weight"]
     group = json.loads(scheme.model_dump_json())
     return stored, expected, {"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized",
+                              "config_groups": {"group_0": group}, "ignore": []}
+
+
+@case
+def compressed_mxfp4():
+    from compressed_tensors.compressors.mxfp4 import MXFP4PackedCompressor
+    from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
+
+    args = {"num_bits": 4, "type": "float", "symmetric": True, "strategy": "group", "group_size": 32}
+    scheme = QuantizationScheme(targets=["Linear"], weights=QuantizationArgs(**args))
+    stored, expected = {}, {}
+    for i, (outputs, inputs) in enumerate([(12, 64), (5, 96)]):
+        packed = {"weight_packed": torch.randint(0, 256, (outputs, inputs // 2), dtype=torch.uint8),
+                  "weight_scale": torch.randint(1, 250, (outputs, inputs // 32), dtype=torch.uint8)}
+        packed["weight_scale"][0, :2] = torch.tensor([0, 254], dtype=torch.uint8)
+        for key, value in packed.items():
+            stored[f"layers.{i}.proj.{key}"] = value
+        expected[f"layers.{i}.proj.weight"] = MXFP4PackedCompressor.decompress(packed, scheme)["weight"]
+    group = json.loads(scheme.model_dump_json())
+    return stored, expected, {"quant_method": "compressed-tensors", "format": "mxfp4-pack-quantized",
+                              "config_groups": {"group_0": group}, "ignore": []}
+
+
+@case
+def compressed_mxfp6():
+    from compressed_tensors.compressors.mxfp6 import MXFP6PackedCompressor
+    from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
+
+    args = {"num_bits": 6, "type": "float", "symmetric": True, "strategy": "group", "group_size": 32}
+    scheme = QuantizationScheme(targets=["Linear"], weights=QuantizationArgs(**args))
+    stored, expected = {}, {}
+    for i, (outputs, inputs) in enumerate([(12, 64), (5, 96)]):
+        packed = {"weight_packed": torch.randint(0, 256, (outputs, inputs // 4 * 3), dtype=torch.uint8),
+                  "weight_scale": torch.randint(1, 250, (outputs, inputs // 32), dtype=torch.uint8)}
+        packed["weight_scale"][0, :2] = torch.tensor([0, 254], dtype=torch.uint8)
+        for key, value in packed.items():
+            stored[f"layers.{i}.proj.{key}"] = value
+        expected[f"layers.{i}.proj.weight"] = MXFP6PackedCompressor.decompress(packed, scheme)["weight"]
+    group = json.loads(scheme.model_dump_json())
+    return stored, expected, {"quant_method": "compressed-tensors", "format": "mxfp6-pack-quantized",
+                              "config_groups": {"group_0": group}, "ignore": []}
+
+
+@case
+def compressed_mxfp8():
+    from compressed_tensors.compressors.mxfp8 import MXFP8QuantizationCompressor
+    from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
+
+    args = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "group", "group_size": 32,
+            "scale_dtype": "torch.uint8"}
+    scheme = QuantizationScheme(targets=["Linear"], weights=QuantizationArgs(**args))
+    stored, expected = {}, {}
+    for i, (outputs, inputs) in enumerate([(12, 64), (5, 96)]):
+        codes = torch.randint(0, 255, (outputs, inputs), dtype=torch.uint8)
+        packed = {"weight": torch.where(codes == 127, 0, codes).view(torch.float8_e4m3fn),  # no NaN
+                  "weight_scale": torch.randint(1, 250, (outputs, inputs // 32), dtype=torch.uint8)}
+        packed["weight_scale"][0, :2] = torch.tensor([0, 254], dtype=torch.uint8)
+        for key, value in packed.items():
+            stored[f"layers.{i}.proj.{key}"] = value
+        expected[f"layers.{i}.proj.weight"] = MXFP8QuantizationCompressor.decompress(dict(packed), scheme)["weight"]
+    group = json.loads(scheme.model_dump_json())
+    return stored, expected, {"quant_method": "compressed-tensors", "format": "mxfp8-quantized",
                               "config_groups": {"group_0": group}, "ignore": []}
 
 
