@@ -1,6 +1,6 @@
 #!/bin/bash
-# From a clean checkout to a converted checkpoint: builds reshard if need be, then looks at a tensor-parallel training
-# checkpoint, converts it to Hugging Face safetensors, and proves that the two hold the same values.
+# Goes from a clean checkout to a converted checkpoint: builds reshard if necessary, inspects a tensor-parallel training
+# checkpoint, converts it to Hugging Face safetensors, and verifies that both have the same values.
 #
 #   samples/quickstart.sh [DIRECTORY]    writes DIRECTORY (must not exist); default: a fresh temporary one
 set -eu

@@ -1,8 +1,8 @@
 #!/bin/bash
-# Installs the Debian or Ubuntu packages that are missing, and nothing when none is.
+# Installs missing Debian or Ubuntu packages.
 #
-#   samples/setup.sh          what building needs
-#   samples/setup.sh tests    what the tests and the linters need as well
+#   samples/setup.sh          packages for building
+#   samples/setup.sh tests    also packages for the tests and the linters
 set -u
 
 packages=(g++ cmake ninja-build pkg-config libcli11-dev nlohmann-json3-dev libzstd-dev libisal-dev zlib1g-dev libhdf5-dev

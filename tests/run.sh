@@ -51,20 +51,26 @@ python_options() {
     echo "-DRESHARD_PYTHON=ON -DRESHARD_BUNDLE=ON -DPython_EXECUTABLE=$python"
 }
 
-# Counts the tests of ctest's closing line, "97% tests passed, 3 tests failed out of 100".
+# Counts what ran: each test of a suite of GoogleTest, and each other test of ctest as one.
+count_ctest() {
+  awk '/^\[  PASSED  \] [0-9]+ test/ { good = $4; suite = 1 }
+       /^ *[0-9]+ FAILED TESTS?$/ { bad = $1 }
+       /^Test Passed[.]$/ { passed += suite ? good : 1; good = bad = suite = 0 }
+       /^Test Failed[.]$/ { passed += good; failed += bad ? bad : 1; good = bad = suite = 0 }
+       END { print passed + 0, failed + 0 }' "build/$1/Testing/Temporary/LastTest.log"
+}
+
 run_ctest() {
   heading "tests, $1"
-  ctest --preset "$1" -j "$jobs" --timeout 300 --progress > "$logs/ctest-$1.log" 2>&1
-  local status=$? line
-  line=$(grep -E 'tests passed, [0-9]+ tests? failed out of' "$logs/ctest-$1.log" | tail -n 1)
-  if [[ $line =~ ([0-9]+)\ tests?\ failed\ out\ of\ ([0-9]+) ]]; then
-    count $((BASH_REMATCH[2] - BASH_REMATCH[1])) "${BASH_REMATCH[1]}"
-    echo "$line"
-  fi
+  ctest --preset "$1" -j "$jobs" --timeout 900 --progress > "$logs/ctest-$1.log" 2>&1
+  local status=$? counts
+  read -r -a counts <<< "$(count_ctest "$1")"
+  count "${counts[@]}"
+  echo "${counts[0]} tests passed, ${counts[1]} failed"
   [ $status -eq 0 ] && return
   echo "-- those that failed, once more:"
-  ctest --preset "$1" --rerun-failed --timeout 300 2>&1 | grep -v Skipped | tail -n 200
-  [[ $line =~ ^"100%" || -z $line ]] && count 0 1
+  ctest --preset "$1" --rerun-failed --timeout 900 2>&1 | grep -v Skipped | tail -n 200
+  [ "${counts[1]}" -gt 0 ] || count 0 1
 }
 
 # Counts the tests of the script's closing line, "python: 40 passed, 0 failed, 4 skipped".

@@ -26,7 +26,7 @@ mkdir -p "$logs/fuzz"
 
 build() { cmake --preset "$1" > "$logs/configure-$1.log" 2>&1 && cmake --build --preset "$1" -j "$jobs" "${@:2}" | tail -n 30; }
 
-# run_tests BUILD REGEX: those of reshard_tests whose names match, on all processors; the time that each takes is in
+# run_tests BUILD REGEX: the suites of reshard_tests whose names match, on all processors; the time that each takes is in
 # build/logs/soak-BUILD.log.
 run_tests() {
   local log=$logs/soak-$1.log
@@ -40,8 +40,8 @@ heading() { printf '\n== %s   [%d:%02d]\n' "$1" $((SECONDS / 60)) $((SECONDS % 6
 
 heading "every case, with the sanitizers"
 if build dev --target reshard_tests; then
-  tests=$(grep -lr every_nth tests --include='*_test.cc' | xargs grep -hoE '^TEST(_F|_P)?\(\w+, \w+' | sed -E 's/.*\((\w+), (\w+)/\1[.]\2/' | paste -sd'|')
-  RESHARD_SOAK=1 run_tests dev "(^|/)($tests)"
+  suites=$(grep -lr every_nth tests --include='*_test.cc' | xargs grep -hoE '^TEST(_F|_P)?\(\w+' | sed 's/.*(//' | sort -u | paste -sd'|')
+  RESHARD_SOAK=1 run_tests dev "(^|/)($suites)$"
 else
   status=1
 fi
@@ -51,7 +51,7 @@ if build tsan --target reshard_tests; then run_tests tsan .; else status=1; fi
 
 heading "every float, a thousand ranks, what fails, dies or is damaged, in thousands of cases"
 if build release --target reshard_tests; then
-  RESHARD_SOAK=1 run_tests release 'EveryFloat|ThousandRanks|AllocationTest[.]|PowerLossTest[.]|FaultTest[.]|ResumeTest[.]|MpiRanks[.]|Mutation'
+  RESHARD_SOAK=1 run_tests release '^(Convert|ManySlabs|AllocationTest|PowerLossTest|FaultTest|ResumeTest|MpiRanks)$|Mutation'
 else
   status=1
 fi
@@ -61,6 +61,14 @@ if python=$(tests/interop/venv.sh 2> /dev/null); then
   build release --target reshard && "$python" tests/differential.py --cases 2000 || status=1
 else
   echo "skipped: no Python with safetensors and h5py"
+fi
+
+heading "Orbax"
+if python=$(tests/interop/venv.sh 2> /dev/null) && jax=$(tests/interop/jax_venv.sh 2> /dev/null); then
+  build release --target reshard &&
+    RESHARD_JAX_PYTHON=$jax RESHARD=$PWD/build/release/reshard "$python" -W ignore tests/interop/test_interop.py -k Orbax || status=1
+else
+  echo "skipped: no Python with orbax-checkpoint"
 fi
 
 heading "families, against transformers"

@@ -90,7 +90,7 @@ void print_head(const Inspection& in) {
                            (stale == 0 ? "none" : with_commas(stale)) + " stale" + writer;
   const std::string name = printable(in.path);
   std::printf("%s   %s\n", colored(name, "1").c_str(), in_column(text, kLabel, width_of(name) + 3).c_str());
-  for (const char* const how : {"joined", "saved", "made from", "pipeline", "weights"})
+  for (const char* const how : {"joined", "saved", "made from", "delta", "pipeline", "weights"})
     if (const std::string told = attribute(catalog, how); !told.empty()) print_labelled(how, "1", told);
 }
 

@@ -22,6 +22,7 @@
 #include "lib/base/shell.h"
 #include "lib/base/text.h"
 #include "lib/convert/converted_image.h"
+#include "lib/convert/delta_chain.h"
 #include "tools/commands.h"
 #include "tools/fuse.h"
 #include "tools/plan_report.h"
@@ -31,6 +32,7 @@ namespace {
 
 struct MountOptions : ConvertOptions {
   std::string log;
+  std::vector<std::string> deltas;
   bool check = false, background = false;
 };
 
@@ -187,6 +189,10 @@ void add_mount(CommandLine& line) {
   line.add_flag("--check", options->check, "Verify an item's checksum before serving any of its bytes").common();
   line.add_flag("--background", options->background, "Return as soon as the checkpoint is mounted").common();
   line.add_option("--log", options->log, "Append failed reads to this file, with --background").written();
+  line.group("Source");
+  line.add_option("--delta", options->deltas, "Apply this delta to SRC first; several in their order")
+      .read()
+      .takes("D");
   options->add_changes(line);
   line.examples(
       {{"mkdir model; reshard mount step-1000 model --as hf", "until Ctrl-C"},
@@ -196,6 +202,7 @@ void add_mount(CommandLine& line) {
       "docs/mount.md.");
   line.action([options]() -> Result<int> {
     if (!options->log.empty() && !options->background) return usage_error("--log needs --background");
+    if (!options->deltas.empty()) options->merge = patch_options(options->source, options->deltas);
     return mount_image(*options);
   });
 }

@@ -152,7 +152,8 @@ Json to_json(const Options& options, const VerifyReport& verified, const AuditRe
 
 // --lineage, --source
 Result<Lineage> check_lineage(const Options& options, const VerifyOptions& wanted, const Opener& open) {
-  RecordedMerge merge = TRY(recorded_merge(options.path));
+  const OpenCheckpoint merged = TRY(open(options.path, {.own_family = wanted.model.families.own()}));
+  RecordedMerge merge = TRY(recorded_merge(*merged.reader));
   for (const std::string& text : options.moved) {
     const std::size_t equals = text.find('=');
     if (equals == std::string::npos)

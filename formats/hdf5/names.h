@@ -35,8 +35,4 @@ class PathMaker {
 // Returns the name for a path.
 std::string name_of_path(std::string_view path);
 
-// Convert a key path to JSON and back: ["optimizer", "state", 0].
-std::string key_path_text(const KeyPath& path);
-Result<KeyPath> parse_key_path(const std::string& text, const std::string& place);
-
 }  // namespace reshard::hdf5

@@ -17,6 +17,7 @@
 #include <memory>
 #include <set>
 
+#include "formats/encoding/key_path.h"
 #include "formats/hdf5/hdf5.h"
 #include "formats/hdf5/library.h"
 #include "formats/hdf5/names.h"

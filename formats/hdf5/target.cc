@@ -6,6 +6,7 @@
 #include <map>
 #include <mutex>
 
+#include "formats/encoding/key_path.h"
 #include "formats/hdf5/hdf5.h"
 #include "formats/hdf5/library.h"
 #include "formats/hdf5/memory_driver.h"

@@ -13,9 +13,8 @@ namespace reshard::orbax {
 namespace {
 
 constexpr Index kMaxJsonBytes = Index{256} << 20;
-constexpr Index kListKey = 1;  // key_type of a position
 
-// Reads one of an item's JSON files member by member. False if there is none.
+// Reads a JSON file of an item member by member. Returns false if it does not exist.
 Result<bool> read_members(const PathSnapshot& item, std::string_view name, const OnJsonMember& member) {
   if (!item.has_file(name)) return false;
   const std::string path = path_join(item.path(), name);
@@ -30,7 +29,7 @@ Result<Leaf> leaf_of(const Json& json) {
   Leaf out;
   for (const Json& part : TRY(json.get_array("key_metadata"))) {
     const std::string_view key = TRY(part.get_string("key"));
-    const auto position = TRY(part.get_index("key_type")) == kListKey ? as_number(key) : std::nullopt;
+    const auto position = TRY(part.get_index("key_type")) == kPositionKey ? as_number(key) : std::nullopt;
     if (position)
       out.path.emplace_back(*position);
     else
@@ -43,7 +42,7 @@ Result<Leaf> leaf_of(const Json& json) {
   return out;
 }
 
-// The devices of a sharding over a mesh, and the mesh's axes; no devices if it is of another kind.
+// Returns the number of devices and the axes of a sharding over a mesh; no devices if the sharding is of another kind.
 std::pair<Index, std::string> mesh_of(const Json& sharding) {
   const auto sizes = sharding.get_array("shape");
   const auto names = sharding.get_array("axis_names");
@@ -112,7 +111,7 @@ Result<std::map<std::string, std::string, std::less<>>> read_key_kinds(const Pat
     }
     return {};
   };
-  // Each process lists what it wrote of: keys are on all of them.
+  // Each process lists the arrays that it wrote a part of, and all random keys, so one file is enough.
   for (const DirectoryEntry& entry : directory.entries())
     if (!entry.is_directory) return TRY(read_members(directory, entry.name, add)), out;
   return out;

@@ -33,6 +33,8 @@ namespace reshard::orbax {
 
 inline constexpr std::string_view kItemMetadata = "_METADATA", kSharding = "_sharding", kStrings = "_strings.json",
                                   kArrayMetadatas = "array_metadatas";
+inline constexpr std::string_view kObjects = "_reshard_objects.json", kObjectBytes = "_reshard_objects.bin";
+inline constexpr Index kPositionKey = 1, kDictKey = 2;  // key_type
 
 struct Leaf {
   KeyPath path;

@@ -13,15 +13,13 @@
 namespace reshard::orbax {
 namespace {
 
-constexpr std::uint32_t kManifestMagic = 0x0cdb3a2a, kNodeMagic = 0x0cdb20de;
-constexpr std::size_t kHeaderBytes = 12, kCrcBytes = 4;
+constexpr std::size_t kCrcBytes = 4;
 constexpr Index kMaxManifestBytes = Index{256} << 20;
-constexpr std::size_t kMaxKeyBytes = 65'535;                  // also of a path
 constexpr std::size_t kMaxPathBytes = std::size_t{64} << 20;  // of all files of one table
 constexpr std::uint64_t kNoRoot = ~std::uint64_t{0};
 constexpr Index kUuidBytes = 16;
 
-// ---- numbers and columns
+// ---- Numbers and columns
 
 Result<std::uint64_t> read_varint(Cursor& in, std::string_view what) {
   std::uint64_t value = 0;
@@ -40,10 +38,10 @@ Result<Index> read_index(Cursor& in, std::string_view what) {
   return *value;
 }
 
-// The numbers of one field of a table, from the first on.
+// Reads the numbers of one field of a table in order.
 class Column {
  public:
-  // Steps over the `count` numbers in `in`.
+  // Skips the `count` numbers in `in`.
   static Result<Column> take(Cursor& in, Index count, const char* what) {
     const Column out(in, what);
     for (Index i = 0; i < count; ++i) TRY(read_varint(in, what));
@@ -51,7 +49,7 @@ class Column {
   }
   Result<Index> next() { return read_index(in_, what_); }
   Result<std::uint64_t> next_uint64() { return read_varint(in_, what_); }
-  // The next one, which has to be below `end`.
+  // Returns the next number. Fails if it is not below `end`.
   Result<std::uint32_t> next_below(std::size_t end) {
     const Index value = TRY(next());
     if (static_cast<std::size_t>(value) >= end)
@@ -68,20 +66,20 @@ class Column {
 // Reads the strings of a table. Each shares a prefix with the previous one.
 class SharedStrings {
  public:
-  // Steps over the lengths of `count` strings in `in`.
+  // Skips the lengths of `count` strings in `in`.
   static Result<SharedStrings> take(Cursor& in, Index count, const char* what) {
     const Column prefixes = TRY(Column::take(in, std::max<Index>(count, 1) - 1, what));
     const Column suffixes = TRY(Column::take(in, count, what));
     return SharedStrings(prefixes, suffixes, in, count, what);
   }
-  // Steps over their suffixes, which come later than the lengths.
+  // Skips the suffixes, which follow the lengths.
   Status take_suffixes(Cursor& in) {
     Column lengths = suffixes_;
     texts_ = in;
     for (Index i = 0; i < count_; ++i) TRY(in.skip(TRY(lengths.next()), what_));
     return {};
   }
-  // The next string, valid until the one after it.
+  // Returns the next string, which is valid until the next call.
   Result<std::string_view> next() {
     const Index shared = is_first_ ? 0 : TRY(prefixes_.next());
     is_first_ = false;
@@ -127,15 +125,15 @@ Result<std::vector<DataFile>> read_files(Cursor& in, const std::string& base) {
   return out;
 }
 
-// ---- the envelope
+// ---- The envelope
 
-// The body of an object: a node, a manifest.
+// Returns the body of an object, which is a node or a manifest.
 Result<std::string> unwrap(Bytes bytes, std::uint32_t magic, const std::string& path, Index offset, const char* what) {
   Cursor in(bytes, path, offset);
   const auto stored = __builtin_bswap32(TRY(in.read<std::uint32_t>(what)));
   if (stored != magic) return in.error(what, "expected its magic number, got other bytes");
   const auto length = TRY(in.read<std::uint64_t>(what));
-  if (length != bytes.size() || bytes.size() < kHeaderBytes + 2 + kCrcBytes)
+  if (length != bytes.size() || bytes.size() < kEnvelopeBytes)
     return in.error(what, "expected " + bytes_of(bytes.size()) + ", it says " + bytes_of(length));
   const Bytes covered = bytes.first(bytes.size() - kCrcBytes);
   Cursor end(bytes.last(kCrcBytes), path, offset + std::ssize(covered));
@@ -159,7 +157,7 @@ Status at_end(const Cursor& in, const char* what) {
   return in.error(what, "expected its end, got " + bytes_of(static_cast<std::uint64_t>(in.left())));
 }
 
-// ---- the manifest
+// ---- The manifest
 
 // Returns whether the manifest is numbered.
 Result<bool> read_config(Cursor& in) {
@@ -173,7 +171,7 @@ Result<bool> read_config(Cursor& in) {
   return kind == 1;
 }
 
-// The columns of a version.
+// The columns of the versions in a manifest.
 struct Versions {
   Column generations;
   Bytes heights;
@@ -214,7 +212,7 @@ Result<std::optional<NodeReference>> read_versions(Cursor& in, const std::vector
   return last_version(columns, count, files, in);
 }
 
-// Older versions are not read; their table has to end where the manifest does.
+// Skips older versions, which are not read. Fails if their table does not end with the manifest.
 Status skip_older_versions(Cursor& in) {
   const Index count = TRY(read_index(in, "number of version nodes"));
   for (const char* what : {"generation", "file", "offset", "length", "number of generations"})
@@ -238,7 +236,7 @@ Result<Manifest> parse_manifest(Bytes bytes, const std::string& path) {
   return out;
 }
 
-// ---- nodes
+// ---- Nodes
 
 namespace {
 
@@ -309,7 +307,7 @@ Result<TreeNode> parse_node(Bytes bytes, int height, const std::string& base, co
   return out;
 }
 
-// ---- the database
+// ---- The database
 
 namespace {
 
@@ -336,7 +334,7 @@ class DatabaseReader {
     return parse_manifest(as_bytes(TRY(read_whole_file(path, kMaxManifestBytes))), path);
   }
 
-  // The one of the greatest generation.
+  // Returns the manifest with the greatest generation.
   Result<std::string> newest_manifest() {
     constexpr std::string_view kPrefix = "manifest.", kHex = "0123456789abcdef";
     std::string newest;
@@ -374,10 +372,10 @@ class DatabaseReader {
     return bytes;
   }
 
-  // Adds the keys of a node and those below it, which all begin with `prefix`.
+  // Adds the keys of a node and of the nodes below it. They all begin with `prefix`.
   Status visit(const NodeReference& node, const std::string& prefix) {
     const std::string path = path_of(node.file.path);
-    // No writer makes two references to a node; a cycle, or a few nodes that stand for 2^60 keys, would need them.
+    // Writers refer to a node only once. A second reference could form a cycle, or describe 2^60 keys with few nodes.
     if (!visited_.emplace(node.file.path, node.offset).second)
       return corrupt(at(path, node.offset) + ": node: the tree refers to it twice");
     if (metadata_.insert(node.file.path).second) out_.metadata_files.push_back(node.file.path);
@@ -416,7 +414,7 @@ class DatabaseReader {
   std::string key_;
   std::set<std::pair<std::string, Index>> visited_;  // nodes, by file and offset
   std::set<std::string> metadata_;
-  std::unordered_map<std::string, std::uint32_t> numbers_;  // of files of values
+  std::unordered_map<std::string, std::uint32_t> numbers_;  // index of each file of values
 };
 
 }  // namespace

@@ -25,6 +25,7 @@
 //                  leaf: lengths, kinds (0 inline, 1 in a file), file and offset of the latter, bytes of the former
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <optional>
 #include <string>
@@ -39,6 +40,9 @@
 namespace reshard::orbax {
 
 inline constexpr std::string_view kManifest = "manifest.ocdbt";
+inline constexpr std::uint32_t kManifestMagic = 0x0cdb3a2a, kNodeMagic = 0x0cdb20de;
+inline constexpr std::size_t kEnvelopeBytes = 18;         // with a version and a compression of one byte each
+inline constexpr std::size_t kMaxKeyBytes = 65'535;       // also of a path
 inline constexpr Index kMaxNodeBytes = Index{256} << 20;  // decoded; orbax's own limit is 100 MB
 
 // A file of a table, and the directory that tables of nodes in it are relative to.

@@ -10,9 +10,10 @@ namespace reshard {
 namespace orbax {
 namespace {
 
-constexpr std::string_view kJsonFile = "metadata";  // of an item that is JSON
+constexpr std::string_view kJsonFile = "metadata";  // the file of a JSON item
 constexpr std::string_view kV1Marker = "orbax.checkpoint";
-// What CheckpointManager, MaxText, Flax and v1 call an item of arrays: known in a step that has no metadata of its own.
+// Names that CheckpointManager, MaxText, Flax and v1 use for an item of arrays: needed to recognise a step without
+// metadata of its own.
 constexpr std::string_view kUsualItems[] = {"default", "items", "state", "params", "pytree", "train_state", "model"};
 
 bool is_unfinished(std::string_view name) { return name.find(kUnfinished) != std::string_view::npos; }
@@ -22,7 +23,7 @@ bool has_processes(const PathSnapshot& place) {
                      [](const DirectoryEntry& e) { return e.is_directory && e.name.starts_with(kProcessPrefix); });
 }
 
-// Whether its directories are arrays: of one without a database and metadata the first few tell.
+// Returns whether the subdirectories are arrays. Without a database and metadata, only the first few are checked.
 Result<bool> has_array_directories(const PathSnapshot& place) {
   int looked_at = 0;
   for (const DirectoryEntry& entry : place.entries()) {
@@ -56,7 +57,7 @@ Status sort_out(const PathSnapshot& directory, const DirectoryEntry& entry, Part
   return {};
 }
 
-// One of an item's own files stands for it.
+// Returns whether a path is a file that belongs to an item and may be opened in its place.
 Result<bool> is_file_of_item(const PathSnapshot& place) {
   const std::string name = place.name();
   if (!place.is_file() || (name != kManifest && name != kItemMetadata && name != kCheckpointMetadata)) return false;
@@ -97,7 +98,9 @@ const Format kOrbaxFormat = {
     .title = "Orbax",
     .recognises = orbax::recognises,
     .open = orbax::open,
-    .lay_out = nullptr,
+    .lay_out = orbax::lay_out,
+    .sharding = Sharding::kBoxes,
+    .max_file_bytes = Index{2} << 30,  // ocdbt_target_data_file_size
 };
 
 }  // namespace reshard

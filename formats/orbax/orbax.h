@@ -51,5 +51,10 @@ Result<Parts> find_parts_of(const PathSnapshot& place);
 // Opens a step, an item or one of an item's files. Fails (corrupt) if the save did not finish.
 Result<std::unique_ptr<Reader>> open(const PathSnapshot& place, const OpenOptions& options);
 
+// Lays out an item: arrays in uncompressed chunks, cut as the mesh cuts tensors. Strings are leaves of the tree; other
+// objects are in files of reshard's own, which JAX does not look at. Fails with kUnsupported for a dtype that zarr has
+// no name for.
+Result<std::unique_ptr<Target>> lay_out(LayoutRequest request);
+
 }  // namespace orbax
 }  // namespace reshard

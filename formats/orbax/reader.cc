@@ -6,6 +6,7 @@
 #include <set>
 #include <unordered_map>
 
+#include "formats/encoding/key_path.h"
 #include "formats/encoding/torch_archive.h"
 #include "formats/encoding/zstd_frame.h"
 #include "formats/orbax/item_metadata.h"
@@ -23,24 +24,25 @@
 namespace reshard::orbax {
 namespace {
 
-constexpr Index kMaxChunks = Index{1} << 24;     // of an array
-constexpr Index kBytesOfChunk = 100;             // of memory, that each takes, about
-constexpr Index kBatch = 4096;                   // chunks that are located at a time
-constexpr Index kMaxRandomKey = Index{1} << 20;  // bytes of an array of keys that is read as an object
+constexpr Index kMaxChunks = Index{1} << 24;     // per array
+constexpr Index kBytesOfChunk = 100;             // approximate memory per chunk
+constexpr Index kBatch = 4096;                   // chunks located at a time
+constexpr Index kMaxRandomKey = Index{1} << 20;  // bytes of a random key array, which is read as an object
 constexpr Index kMaxJson = Index{16} << 20;      // bytes of a JSON item
+constexpr Index kMaxObject = Index{1} << 30;     // bytes of an object
 constexpr Index kMaxGroup = Index{8} << 20;      // bytes of rows that are best read together
 constexpr std::size_t kShown = 3;                // names in a warning
-// What is decoded again and again where it is read: chunks up to this, of tensors up to that. Others are decoded once,
-// into the spool: a target that is cut or transposed otherwise would need each chunk many times.
+// Chunks up to the first size, of tensors up to the second, are decoded each time they are read. Others are decoded
+// once, into the spool: a target with other cuts or a transpose would decode each chunk many times.
 constexpr Index kMaxInPlace = Index{8} << 20, kMaxTensorInPlace = Index{32} << 20;
 constexpr std::string_view kInlineName = "(values inside nodes)", kSpoolName = "(decoded chunks)";
 
-// An array as it is stored, for locate().
+// The stored form of an array, kept for locate().
 struct Stored {
   ZarrArray array;
   bool stores_fill_values = false;
   std::optional<Extent> fill;                          // one element of the fill value
-  std::shared_ptr<const ChunkEncoding> encoding = {};  // of chunks that are decoded where they are
+  std::shared_ptr<const ChunkEncoding> encoding = {};  // for chunks that are decoded in place
 
   bool is_fill(const Fragment& chunk) const { return fill && chunk.extent == *fill; }
 };
@@ -61,17 +63,17 @@ class OrbaxReader : public TensorFileReader {
   std::string describe(const Blob& blob) override;
 
  private:
-  // One item being read.
+  // The state of reading one item.
   struct Reading {
-    std::string directory;  // below the root
+    std::string directory;  // relative to the root
     std::string prefix;     // of names
     const PathSnapshot* place = nullptr;
     std::optional<ItemMetadata> metadata = {};
     std::map<std::string, std::string, std::less<>> key_kinds = {};
     KeyValues values = {};
-    std::vector<bool> used = {};                             // of the values
-    std::vector<std::optional<std::uint32_t>> file_of = {};  // in the catalog, of each of the values' files
-    std::optional<std::uint32_t> memory_file = {};           // of values inside nodes, in the catalog
+    std::vector<bool> used = {};                             // by value
+    std::vector<std::optional<std::uint32_t>> file_of = {};  // catalog index, by the values' file
+    std::optional<std::uint32_t> memory_file = {};           // catalog index of the values inside nodes
     std::string memory = {};                                 // its content
   };
   struct RandomKey {
@@ -101,6 +103,7 @@ class OrbaxReader : public TensorFileReader {
   Status add_tensor(Reading& now, const std::string& name, Tensor tensor, Stored stored);
   Status check_leaves(const Reading& now, const std::vector<std::string>& names, const OpenOptions& options);
   Status read_strings(const Reading& now);
+  Status read_objects(const Reading& now);
   Status read_json_items(const Parts& parts);
   std::uint32_t memory_file(Reading& now);
   Status keep_memory(Reading& now);
@@ -117,18 +120,19 @@ class OrbaxReader : public TensorFileReader {
                       const std::string& place);
   Result<Json> value_of(const RandomKey& key);
 
-  std::unordered_map<std::string, Stored> stored_;  // of each tensor that is not located
+  std::unordered_map<std::string, Stored> stored_;  // of each tensor that is not located yet
   std::unordered_map<std::string, RandomKey> random_keys_;
+  std::set<std::string> archives_;  // objects that are stored as torch.save archives
   std::set<std::string> other_types_;
   bool has_fill_ = false;
   Index databases_ = 0, directories_ = 0;
   std::uint32_t spool_file_ = 0;
   Index spooled_ = 0;
   std::shared_ptr<const File> spool_;
-  std::mutex large_window_;  // held while a frame is decoded that takes much memory
+  std::mutex large_window_;  // held while a frame is decoded that needs much memory
 };
 
-// ---- What is stored under which key
+// ---- Keys and values
 
 Status OrbaxReader::check_finished(const Reading& now) const {
   const PathSnapshot& place = *now.place;
@@ -206,7 +210,7 @@ std::uint32_t OrbaxReader::memory_file(Reading& now) {
   return *now.memory_file;
 }
 
-// The place of a value in the catalog's files.
+// Returns the extent of a value in the catalog's files.
 Result<Extent> OrbaxReader::place_of(Reading& now, std::size_t value) {
   now.used[value] = true;
   Extent out = now.values.extent(value);
@@ -242,7 +246,8 @@ Result<std::string> OrbaxReader::text_of_value(Reading& now, std::size_t value, 
 
 // ---- Arrays
 
-// A chunk that is not stored is the fill value, or lost.
+// Returns the fill value for a chunk that is not stored. Fails if the checkpoint stores fill values, so that the chunk
+// is lost.
 Result<Fragment> OrbaxReader::missing_chunk(const Tensor& tensor, const Stored& stored, const Box& box) const {
   const std::string what = catalog_.root + ": " + text_of(tensor, box) + ": chunk is not stored";
   if (stored.stores_fill_values)
@@ -256,13 +261,13 @@ Result<Fragment> OrbaxReader::missing_chunk(const Tensor& tensor, const Stored& 
   return out;
 }
 
-// A chunk as it is stored; its encoding is the caller's to add.
+// Returns a stored chunk without its encoding, which the caller adds.
 Result<Fragment> OrbaxReader::whole_chunk(const Tensor& tensor, const Stored& stored, const Box& box,
                                           const Extent& extent) {
   const ZarrArray& array = stored.array;
   const Index bytes = chunk_bytes(array);
   const bool is_plain = array.chunk.filters.empty();
-  // What does not shrink grows by little.
+  // Incompressible data grows only a little.
   const Index longest = is_plain ? bytes : checked_add(bytes, bytes / 8 + 4096).value_or(bytes);
   if (extent.length > longest || (is_plain && extent.length != bytes))
     return corrupt(at(catalog_.file_path(extent.file), extent.offset) + ": " + text_of(tensor, box) +
@@ -280,7 +285,7 @@ bool is_read_in_place(const Tensor& tensor, const ZarrArray& array) {
   return array.chunk.filters.empty() || (chunk_bytes(array) <= kMaxInPlace && tensor.bytes() <= kMaxTensorInPlace);
 }
 
-// The chunk (or shard) of a number, if it is stored: where it is, or also how, if the tensor is located.
+// Returns the chunk or shard with this number: its location if it is stored, and its encoding if the tensor is located.
 Result<Fragment> OrbaxReader::stored_chunk(const Tensor& tensor, const Stored& stored, const Box& box,
                                            const Extent& extent) {
   if (tensor.located) {
@@ -318,7 +323,7 @@ Status OrbaxReader::add_chunks(Reading& now, const std::string& name, Tensor& te
         value ? stored_chunk(tensor, stored, box, TRY(place_of(now, *value))) : missing_chunk(tensor, stored, box);
     if (!chunk && !value && !options.validated) {
       catalog_.warnings.push_back(chunk.error().message());
-      return {};  // an audit reports what is stored nowhere
+      return {};  // an audit reports the missing chunk
     }
     tensor.fragments.add(TRY(std::move(chunk)));
     for (int d = counts.rank() - 1; d >= 0 && ++number[d] == counts[d]; --d) number[d] = 0;
@@ -368,7 +373,7 @@ Status OrbaxReader::add_array(Reading& now, std::size_t value, std::string_view 
   return add_tensor(now, name, std::move(tensor), std::move(stored));
 }
 
-// Every leaf of the tree that has data is stored.
+// Fails if a leaf of the tree that has data is not stored.
 Status OrbaxReader::check_leaves(const Reading& now, const std::vector<std::string>& names,
                                  const OpenOptions& options) {
   if (!now.metadata) return {};
@@ -391,11 +396,37 @@ Status OrbaxReader::read_strings(const Reading& now) {
   catalog_.files.push_back({below(now.directory, kStrings), TRY(TRY(files_.open(path))->size())});
   const auto members = TRY(json.as_object().context(path));
   for (const Json::Member& member : members) {
+    if (archives_.contains(now.prefix + member.key)) continue;  // the same, as another format stored it
     KeyPath keys = {now.prefix + member.key};
     if (now.metadata && now.prefix.empty())
       if (const auto leaf = now.metadata->leaves.find(member.key); leaf != now.metadata->leaves.end())
         keys = leaf->second.path;
     TRY(add_json(now.prefix + member.key, std::move(keys), file, member.value));
+  }
+  return {};
+}
+
+// Reads the list of objects that reshard stored next to the arrays.
+Status OrbaxReader::read_objects(const Reading& now) {
+  if (!now.place->has_file(kObjects)) return {};
+  const std::string path = path_join(now.place->path(), kObjects);
+  const Json json = TRY(parse_json(TRY(read_whole_file(path, kMaxJson)), path));
+  const auto file = static_cast<std::uint32_t>(catalog_.files.size());
+  catalog_.files.push_back({below(now.directory, kObjectBytes), 0});
+  Index& size = catalog_.files.back().size;
+  size = TRY(TRY(files_.open(catalog_.file_path(file)))->size());
+  for (const Json& object : TRY(json.get_array("objects").context(path))) {
+    const std::string stored(TRY(object.get_string("name").context(path))), name = now.prefix + stored;
+    const std::string text(TRY(object.get_string("path").context(path)));
+    const Extent extent{file, TRY(object.get_index("offset").context(path)),
+                        TRY(object.get_index("length").context(path))};
+    if (!fits_inside(extent.offset, extent.length, size) || extent.length > kMaxObject)
+      return corrupt(path + ": object '" + printable(name) + "': expected at most " + human_bytes(kMaxObject) +
+                     " inside of " + std::string(kObjectBytes));
+    KeyPath keys = TRY(parse_key_path(text, path));
+    if (keys.empty() || !now.prefix.empty()) keys = {name};
+    if (!archives_.insert(name).second) return corrupt(path + ": object '" + printable(name) + "' is listed twice");
+    catalog_.blobs.push_back({name, extent, std::move(keys)});
   }
   return {};
 }
@@ -416,7 +447,7 @@ Status OrbaxReader::list_files(const Reading& now) {
   return {};
 }
 
-// Puts what was stored inside nodes, and fill values, where it can be read as from a file.
+// Makes values stored inside nodes, and fill values, readable like a file.
 Status OrbaxReader::keep_memory(Reading& now) {
   if (!now.memory_file) return {};
   File file = TRY(File::create_in_memory());
@@ -443,6 +474,7 @@ Status OrbaxReader::read_item(const Item& item, bool is_only, const OpenOptions&
   std::sort(names.begin(), names.end());
   TRY(check_leaves(now, names, options));
   TRY(keep_memory(now));
+  TRY(read_objects(now));
   TRY(read_strings(now));
   TRY(list_files(now));
   std::vector<std::string> unused;
@@ -485,7 +517,7 @@ Status OrbaxReader::describe_checkpoint(const Parts& parts) {
       catalog_.attributes.emplace_back("saved", "from a mesh of " + mesh);
       break;
     }
-  // An item by itself is described by the step that it is in, if that can be listed.
+  // An item that is opened alone is described by its step, if that can be listed.
   const bool is_inside = parts.directory->has_file(kCheckpointMetadata);
   const auto parent = parts.directory->parent();
   if (!is_inside && !parent) return {};
@@ -521,16 +553,16 @@ Status OrbaxReader::open(const PathSnapshot& place, const OpenOptions& options) 
   return check_extents_disjoint(catalog_, SharedExtents::kRefused);
 }
 
-// ---- Where the chunks are
+// ---- Locating chunks
 
-// Inner chunks of a shard, or one.
+// Returns the number of inner chunks in a shard; 1 without sharding.
 Index chunks_of_item(const ZarrArray& array) {
   Index out = 1;
   for (int d = 0; d < array.shape.rank(); ++d) out *= array.grid[d] / array.chunk.shape[d];
   return out;
 }
 
-// A place in the spool for every chunk that is decoded to it.
+// Reserves space in the spool for every chunk that is decoded into it.
 Status OrbaxReader::make_room(const std::vector<Tensor*>& tensors, const std::string& spool) {
   std::optional<Index> bytes = 0;
   for (const Tensor* tensor : tensors) {
@@ -635,7 +667,7 @@ Status OrbaxReader::locate_in_shard(Job& job) {
   for (const InnerChunk& chunk : inner) {
     Box box = chunk.box;
     for (int d = 0; d < box.rank(); ++d) box.origin[d] += job.item.box.origin[d];
-    bool is_outside = false;  // of the array, behind its end
+    bool is_outside = false;  // behind the end of the array
     for (int d = 0; d < box.rank(); ++d) is_outside = is_outside || box.origin[d] >= array.shape[d];
     if (is_outside) continue;
     box = intersect(box, whole(array.shape));
@@ -648,7 +680,7 @@ Status OrbaxReader::locate_in_shard(Job& job) {
   return {};
 }
 
-// Takes a CRC-32C off the end of an extent, which holds for the bytes before it.
+// Removes the CRC-32C at the end of an extent, after checking it against the bytes before it.
 Status take_crc(const File& file, Extent& extent, const std::string& place) {
   constexpr Index kPiece = Index{1} << 20, kChecksum = 4;
   if (extent.length < kChecksum) return corrupt(place + ": crc32c: expected a checksum");
@@ -690,7 +722,7 @@ Status OrbaxReader::decode_to_spool(const Job& job, Fragment& chunk, Index at) {
   return {};
 }
 
-// Decodes a zstd frame piece by piece into the spool. Returns how many bytes it is then.
+// Decodes a zstd frame into the spool, piece by piece. Returns its decoded size.
 Result<Index> OrbaxReader::decode_frame(const File& file, const Extent& frame, Index limit, Index at) {
   constexpr Index kSmallWindow = Index{8} << 20, kStart = 18;
   std::vector<std::byte> start(static_cast<std::size_t>(std::min(frame.length, kStart)));
@@ -704,7 +736,7 @@ Result<Index> OrbaxReader::decode_frame(const File& file, const Extent& frame, I
   return zstd::decode(file, frame.offset, frame.length, limit, *spool_, at);
 }
 
-// Decodes a chunk of other codecs in memory, into the spool.
+// Decodes a chunk of other codecs in memory, then writes it to the spool.
 Status OrbaxReader::decode_whole(const std::vector<ChunkFilter>& filters, const File& file, Fragment& chunk,
                                  Index bytes, Index at, const std::string& place) {
   if (bytes > kMaxChunkBytes || chunk.extent.length > 2 * kMaxChunkBytes)
@@ -722,7 +754,7 @@ Status OrbaxReader::decode_whole(const std::vector<ChunkFilter>& filters, const 
 
 // ---- Objects
 
-// A random key as jax.random.wrap_key_data takes it: its numbers, their shape, and the kind of generator.
+// Returns a random key in the form of jax.random.wrap_key_data: its numbers, their shape, and the generator's name.
 Result<Json> OrbaxReader::value_of(const RandomKey& key) {
   Catalog alone;
   alone.root = catalog_.root;
@@ -741,12 +773,26 @@ Result<Json> OrbaxReader::value_of(const RandomKey& key) {
 }
 
 Result<std::string> OrbaxReader::blob_bytes(const Blob& blob) {
+  if (archives_.contains(blob.name)) {
+    const auto file = TRY(files_.open(catalog_.file_path(blob.extent.file)));
+    TRY(may_take(blob.extent.length, [&] { return "object '" + printable(blob.name) + "'"; }));
+    std::string bytes(static_cast<std::size_t>(blob.extent.length), '\0');
+    TRY(file->read_at(blob.extent.offset, {reinterpret_cast<std::byte*>(bytes.data()), bytes.size()}));
+    TRY(torch_archive::check_item(*file, blob.extent.offset, blob.extent.length)
+            .context("object '" + printable(blob.name) + "'"));
+    return bytes;
+  }
   const auto key = random_keys_.find(blob.name);
   if (key == random_keys_.end()) return TensorFileReader::blob_bytes(blob);
   return json_item(TRY(value_of(key->second)));
 }
 
 std::string OrbaxReader::describe(const Blob& blob) {
+  if (archives_.contains(blob.name)) {
+    const auto bytes = blob_bytes(blob);
+    const auto document = bytes ? torch_archive::read_object_item(*bytes) : Result<pickle::Document>(bytes.error());
+    return document ? pickle::print(document->root(), 2, 4) : "";
+  }
   const auto key = random_keys_.find(blob.name);
   if (key == random_keys_.end()) return TensorFileReader::describe(blob);
   return "a random key, " + printable(key->second.kind) + " " + to_string(key->second.tensor.shape);

@@ -15,19 +15,19 @@ namespace reshard::orbax {
 namespace {
 
 constexpr std::size_t kMaxCodecs = 8;
-constexpr Index kMaxInnerChunks = Index{1} << 22;  // of a shard
+constexpr Index kMaxInnerChunks = Index{1} << 22;  // per shard
 constexpr Index kIndexEntry = 16, kIndexCrc = 4;   // bytes
 constexpr std::uint64_t kNotStored = ~std::uint64_t{0};
 
-// ---- dtypes
+// ---- Dtypes
 
 struct NamedType {
   std::string_view name;
   DType dtype;
 };
 
-// Names of both versions, beside the numpy codes of version 2. An element of 4 bits takes a byte, of
-// which the upper half is 0 whatever its sign.
+// Names that both versions use, in addition to the numpy codes of version 2. A 4-bit element takes a byte, whose upper
+// half is 0 whatever its sign.
 constexpr NamedType kNamedTypes[] = {{"bool", DType::kBool},
                                      {"int4", DType::kUint8},
                                      {"int8", DType::kInt8},
@@ -63,7 +63,7 @@ std::optional<DType> find_type(const NamedType (&types)[N], std::string_view nam
   return std::nullopt;
 }
 
-// As numpy writes them, "<f4", or by name.
+// Parses a numpy code, "<f4", or a name.
 Status read_type(std::string_view text, ZarrArray& out) {
   out.stored_type = text;
   auto dtype = find_type(kNamedTypes, text);
@@ -76,7 +76,7 @@ Status read_type(std::string_view text, ZarrArray& out) {
   return {};
 }
 
-// ---- shapes
+// ---- Shapes
 
 Result<Dims> read_dims(const Json& json, std::string_view key, Index least) {
   Dims out;
@@ -108,7 +108,7 @@ Status check_sizes(const ZarrArray& array) {
   return {};
 }
 
-// ---- fill values
+// ---- Fill values
 
 std::vector<std::byte> bytes_of_number(DType dtype, double value) {
   std::vector<std::byte> out(static_cast<std::size_t>(byte_size(dtype)));
@@ -128,8 +128,8 @@ std::optional<double> special_number(const Json& value) {
   return std::nullopt;
 }
 
-// One element; empty if it is none of the usual: nothing (zeros), a number, true or false, words for what is not
-// finite.
+// Returns the fill value as one element. Supports null (zeros), numbers, booleans and the names of infinities and NaN;
+// empty for others.
 std::vector<std::byte> fill_of(const Json* value, DType dtype) {
   if (!value || value->is_null()) return bytes_of_number(dtype, 0);
   if (const auto flag = value->as_bool()) {
@@ -147,14 +147,14 @@ std::vector<std::byte> fill_of(const Json* value, DType dtype) {
   return {};
 }
 
-// ---- codecs
+// ---- Codecs
 
 std::string_view id_of(const Json& codec, std::string_view key) {
   const auto id = codec.get_string(key);
   return id ? *id : std::string_view("without a name");
 }
 
-// A codec that makes bytes of bytes.
+// Returns a codec that transforms bytes to bytes.
 Result<ChunkFilter> filter_of(std::string_view name) {
   if (name == "zstd") return ChunkFilter{ChunkFilter::Kind::kZstd};
   if (name == "gzip") return ChunkFilter{ChunkFilter::Kind::kGzip};
@@ -163,7 +163,7 @@ Result<ChunkFilter> filter_of(std::string_view name) {
   return unsupported("codec '" + printable(name) + "' is not read; those read are zstd, gzip, zlib and crc32c");
 }
 
-// The settings of a codec of version 3; none is an empty object.
+// Returns the settings of a version 3 codec; an empty object if it has none.
 const Json& settings_of(const Json& codec) {
   static const Json kNone = Json::object();
   const Json* const settings = codec.find("configuration");
@@ -178,7 +178,7 @@ Result<bool> is_big_endian(const Json& codec) {
   return unsupported("endian '" + printable(word) + "'");
 }
 
-// Applies a transpose to the order in which dimensions are stored.
+// Applies a transpose codec to the order of the stored dimensions.
 Status transpose(const Json& codec, Dims& order) {
   const Dims by = TRY(read_dims(settings_of(codec), "order", 0));
   std::array<bool, kMaxRank> seen{};
@@ -194,7 +194,7 @@ Status transpose(const Json& codec, Dims& order) {
   return {};
 }
 
-// By the array's dimensions, what is given as they are stored.
+// Converts sizes from the stored order of dimensions to the array's order.
 Dims in_array_order(const Dims& stored, const Dims& order) {
   Dims out = Dims::filled(order.rank(), 0);
   for (int i = 0; i < order.rank(); ++i) out[static_cast<int>(order[i])] = stored[i];
@@ -241,7 +241,7 @@ Status read_sharding(const Json& codec, ZarrArray& out, int depth) {
 }
 
 Status read_codecs(std::span<const Json> codecs, ZarrArray& out, int depth) {
-  bool has_bytes = false;  // the codec that makes bytes of elements came
+  bool has_bytes = false;  // the codec that turns elements into bytes was seen
   if (codecs.size() > kMaxCodecs) return unsupported("more than " + std::to_string(kMaxCodecs) + " codecs");
   for (const Json& codec : codecs) {
     const std::string_view name = id_of(codec, "name");
@@ -363,11 +363,34 @@ std::string ZarrArray::key_of(const Dims& number) const {
 Result<ZarrArray> parse_zarr2(std::string_view text, const std::string& place) { return parse(text, place, zarr2_of); }
 Result<ZarrArray> parse_zarr3(std::string_view text, const std::string& place) { return parse(text, place, zarr3_of); }
 
+std::optional<std::string> zarr3_of_raw_chunks(DType dtype, const Dims& shape, const Dims& grid) {
+  const auto is_named = [&](const NamedType& t) { return t.dtype == dtype && !t.name.ends_with("int4"); };
+  const auto type = std::find_if(std::begin(kNamedTypes), std::end(kNamedTypes), is_named);
+  if (type == std::end(kNamedTypes)) return std::nullopt;
+  const auto list = [](const Dims& dims) {
+    Json out = Json::array();
+    for (const Index n : dims) out.push_back(n);
+    return out;
+  };
+  const auto configured = [](std::string_view name, std::string_view key, Json value) {
+    return Json::object().set("name", name).set("configuration", Json::object().set(key, std::move(value)));
+  };
+  Json fill = is_floating(dtype) ? Json(0.0) : Json(0);
+  if (dtype == DType::kBool) fill = false;
+  if (dtype == DType::kComplex64 || dtype == DType::kComplex128) fill = Json::array().push_back(0.0).push_back(0.0);
+  Json out = Json::object();
+  out.set("zarr_format", 3).set("node_type", "array").set("shape", list(shape)).set("data_type", type->name);
+  out.set("chunk_grid", configured("regular", "chunk_shape", list(grid)));
+  out.set("chunk_key_encoding", configured("default", "separator", "/")).set("fill_value", std::move(fill));
+  out.set("codecs", Json::array().push_back(configured("bytes", "endian", "little")));
+  return to_text(out);
+}
+
 // ---- shards
 
 namespace {
 
-// Inner chunks of a shard in each dimension, in the order in which the index counts them.
+// Returns the number of inner chunks per dimension, in the order in which the index counts them.
 Dims counts_in_shard(const ZarrArray& array) {
   Dims out;
   for (const Index d : array.shards->order)
@@ -375,7 +398,7 @@ Dims counts_in_shard(const ZarrArray& array) {
   return out;
 }
 
-// The box of the inner chunk of a number, from the shard's first element on.
+// Returns the box of an inner chunk, relative to the shard's first element.
 Box box_of_inner(const ZarrArray& array, const Dims& counts, Index number) {
   Dims at = Dims::filled(counts.rank(), 0);
   for (int i = counts.rank() - 1; i >= 0; --i) {

@@ -74,6 +74,10 @@ struct ZarrArray {
 Result<ZarrArray> parse_zarr2(std::string_view text, const std::string& place);
 Result<ZarrArray> parse_zarr3(std::string_view text, const std::string& place);
 
+// Returns the metadata (version 3) of an array of uncompressed chunks of the shape `grid`; nothing if zarr has no such
+// dtype. Its keys are those of key_of() with the prefix "c" and the separator "/".
+std::optional<std::string> zarr3_of_raw_chunks(DType dtype, const Dims& shape, const Dims& grid);
+
 // An inner chunk of a shard. Its box and its bytes are relative to the shard.
 struct InnerChunk {
   Box box;

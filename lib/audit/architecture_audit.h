@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Compares a checkpoint's tensors with what transformers' own class of the model has (lib/model/architecture.h).
+// Compares a checkpoint's tensors with the parameters of transformers' class of the model (lib/model/architecture.h).
 #pragma once
 
 #include <set>
@@ -20,13 +20,13 @@ struct NamedTensor {
 
 struct ArchitectureAudit {
   std::vector<Finding> findings;
-  std::string skipped;   // why nothing was compared; empty: it was, or no class is known
+  std::string skipped;   // why nothing was compared; empty if it was, or if the class is unknown
   std::string compared;  // "BertModel of transformers 5.24.0, 103 tensors, 22,713,216 parameters"; empty: nothing was
   Index unknown = 0;     // tensors whose names the class does not have
 };
 
-// `contradicted` are the config's fields that are reported already: what follows from them is left out. `others` are
-// names that stand for tensors too, such as those of packed weights.
+// `contradicted` are fields of the config that were already reported; consequences of them are not reported again.
+// `others` are names that also count as tensors, such as those of packed weights.
 ArchitectureAudit audit_architecture(const std::vector<NamedTensor>& tensors, const std::set<std::string>& others,
                                      const ModelConfig& config, const std::set<std::string>& contradicted);
 

@@ -12,7 +12,8 @@
 
 namespace reshard {
 
-// A kind of number of which a config has one or several: "layers" in num_hidden_layers and encoder.num_hidden_layers.
+// A kind of number that a config contains once or several times: "layers" in num_hidden_layers and
+// encoder.num_hidden_layers.
 struct CheckedNumber {
   std::string check;  // the check of which it is part (CheckRun::id): "vocabulary", "shape", "missing"
   std::string field;  // "num_hidden_layers"
@@ -26,7 +27,7 @@ struct UnknownModelAudit {
   std::string skipped;       // ArchitectureAudit::skipped
   Index unknown = 0;         // tensors that the known class does not have
 
-  // Whether a number of that check was compared, or all tensors were.
+  // Returns whether a number of that check was compared, or all tensors were.
   bool has_compared(std::string_view check) const;
 };
 
@@ -34,8 +35,8 @@ struct UnknownModelAudit {
 // no other number of the config explains. A number that the model does not use is therefore no contradiction.
 UnknownModelAudit audit_unknown_model(const Catalog& catalog, const ModelConfig& config);
 
-// Says in one line what was compared and what was not: "config.json: checked vocab_size and hidden_size; not checked:
-// other names and shapes, as no family describes model_type 'bert'".
+// Returns a line that lists what was and was not compared: "config.json: checked vocab_size and hidden_size; not
+// checked: other names and shapes, as no family describes model_type 'bert'".
 std::string summary(const UnknownModelAudit& audit, const ModelConfig& config);
 
 }  // namespace reshard

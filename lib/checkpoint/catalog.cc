@@ -282,6 +282,7 @@ Catalog Catalog::without_tensors() const {
   out.blobs = blobs;
   out.attributes = attributes;
   out.vocabulary = vocabulary;
+  out.delta_of = delta_of;
   return out;
 }
 

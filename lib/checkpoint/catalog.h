@@ -256,6 +256,9 @@ class Catalog {
   Index vocabulary = 0;
   // All tensors belong to one model and have the names that its loaders expect (Format::hf_names), or to a copy of one.
   bool has_model_names = false;
+  // Not empty: the tensors are not a model's but what changed in one (lib/convert/delta_chain.h), and this is the path
+  // of the model before.
+  std::string delta_of;
   bool lacks_optimizer = false;  // saved by a training run, but its optimizer state is missing
   std::vector<std::pair<std::string, std::string>> attributes;  // what the format records of its writer, for people
   // What the headers of safetensors files say (__metadata__), except what the format itself uses. torchao stores there

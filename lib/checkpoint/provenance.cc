@@ -101,7 +101,7 @@ Result<bool> is_of_these_files(const ManifestHead& head, const Catalog& catalog)
 
 // The manifest's provenance after a check of all types.
 struct Provenance {
-  std::string written_by;
+  std::string written_by, delta_of;
   Index vocabulary = 0;
   bool model_names = false, lacks_optimizer = false;
   std::set<std::string, std::less<>> buffers;
@@ -113,6 +113,7 @@ Result<Provenance> parse(const Json& json) {
   Provenance out;
   if (!json.is_object()) return corrupt("expected an object, got " + std::string(json.kind()));
   if (json.contains("written_by")) out.written_by = TRY(json.get_string("written_by"));
+  if (json.contains("delta_of")) out.delta_of = TRY(json.get_string("delta_of"));
   if (json.contains("vocabulary")) out.vocabulary = TRY(json.get_index("vocabulary"));
   if (out.vocabulary < 0) return corrupt("vocabulary: expected a positive number");
   if (json.contains("model_names")) out.model_names = TRY(json.get_bool("model_names"));
@@ -147,6 +148,10 @@ void apply(const Provenance& provenance, Catalog& catalog) {
   if (catalog.vocabulary == 0) catalog.vocabulary = provenance.vocabulary;
   catalog.has_model_names = catalog.has_model_names || provenance.model_names;
   catalog.lacks_optimizer = catalog.lacks_optimizer || provenance.lacks_optimizer;
+  if (!provenance.delta_of.empty()) {
+    catalog.delta_of = provenance.delta_of;
+    catalog.attributes.emplace_back("delta", "what changed since " + provenance.delta_of + " (reshard patch)");
+  }
   if (!provenance.written_by.empty()) catalog.attributes.emplace_back(kMadeFrom, provenance.written_by);
   if (catalog.parts.empty()) catalog.parts = provenance.models;
   if (provenance.buffers.empty() && provenance.keys.empty()) return;
@@ -172,6 +177,7 @@ Json provenance_of(const Catalog& source, const std::vector<NamedOrigin>& tensor
   for (const auto& [name, key] : keys) named.set(name, key);
   Json out = Json::object();
   if (const std::string writer = writer_of(source); !writer.empty()) out.set("written_by", valid_utf8(writer));
+  if (!options.delta_of.empty()) out.set("delta_of", valid_utf8(options.delta_of));
   if (options.vocabulary > 0) out.set("vocabulary", options.vocabulary);
   if (buffers.size() > 0) out.set("buffers", std::move(buffers));
   if (named.size() > 0) out.set("keys", std::move(named));

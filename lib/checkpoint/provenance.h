@@ -5,7 +5,8 @@
 //
 //   "provenance": {"written_by": "DeepSpeed 0.19.8", "vocabulary": 149, "buffers": ["model.position_scale"],
 //                  "keys": {"0.word_embeddings.weight": "model.embed_tokens.weight"}, "model_names": true,
-//                  "models": [{"prefix": "model_1.", "name": "model_1"}, ...], "lacks_optimizer": true}
+//                  "models": [{"prefix": "model_1.", "name": "model_1"}, ...], "lacks_optimizer": true,
+//                  "delta_of": "step-100"}
 //
 // Empty members are left out. Names are those of the checkpoint next to the manifest.
 #pragma once
@@ -26,6 +27,7 @@ inline constexpr std::string_view kMadeFrom = "made from";     // the catalog at
 using NamedOrigin = std::pair<std::string, const Tensor*>;
 
 struct ProvenanceOptions {
+  std::string delta_of = {};    // of the output, as Catalog::delta_of
   Index vocabulary = 0;         // of the output, as Catalog::vocabulary
   bool keeps_names = true;      // the output has the source's names of tensors and objects
   bool model_names = true;      // if not, they are still the names that the model's loaders expect

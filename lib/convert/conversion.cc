@@ -129,6 +129,8 @@ Json Conversion::provenance() const {
       tensors.emplace_back(t.name, &source.tensors()[*from]);
   ProvenanceOptions options;
   options.vocabulary = draft_.view.catalog.vocabulary;
+  if (draft_.merge && draft_.merge->expression.is_xor() && !draft_.merge->options.applies_deltas)
+    options.delta_of = draft_.merge->options.sources.back().path;
   options.keeps_names = !names.renames() && !names.plain_names;
   options.model_names = !names.renames() || names.to == Convention::kHf;
   options.holds_optimizer = format_.holds != Holds::kModel;

@@ -18,6 +18,7 @@
 namespace reshard {
 
 class ConversionSource;
+class DeltaChain;
 class SourceManifest;
 class WatchedFiles;
 
@@ -86,8 +87,15 @@ class Conversion {
   void note_alike();
   Index kept_bytes() const;
   Status check_merged(const ConversionSource& origin) const;
-  Result<Outcome> write(Output& output, ConversionSource& origin, const SourceManifest* recorded,
-                        const WatchedFiles& read);
+  // Reads the records of the deltas that a merge applies, and compares the start of the base with them. Null: it
+  // applies none.
+  Result<std::unique_ptr<DeltaChain>> open_deltas(const ConversionSource& origin) const;
+  // What reshard recorded of the sources when it wrote them, to compare with what is read; null: nothing.
+  struct Records {
+    const SourceManifest* source = nullptr;
+    const DeltaChain* deltas = nullptr;
+  };
+  Result<Outcome> write(Output& output, ConversionSource& origin, const Records& records, const WatchedFiles& read);
   Result<std::string> facts(std::uint64_t print) const;
   Result<std::vector<SideFile>> side_files() const;
 

@@ -13,6 +13,7 @@
 #include "lib/checkpoint/side_files.h"
 #include "lib/convert/conversion.h"
 #include "lib/convert/conversion_source.h"
+#include "lib/convert/delta_chain.h"
 #include "lib/convert/manifest.h"
 #include "lib/convert/source_manifest.h"
 #include "lib/device/crc32.h"
@@ -72,6 +73,7 @@ Result<Conversion::Outcome> Conversion::run(OutputPath destination) {
         "ranks that merge, quantize, or apply the scales of float8 weights, each read what they write: --strategy "
         "direct");
   if (draft_.merge) TRY(check_merged(origin));
+  const std::unique_ptr<DeltaChain> deltas = TRY(open_deltas(origin));
   // The manifest records the stored tensors, not those computed from them.
   const auto recorded = origin.computes()
                             ? std::nullopt
@@ -99,20 +101,21 @@ Result<Conversion::Outcome> Conversion::run(OutputPath destination) {
       TRY(Output::create(std::move(destination), *target_, Output::Space::kReserved, ranks, std::move(continuation)));
   if (!is_journaled && output->removed_leftover() && options_.tell)
     options_.tell("removed " + work + " of an interrupted run");
-  Result<Outcome> outcome = write(*output, origin, recorded ? &*recorded : nullptr, read);
+  Result<Outcome> outcome = write(*output, origin, {recorded ? &*recorded : nullptr, deltas.get()}, read);
   if (!outcome) return output->give_up(outcome.error());
   outcome->checksums += of_left_out;
   return outcome;
 }
 
-Result<Conversion::Outcome> Conversion::write(Output& output, ConversionSource& origin, const SourceManifest* recorded,
+Result<Conversion::Outcome> Conversion::write(Output& output, ConversionSource& origin, const Records& records,
                                               const WatchedFiles& read) {
   const auto proofs = TRY(copy_tensors(plan_, origin.tensors(), target_view(), output, options_.run));
   release_freed_memory();  // before the headers and metadata are made
   TRY(origin.finish(options_.run.ranks));
   Outcome outcome;
   outcome.checksums = origin.checksums_checked();
-  if (recorded) outcome.digests = TRY(recorded->check(proofs, draft_.names.model, options_.run));
+  if (records.source) outcome.digests = TRY(records.source->check(proofs, draft_.names.model, options_.run));
+  if (records.deltas) TRY(records.deltas->check(*this, proofs, *origin.digests()));
   if (rank_of(options_.run.ranks) == 0) {
     for (const SideFile& file : TRY(side_files())) TRY(output.add_file(file.name, TRY(file.read())));
     TRY(output.add_text(std::string(kManifestFile),
@@ -173,12 +176,21 @@ Result<std::string> Conversion::facts(std::uint64_t print) const {
 Result<std::string> Conversion::manifest_text(const RunOptions& run, const SourceManifest* recorded) {
   ConversionSource origin(draft_, source_, adapter());
   if (draft_.merge) TRY(check_merged(origin));
+  const std::unique_ptr<DeltaChain> deltas = TRY(open_deltas(origin));
   std::vector<DigestRequest> requests;
   for (const PlannedTensor& p : plan_.tensors) requests.push_back({p.from, target_view().tensors()[p.to].dtype});
   const auto proofs = TRY(digest_tensors(requests, origin.tensors(), run));
   TRY(origin.finish(run.ranks));
   if (recorded) TRY(recorded->check(proofs, draft_.names.model, run));
+  if (deltas) TRY(deltas->check(*this, proofs, *origin.digests()));
   return manifest(*this, proofs, origin.digests());
+}
+
+Result<std::unique_ptr<DeltaChain>> Conversion::open_deltas(const ConversionSource& origin) const {
+  if (!draft_.merge || !draft_.merge->options.applies_deltas) return std::unique_ptr<DeltaChain>();
+  auto out = std::make_unique<DeltaChain>(TRY(DeltaChain::open(draft_.merge->options)));
+  TRY(out->check_start(*this, origin, options_.run));
+  return out;
 }
 
 // Checks the tensors that must be equal, within each source and between the sources.

@@ -6,6 +6,7 @@
 
 #include "lib/base/memory_limit.h"
 #include "lib/checkpoint/side_files.h"
+#include "lib/convert/delta_chain.h"
 #include "lib/convert/manifest.h"
 #include "lib/engine/slabs.h"
 
@@ -58,6 +59,7 @@ Result<std::unique_ptr<ConvertedImage>> ConvertedImage::open(Conversion& c, bool
   const RunOptions& run = c.options_.run;
   TRY(check_equal_tensors(c.draft_, c.source_.files(), run));
   std::unique_ptr<ConvertedImage> out(new ConvertedImage(c, check));
+  TRY(c.open_deltas(out->origin_));
   if (!out->origin_.computes())
     out->recorded_ = TRY(SourceManifest::open(c.source_, c.plan_, c.source_view(), c.options_.model.families));
   out->digest_room_ = room_to_digest(c.plan_, c.source_view(), run.worker_bytes);

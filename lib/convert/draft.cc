@@ -4,11 +4,20 @@
 #include <algorithm>
 #include <utility>
 
+#include "lib/base/shell.h"
 #include "lib/base/text.h"
 #include "lib/convert/adam.h"
 
 namespace reshard {
 namespace {
+
+// Fails if the source is a delta where a model is expected.
+Status check_is_model(const Catalog& source, const ConversionOptions& o) {
+  if (source.delta_of.empty() || o.takes_delta) return {};
+  return unsupported(source.root + ": a delta, not a model: it has what changed since " + printable(source.delta_of) +
+                     ". Apply it to that model: reshard patch " + shell_path(source.delta_of) + " " +
+                     shell_path(o.source_path) + " DST");
+}
 
 // Returns the same tensors, each in one piece: less to look through if only names and sizes are wanted.
 Result<Catalog> in_one_piece(const Catalog& source) {
@@ -82,6 +91,7 @@ Status match_merge(Draft& first, const Format& format, const ConversionOptions& 
   for (std::size_t s = 1; s < sources.size(); ++s) {
     ConversionOptions of_other = options;
     of_other.merge.reset();
+    of_other.takes_delta = options.merge->applies_deltas;
     of_other.source_path = sources[s].path;
     of_other.config_path.clear();
     of_other.donor = nullptr;
@@ -109,6 +119,7 @@ Status match_merge(Draft& first, const Format& format, const ConversionOptions& 
 //   9. Files next to the weights: the config, the tokenizer, an adapter that is not merged.
 Result<Draft> make_draft(Reader& source, const Format& format, const ConversionOptions& o) {
   Draft d;
+  TRY(check_is_model(source.catalog(), o));
   d.config = TRY(read_config_file(source, o, d.notes));
   d.unpacking = TRY(Unpacking::make(source, o, o.run.threads, d.config, d.notes));
   const Catalog& catalog = d.unpacking ? d.unpacking->catalog() : source.catalog();

@@ -35,6 +35,7 @@ struct ConversionOptions : Request {
   Index max_file_bytes = kUsualFileBytes;
   Compression compression;  // for formats that can
   Allowed allow;
+  bool takes_delta = false;    // the source is a delta, to be applied to another source
   bool takes_parts = false;    // a selection may have some tensors of a packed weight without the others
   bool metadata_only = false;  // plan without looking into the data files
   bool sizes_only = false;     // with it, for names and sizes: not where the source's elements lie

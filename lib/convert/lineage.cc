@@ -110,10 +110,12 @@ std::vector<Finding> compare_lineage(const RecordedMerge& merge, const Json& aga
 
 }  // namespace
 
-Result<RecordedMerge> recorded_merge(const std::string& directory) {
+Result<RecordedMerge> recorded_merge(Reader& checkpoint) {
   RecordedMerge out;
-  out.path = path_join(directory, kManifestFile);
-  out.manifest = TRY(parse_json(TRY(read_whole_file(out.path, kMaxManifestBytes)), out.path));
+  out.path = path_join(checkpoint.catalog().root, kManifestFile);
+  const auto text = TRY(checkpoint.side_file(std::string(kManifestFile), kMaxManifestBytes));
+  if (!text) return io_error(out.path + ": not found: --lineage needs the manifest that reshard merge has written");
+  out.manifest = TRY(parse_json(*text, out.path));
   const Json* const merge = out.manifest.find("merge");
   if (merge == nullptr)
     return usage_error(out.path + ": records no merge: --lineage is for what reshard merge has written");

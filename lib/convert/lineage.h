@@ -26,9 +26,9 @@ struct RecordedMerge {
   // Sets the directory that the source `name` is in now. Fails (usage) with all names if there is no such source.
   Status move(std::string_view name, const std::string& directory);
 };
-// Reads the merge that the manifest in `directory` records. Fails (usage) if it records none, (corrupt) if it cannot be
-// read.
-Result<RecordedMerge> recorded_merge(const std::string& directory);
+// Reads the merge that the manifest of a checkpoint records. Fails (usage) if it records none, (corrupt) if it cannot
+// be read.
+Result<RecordedMerge> recorded_merge(Reader& checkpoint);
 
 struct Lineage {
   Index tensors = 0;  // that the merge has

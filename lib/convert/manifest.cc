@@ -120,7 +120,8 @@ std::string manifest(const Conversion& c, const std::vector<TensorProof>& proofs
 
 Index manifest_length(const Conversion& c) {
   Index length = 0;
-  write_manifest(c, std::vector<TensorProof>(c.plan().tensors.size()), nullptr,
+  const auto sources = c.merge() ? std::make_unique<MergeDigests>(*c.merge()) : nullptr;
+  write_manifest(c, std::vector<TensorProof>(c.plan().tensors.size()), sources.get(),
                  [&](std::string_view part) { length += std::ssize(part); });
   return length;
 }

@@ -20,7 +20,7 @@ void write_manifest(const Conversion& conversion, const std::vector<TensorProof>
 std::string manifest(const Conversion& conversion, const std::vector<TensorProof>& proofs,
                      const MergeDigests* sources = nullptr);
 
-// Returns the length of the manifest in bytes, which does not depend on the digests. Not for merges.
+// Returns the length of the manifest in bytes, which does not depend on the digests.
 Index manifest_length(const Conversion& conversion);
 
 }  // namespace reshard

@@ -44,7 +44,7 @@ struct Owner {
   std::int32_t tp = -1;
 };
 
-// The owner of each box of a list, or nothing when one of the boxes is not what the way gives anybody.
+// Returns the owner of each box of a list, or nothing if one of the boxes belongs to nobody under the hypothesis.
 std::optional<std::vector<Owner>> owners_of(const FragmentList& boxes, const Dims& shape,
                                             const CutHypothesis& hypothesis, const Axes& axes);
 

@@ -179,7 +179,7 @@ class Choosing {
           trial.hypothesis_of[i] = fit.hypothesis;
           break;
         }
-        if (fits.empty() || pattern.shape.rank() > 2) continue;  // counted before
+        if (fits.empty() || pattern.shape.rank() > 2) continue;  // already counted
         const CutHypothesis* hypothesis = trial.hypothesis_of[i];
         if (!hypothesis) {
           ++trial.misfits;

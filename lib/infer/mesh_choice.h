@@ -36,11 +36,11 @@ struct RankPosition {
 // How well one mesh explains the catalog.
 struct MeshTrial {
   cut_hypotheses::Axes axes;
-  Index misfits = 0;    // tensors with a box that its writer would not have owned
-  Index surprises = 0;  // tensors that fit, but not as parallelism usually has it
+  Index misfits = 0;    // tensors with a box that its writer would not own
+  Index surprises = 0;  // tensors that fit, but not in the usual way
   // For each tensor, a pointer into `hypotheses`; null: whole, or a misfit.
   std::vector<const cut_hypotheses::CutHypothesis*> hypothesis_of;
-  std::vector<std::vector<cut_hypotheses::CutHypothesis>> hypotheses;  // by rank; what hypothesis_of points into
+  std::vector<std::vector<cut_hypotheses::CutHypothesis>> hypotheses;  // candidates, by tensor rank
 
   auto badness() const { return std::pair(misfits, surprises); }
 };

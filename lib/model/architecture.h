@@ -35,7 +35,7 @@ struct ArchitectureRow {
   std::vector<std::string> dims;    // formulas
   std::vector<std::string> counts;  // formulas, one for each {}
   std::string condition;
-  bool is_base = false;  // in a file its name may begin with the prefix
+  bool is_base = false;  // its stored name may begin with the prefix
 };
 
 struct Architecture {
@@ -49,12 +49,12 @@ struct Architecture {
 // Reads the class of a model_type. Nothing if the type or the class is unknown.
 std::optional<Architecture> find_architecture(std::string_view model_type, std::string_view name);
 
-// The member of a config at a path such as "text_config.hidden_size"; null if there is none.
+// Returns the member of a config at a path such as "text_config.hidden_size"; null if there is none.
 const Json* member_at(const Json& config, std::string_view path);
 
-inline constexpr Index kAnySize = -1;  // of a dimension for which no formula was found
+inline constexpr Index kAnySize = -1;  // size of a dimension without a formula
 
-// A parameter that a model of the architecture has, or may have.
+// A parameter of the architecture, which may be optional.
 struct ArchitectureParameter {
   std::string name;  // without the prefix
   Dims shape;
@@ -64,14 +64,14 @@ struct ArchitectureParameter {
 
 struct ArchitectureModel {
   std::vector<ArchitectureParameter> parameters;
-  Index not_derived = 0;  // rows whose formulas need a number that the config does not have
+  Index not_derived = 0;  // rows whose formulas need a number that the config lacks
 };
 
-// Lists the parameters of the model that a config describes. Fails if the config has another value than the one that
-// was tried for a member, or describes more parameters than any model has.
+// Lists the parameters of the model that a config describes. Fails if a member has another value than the only one that
+// was tried, or if there are more parameters than any model has.
 Result<ArchitectureModel> parameters_of(const Architecture& architecture, const Json& config);
 
-// The table as text: one line for each model_type, in order.
+// Returns the table as text, with one line per model_type, in order.
 std::string_view builtin_architectures();
 
 }  // namespace reshard

@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-# What `cmake --install` lays down below its prefix: the program, the library with its headers, and the package that
-# find_package(reshard) reads. Nothing of it knows where this tree or its build was.
+# The files that `cmake --install` puts below its prefix: the program, the library with its headers, and the package for
+# find_package(reshard). None of them contains paths of the source or build tree.
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
 set(RESHARD_INCLUDE_DIR ${CMAKE_INSTALL_INCLUDEDIR}/reshard)
 set(RESHARD_PACKAGE_DIR ${CMAKE_INSTALL_LIBDIR}/cmake/reshard)
 
-# Libraries that lie where the loader does not look (MPI or HDF5 of a cluster's modules) are found again.
-# The same path from the start: CMake fills up one that is to be replaced with colons, and an empty entry in it is the
-# current directory, whatever libraries may lie there.
+# Finds libraries outside the loader's default directories (MPI or HDF5 of a cluster's modules).
+# The final path is set at build time. If CMake replaced it at install time, it would pad it with colons, and an empty
+# entry means the current directory, from which any library could be loaded.
 set_target_properties(reshard PROPERTIES INSTALL_RPATH_USE_LINK_PATH TRUE BUILD_WITH_INSTALL_RPATH TRUE)
 set_target_properties(reshard_core PROPERTIES EXPORT_NAME core)
-# Headers keep their paths, and are included as in this tree.
+# Headers keep their relative paths, so they are included as in this tree.
 target_include_directories(reshard_core INTERFACE $<INSTALL_INTERFACE:${RESHARD_INCLUDE_DIR}>)
 
 install(TARGETS reshard)
@@ -20,7 +20,7 @@ install(TARGETS reshard_core EXPORT reshard-targets)
 install(DIRECTORY lib formats DESTINATION ${RESHARD_INCLUDE_DIR} FILES_MATCHING PATTERN "*.h"
         PATTERN package EXCLUDE)
 install(FILES LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
-# Manual pages, and what shells complete lines by: the program says them.
+# Manual pages and shell completions, which the program prints.
 set(RESHARD_PAGES ${PROJECT_BINARY_DIR}/share)
 add_custom_command(
   TARGET reshard POST_BUILD
@@ -42,7 +42,7 @@ write_basic_package_version_file(${PROJECT_BINARY_DIR}/reshard-config-version.cm
 install(FILES ${PROJECT_BINARY_DIR}/reshard-config.cmake ${PROJECT_BINARY_DIR}/reshard-config-version.cmake
         DESTINATION ${RESHARD_PACKAGE_DIR})
 
-# A Debian package of all that: cpack --config build/release/CPackConfig.cmake
+# A Debian package with the same files: cpack --config build/release/CPackConfig.cmake
 set(CPACK_GENERATOR DEB)
 set(CPACK_PACKAGE_NAME reshard)
 set(CPACK_PACKAGE_CONTACT "the authors of reshard <reshard@localhost>")
@@ -52,5 +52,5 @@ set(CPACK_STRIP_FILES ON)
 set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
 set(CPACK_DEBIAN_PACKAGE_SECTION science)
 set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS ON)
-set(CPACK_DEBIAN_PACKAGE_SUGGESTS "openmpi-bin, libfuse3-3, fuse3, libcurl4")  # opened for ranks, mounts, URLs
+set(CPACK_DEBIAN_PACKAGE_SUGGESTS "openmpi-bin, libfuse3-3, fuse3, libcurl4")  # opened at run time for ranks, mounts and URLs
 include(CPack)

@@ -21,7 +21,7 @@ import re
 import torch
 import transformers
 
-# Members that change no tensor's name or shape.
+# Members that affect no tensor's name or shape.
 HARMLESS = re.compile(
     r"(^|\.)(hidden_act|\w*_act|act_\w+|\w*activation|\w*activation_function|dtype|torch_dtype|model_type|_?name_or_path|architectures"
     r"|transformers_version|\w*attn_implementation\w*|experts_implementation|initializer_\w+|\w*_initializer_\w+|init_std|\w*_init_value"
@@ -31,7 +31,7 @@ HARMLESS = re.compile(
     r"|sliding_window|use_sliding_window|max_window_layers|task_specific_params|summary_\w+|stage_names|out_features|out_indices"
     r"|image_mean|scale_embedding|\w*loss_weight|\w*loss_ignore_index|time_step_init_scheme|init_device|dense_act_fn|scale_decoder_outputs|gradient_checkpointing|mask_(time|feature)_\w+|apply_spec_augment|chunk_size_feed_forward|tokenizer_class|prefix"
     r"|begin_suppress_tokens|suppress_tokens|forced_\w+|\w*temperature|\w*softcap\w*|max_length|min_length)$")
-# Parameters that files may lack: buffers that are computed, and what depends on the training.
+# Parameters that files may lack: computed buffers, and parameters that depend on how the model was trained.
 MAY_LACK = re.compile(r"(^|\.)(masked_spec_embed|final_logits_bias|position_ids|token_type_ids|embed_positions\.weight)$")
 LAYER_TYPES = "layer_types", "mlp_layer_types", "layers_block_type"  # made anew of the number of layers
 DEPTHS = re.compile(
@@ -47,7 +47,7 @@ NUMBER = re.compile(r"(?<=\.)\d+(?=\.)|^\d+(?=\.)|(?<=\.)\d+$")
 
 
 def chosen(classes):
-    """Those of a type that are derived: the models without a head first, then the most common heads."""
+    """Returns the classes of a type to derive: models without a head first, then those with the most common heads."""
     heads = [c for end in HEADS for c in classes if c.__name__.endswith(end)]
     bare = [c for c in classes if c not in heads and c.__name__.endswith("Model")][:2]
     return (bare + heads)[:MAX_CLASSES] or classes[:2]
@@ -56,7 +56,7 @@ def chosen(classes):
 # ---- configs
 
 def members(config, prefix=""):
-    """{path: value} of a config and of its parts, which have a model_type of their own."""
+    """Returns {path: value} of a config and of its parts, which have a model_type of their own."""
     out = {}
     for key, value in config.items():
         if isinstance(value, dict):
@@ -88,7 +88,7 @@ def is_number(value):
 
 
 def changes_of(value):
-    """Values to try in place of one."""
+    """Returns values to try instead of a given one."""
     if isinstance(value, bool):
         return [not value]
     if value == 0:
@@ -101,7 +101,7 @@ def changes_of(value):
 # ---- formulas
 
 def terms(fields):
-    """(text, function of the values) of products and quotients, simple ones first."""
+    """Yields (text, function of the values) for products and quotients, simple ones first."""
     out = [(f, lambda v, f=f: v[f]) for f in fields]
     for f, g in itertools.combinations(fields, 2):
         out.append((f"{f}*{g}", lambda v, f=f, g=g: v[f] * v[g]))
@@ -124,7 +124,7 @@ def times(factor, term):
 
 
 def sums(known, results):
-    """Formulas that are sums of terms with factors: a*x+c, a*x+b*y, x+y+c, a*x+b*y+c*z."""
+    """Yields formulas that are sums of terms with factors: a*x+c, a*x+b*y, x+y+c, a*x+b*y+c*z."""
     plain = [(t, x) for t, x in known if "/" not in t]
     for (t, x), k in itertools.product(plain, (1, 2, 3, 4, 6, 8)):
         c = results[0] - k * x[0]
@@ -147,7 +147,7 @@ def sums(known, results):
 
 
 def formula_of(fields, samples):
-    """The formula over these fields that holds in all samples, [(values, result)]; None where there is none."""
+    """Returns a formula over these fields that holds in all samples, [(values, result)]; None if there is none."""
     results = [result for _, result in samples]
     if not fields:
         return str(results[0]) if len(set(results)) == 1 else None
@@ -163,10 +163,10 @@ def formula_of(fields, samples):
     return next(sums(known, results), None)
 
 
-# ---- one class
+# ---- One class
 
 def patterns_of(shapes):
-    """{name with {} for numbers: {numbers: shape}}."""
+    """Returns {name with {} for numbers: {numbers: shape}}."""
     out = collections.defaultdict(dict)
     for name, shape in shapes.items():
         out[NUMBER.sub("{}", name)][tuple(int(n) for n in NUMBER.findall(name))] = shape
@@ -174,7 +174,7 @@ def patterns_of(shapes):
 
 
 class Derivation:
-    """`shapes(config)` gives {name in files: shape} of the class; it raises where it cannot be built."""
+    """Derives the rows of a class. `shapes(config)` returns {name in files: shape}, or raises if it cannot be built."""
 
     def __init__(self, model_type, name, prefix, shapes):
         self.model_type, self.name, self.prefix, self.build = model_type, name, prefix, shapes
@@ -218,7 +218,7 @@ class Derivation:
         return {**self.values, **changed}, patterns_of(shapes)
 
     def compare(self, before, after, field):
-        """Records what a change of the field changed; returns whether it changed anything."""
+        """Records which shapes a change of the field affects. Returns whether it affects any."""
         changed = False
         for pattern in before.keys() | after.keys():
             a, b = before.get(pattern), after.get(pattern)
@@ -319,7 +319,7 @@ class Derivation:
         return "?"
 
     def dims(self, pattern, there):
-        """Formulas for [(values, [shapes])]; None where the rank changes."""
+        """Returns formulas for [(values, [shapes])]; None if the rank changes."""
         shapes = [shape for _, shapes in there for shape in shapes]
         if len({len(shape) for shape in shapes}) != 1:
             return None
@@ -331,7 +331,7 @@ class Derivation:
         return out
 
     def rows_of(self, pattern):
-        """Rows of a pattern: numbers that are the same in all samples are part of the names."""
+        """Returns the rows of a pattern. Numbers that are equal in all samples are part of the names."""
         there = [(values, found[pattern]) for values, found in self.samples if pattern in found]
         places = range(pattern.count("{}"))
         literal = [k for k in places if len({frozenset(i[k] for i in found) for _, found in there}) == 1]
@@ -344,7 +344,7 @@ class Derivation:
             yield name, *self.row_of(pattern, counted, [(values, found) for values, found in own if found], len(there))
 
     def row_of(self, pattern, counted, there, samples):
-        """Dimensions, counts and condition of [(values, {numbers: shape})]."""
+        """Returns the dimensions, counts and condition for [(values, {numbers: shape})]."""
         counts, is_whole = [], len(there) == samples
         for k in counted:
             fields = sorted(self.affected["count", pattern, k])
@@ -358,7 +358,7 @@ class Derivation:
         return dims, None if None in counts else counts, self.when(pattern) if is_whole else "?"
 
     def rows(self):
-        """The rows as texts, and the names that could not be derived."""
+        """Returns the rows as text, and the names that could not be derived."""
         rows, failed = [], []
         for pattern in sorted({p for _, found in self.samples for p in found}):
             for name, dims, counts, when in self.rows_of(pattern):
@@ -375,8 +375,8 @@ class Derivation:
 
 
 def further_model(model_type, cls, build):
-    """(config, {name in files: shape}) of a model of few layers and of three numbers that no derivation drew; None where
-    transformers builds none."""
+    """Returns (config, {name in files: shape}) of a model with few layers and with three values that no derivation used;
+    None if transformers cannot build one."""
     d = Derivation(model_type, cls.__name__, cls.base_model_prefix, build)
     draw = random.Random(f"further {model_type}/{cls.__name__}")
     base = d.start_from(d.small())
@@ -398,10 +398,10 @@ def further_model(model_type, cls, build):
     return None
 
 
-# ---- one type
+# ---- One model type
 
 def line_of(model_type, derivations):
-    """The line of a type in architectures.jsonl."""
+    """Returns the line of a type in architectures.jsonl."""
     prefix = next((d.prefix + "." for d in derivations if d.prefix), "")
     owners = collections.defaultdict(list)  # (whether it is the base's, row): classes
     defaults, fixed = {}, {}
@@ -423,7 +423,7 @@ def line_of(model_type, derivations):
 
 
 def derive_type(model_type, classes, build):
-    """The line of a type, or None, and what to report of it. `build(cls, config)` gives {name in files: shape}."""
+    """Returns the line of a type, or None, and a report. `build(cls, config)` returns {name in files: shape}."""
     made, report = [], []
     for cls in chosen(classes):
         d = Derivation(model_type, cls.__name__, cls.base_model_prefix, lambda config, cls=cls: build(cls, config))

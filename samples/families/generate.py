@@ -1,27 +1,28 @@
 #!/usr/bin/env python3
-"""What the families' tables have from transformers: made from it, and compared with it.
+"""Generates the data that model families take from transformers, and compares the families' tables with its models.
 
-    generate.py kept [--check] [--quick] [TYPE...]    samples/families/kept_float32.json: what stays in float32
+    generate.py kept [--check] [--quick] [TYPE...]    samples/families/kept_float32.json: parameters kept in float32
     generate.py tables [--write] [NAME...]            compares the families' tables with tiny models
     generate.py orders [--check]                      samples/families/parameter_order.json: how torch numbers parameters
     generate.py transposed [--check]                  samples/families/transposed.json: matrices stored [in, out]
     generate.py architectures [TYPE...]               samples/families/architectures.jsonl: names and shapes as formulas
-    generate.py samples TYPE...                       tests/data/architectures.jsonl: models of further configs, for tests
+    generate.py samples TYPE...                       tests/data/architectures.jsonl: models of other configs, for tests
 
-kept: every model type of the installed transformers, or those that are named. Models are made of their default configs, and of
-TINY_MODELS. --check compares instead of writing, and exits with 1 if they differ. --quick looks at the lists that classes
-declare, where there are any, and makes no model: some seconds instead of some minutes.
+kept: covers every model type of the installed transformers, or the given ones. Builds models from their default configs and
+from TINY_MODELS. --check compares instead of writing, and exits with 1 on a difference. --quick only reads the lists that
+classes declare and builds no models: seconds instead of minutes.
 
-tables: every model of TINY_MODELS (tests/interop/test_interop.py), on torch's meta device. Names, shapes, ties and dtypes are
-those of `reshard check`. --write puts the report into docs/families.md, between its two marks, and what stays in float32 into
+tables: covers every model of TINY_MODELS (tests/interop/test_interop.py). Compares names, shapes, ties and dtypes with those
+of `reshard check`. --write puts the report between two marks in docs/families.md, and the parameters kept in float32 into
 tests/data/kept_float32.json.
 
-orders: every model type of TINY_MODELS whose parameters have the same names in memory and in files. --check compares instead.
-transposed: every model type whose code uses transformers' Conv1D. --check compares instead.
-architectures: every model type that no family describes, or those that are named; architectures.py says how. Each line is written
-when its type is derived, so that a run that is stopped loses nothing; lines of types that are not named stay as they are.
+orders: covers every model type of TINY_MODELS whose parameters have the same names in memory and in files. --check compares
+instead of writing.
+transposed: covers every model type whose code uses transformers' Conv1D. --check compares instead of writing.
+architectures: covers every model type without a family, or the given ones; see architectures.py. Each line is written when its
+type is derived, so an interrupted run loses nothing; lines of other types are kept.
 
-Models are made on the meta device, so they have no weights and nothing is downloaded. Needs torch and transformers, and
+Models are built on torch's meta device, so they have no weights and nothing is downloaded. Needs torch and transformers, and
 RESHARD (default build/release/reshard) for tables.
 """
 import argparse
@@ -64,7 +65,7 @@ SECONDS = 90  # for one model
 
 @contextlib.contextmanager
 def made_as(dtype, seconds=SECONDS):
-    """Models are made on the meta device, in this dtype, within some seconds."""
+    """Builds models on the meta device in this dtype. Fails if a model takes more than some seconds."""
     def too_long(*_):
         raise TimeoutError(f"no model after {seconds} s")
     before = signal.signal(signal.SIGALRM, too_long), torch.get_default_dtype()
@@ -84,7 +85,7 @@ def model_types():
 
 
 def classes_of(model_type):
-    """The model classes of a type, without those whose packages are not installed."""
+    """Returns the model classes of a type whose packages are installed."""
     names = set()
     for mapping in dir(modeling_auto):
         found = getattr(modeling_auto, mapping).get(model_type, ()) if mapping.endswith("_MAPPING_NAMES") else ()
@@ -94,35 +95,35 @@ def classes_of(model_type):
 
 
 def declares_kept(model_type):
-    """Whether a model file of the type has a list of its own; imports nothing."""
+    """Returns whether a model file of the type declares such a list. Imports nothing."""
     package = pathlib.Path(transformers.__file__).parent / "models" / configuration_auto.model_type_to_module_name(model_type)
     return any("_keep_in_fp32_modules" in file.read_text() for file in package.glob("modeling_*.py"))
 
 
 def is_kept(name, patterns):
-    """As core_model_loading.build_glob_alternation matches a dtype plan."""
+    """Returns whether a name matches a dtype plan, like transformers' core_model_loading.build_glob_alternation."""
     return any(re.search(p.replace("*", ".*"), name) for p in patterns)
 
 
 def loaded_dtypes(model, dtype):
-    """{name in memory: dtype} of what from_pretrained(dtype=) makes of a model that was made in bfloat16."""
+    """Returns {name in memory: dtype} after from_pretrained(dtype=) of a model that was built in bfloat16."""
     plan = model._get_dtype_plan(dtype)
     return {name: torch.float32 if is_kept(name, plan) else dtype if tensor.dtype == torch.bfloat16 else tensor.dtype
             for name, tensor in model.state_dict().items() if tensor.is_floating_point()}
 
 
 def saved(model, dtype):
-    """{name in files: (shape, dtype)} of what save_pretrained writes of a model that was loaded in that dtype."""
+    """Returns {name in files: (shape, dtype)} as save_pretrained writes a model that was loaded in that dtype."""
     dtypes = loaded_dtypes(model, dtype)
     state = {name: tensor.to(dtypes.get(name, tensor.dtype)) for name, tensor in model.state_dict().items()}
     state = revert_weight_conversion(model, remove_tied_weights_from_state_dict(state, model))
     return {name: (list(tensor.shape), str(tensor.dtype).removeprefix("torch.")) for name, tensor in state.items()}
 
 
-# ---- what stays in float32
+# ---- Parameters kept in float32
 
 def as_glob(pattern):
-    """A glob over whole names for a pattern that transformers searches as a regular expression."""
+    """Returns a glob over whole names for a regular expression that transformers searches in names."""
     if not re.fullmatch(r"[\w.*]+", pattern):
         raise ValueError(f"{pattern!r}: neither a part of a name nor a glob")
     return "*" + pattern.replace(".", "?") + "*"
@@ -133,7 +134,7 @@ def matches(name, globs):
 
 
 def globs_for(wanted, others):
-    """Few globs that match every name of `wanted`, and none of `others`."""
+    """Returns a small set of globs that match every name in `wanted` and none in `others`."""
     out = []
     for name in sorted(wanted, key=len):
         if matches(name, out):
@@ -142,14 +143,14 @@ def globs_for(wanted, others):
         ends = ["*" + ".".join(["", *parts[i:]]) for i in range(len(parts) - 1, 0, -1)] + ["*" + ".".join(parts)]
         modules = ["*" + ".".join([*parts[:i], "*"]) for i in range(1, len(parts))]
         fitting = [g for g in modules + ends if not any(fnmatch.fnmatchcase(o, g) for o in others)]
-        # The one that says most; of equals the shortest.
+        # Choose the glob that matches most names; of equal ones, the shortest.
         best = max(fitting, key=lambda g: (sum(fnmatch.fnmatchcase(w, g) for w in wanted), g in ends, -len(g)))
         out.append(best)
     return out
 
 
 class Kept:
-    """What classes of one model type keep, as globs over names in memory and in files."""
+    """The parameters that classes of one model type keep in float32, as globs over names in memory and in files."""
 
     def __init__(self, model_type):
         self.model_type, self.always, self.float16 = model_type, set(), set()
@@ -162,7 +163,7 @@ class Kept:
             self.float16.update(map(as_glob, cls._keep_in_fp32_modules or ()))
 
     def observe(self, models):
-        """Adds what only instances show: lists of modules inside, parameters made in float32, other names in files."""
+        """Adds what only instances show: lists of inner modules, parameters created in float32, other names in files."""
         for model in models:
             self.always.update(map(as_glob, model._keep_in_fp32_modules_strict))
             self.float16.update(map(as_glob, model._keep_in_fp32_modules))
@@ -177,7 +178,7 @@ class Kept:
         self.float16 -= self.always
 
     def names(self, models, dtype):
-        """Names that are in float32 in a model that was loaded in that dtype, and the others; in memory and in files."""
+        """Returns the names kept in float32 by a model that was loaded in that dtype, and the others; in memory and in files."""
         kept, others = set(), set()
         for model in models:
             in_memory = loaded_dtypes(model, dtype)
@@ -211,7 +212,7 @@ class Kept:
 
 
 def kept_rows(types, quick):
-    """{model type: row}, and what could not be looked at."""
+    """Returns {model type: row}, and the types that could not be built."""
     rows, problems = {}, []
     for model_type in types:
         kept = Kept(model_type)
@@ -247,7 +248,7 @@ def table_text(table):
 
 
 def kept_differences(old, new, quick):
-    """Lines that say how the rows of the table differ. The quick ones know less."""
+    """Returns lines that describe how the rows of the table differ. Rows of --quick are less complete."""
     lines = []
     for model_type, row in new.items():
         if model_type not in old:
@@ -275,16 +276,16 @@ def kept(arguments):
     return 1 if lines else 0
 
 
-# ---- matrices that are stored [in, out]
+# ---- Matrices stored as [in, out]
 
 def uses_conv1d(model_type):
-    """Whether a model file of the type uses transformers' Conv1D; imports nothing."""
+    """Returns whether a model file of the type uses transformers' Conv1D. Imports nothing."""
     package = pathlib.Path(transformers.__file__).parent / "models" / configuration_auto.model_type_to_module_name(model_type)
     return any(re.search(r"pytorch_utils import [^)]*\bConv1D\b", file.read_text()) for file in package.glob("modeling_*.py"))
 
 
 def transposed_globs(model_type):
-    """Globs of the names of the matrices that are Conv1D's in any class of the type."""
+    """Returns globs of the names of the matrices that are Conv1D's in any class of the type."""
     out = set()
     for cls in classes_of(model_type):
         for members in ({}, {"add_cross_attention": True}):
@@ -314,7 +315,7 @@ def transposed(arguments):
     return 1
 
 
-# ---- the families' tables
+# ---- Tables of families
 
 NARROW = torch.bfloat16, torch.float16
 OTHER_PARTS = re.compile(r"^(model\.)?(vision_tower|multi_modal_projector|visual|vision_model|image_newline)\b|\.act_fn\.")
@@ -337,16 +338,16 @@ def make_tiny(model_type, members):
 
 
 def compared(tensors, model_type):
-    """Those that a table lists, under its names."""
+    """Returns the parameters that a table lists, under its names."""
     out = {name.removeprefix("transformer."): value for name, value in tensors.items() if not OTHER_PARTS.search(name)}
-    # transformers 5.24 renames ".mlp." on saving wherever it stands; published files have it in the dense layers.
+    # transformers 5.24 renames every ".mlp." on saving; published files keep it in the dense layers.
     if model_type == "kimi_linear":
         out = {re.sub(r"\.block_sparse_moe\.(gate|up|down)_proj\.", r".mlp.\1_proj.", k): v for k, v in out.items()}
     return out
 
 
 def table_of(config, dtype):
-    """{name: (shape, dtype)} of what must be stored, and the names of what is tied, as `reshard check` has them."""
+    """Returns {name: (shape, dtype)} of the tensors that must be stored and the names of the tied ones, by `reshard check`."""
     reshard = os.environ.get("RESHARD", str(ROOT / "build/release/reshard"))
     with tempfile.TemporaryDirectory() as directory:
         config.save_pretrained(directory)
@@ -367,7 +368,7 @@ def differences(ours, theirs):
 
 
 def compare(model):
-    """Lines that say how the tables differ from a model, and {dtype: names in files that stay in float32}."""
+    """Returns lines that describe how the tables differ from a model, and {dtype: names in files kept in float32}."""
     lines, kept_names, tensors = [], {}, 0
     for dtype in NARROW:
         ours, tied = table_of(model.config, dtype)
@@ -381,7 +382,7 @@ def compare(model):
 
 
 def shown(names):
-    """Names with the numbers left out, each once."""
+    """Returns the distinct names, with their numbers removed."""
     return ", ".join(f"`{name}`" for name in sorted({re.sub(r"(?<=\.)\d+(?=\.)", "N", name) for name in names}))
 
 
@@ -422,14 +423,14 @@ def tables(arguments):
     return 1 if failures else 0
 
 
-# ---- how torch numbers parameters
+# ---- The order in which torch numbers parameters
 
 def pattern_of(name):
     return re.sub(r"(?<![^.])\d+(?![^.])", "{}", name)
 
 
 def merged(sequences):
-    """The items of all sequences once each, in an order that agrees with every sequence; None if there is none."""
+    """Returns the distinct items of all sequences in an order consistent with each of them; None if there is none."""
     after = collections.defaultdict(set)
     for sequence in sequences:
         for a, b in zip(sequence, sequence[1:]):
@@ -446,7 +447,7 @@ def merged(sequences):
 
 
 def sorted_by(patterns, names):
-    """As in_parameter_order (lib/model/parameter_order.h) sorts names."""
+    """Sorts names like in_parameter_order (lib/model/parameter_order.h)."""
     places, opened = {}, []
     for number, pattern in enumerate(patterns):
         begins = [pattern[:m.start()] for m in re.finditer(r"\{\}", pattern)]
@@ -461,7 +462,7 @@ def sorted_by(patterns, names):
 
 
 def blocks(names):
-    """The patterns of each layer, between those of what is before and after."""
+    """Returns the patterns before the layers, of each layer, and after the layers."""
     before_and_after = list(dict.fromkeys(map(pattern_of, names)))
     layers = collections.defaultdict(list)
     for name in names:
@@ -491,10 +492,10 @@ def orders(arguments):
     return 0
 
 
-# ---- the types that no family describes
+# ---- Model types without a family
 
 def shapes_in_files(cls, config):
-    """{name: shape} of what save_pretrained writes of a model of the config."""
+    """Returns {name: shape} as save_pretrained writes a model of the config."""
     with made_as(torch.bfloat16, derivation.SECONDS):
         model = cls(config)
     state = revert_weight_conversion(model, remove_tied_weights_from_state_dict(model.state_dict(), model))
@@ -502,7 +503,7 @@ def shapes_in_files(cls, config):
 
 
 def described_types():
-    """The model types that families describe."""
+    """Returns the model types that families describe."""
     files = (json.loads(path.read_text()) for path in (ROOT / "samples/families").glob("*.json"))
     return {model_type for file in files for model_type in file.get("model_types", ())}
 

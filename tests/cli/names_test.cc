@@ -246,7 +246,7 @@ TEST(ConsolidatedFiles, OpenAsADirectoryWithoutTheirParameters) {
 
 TEST(FamilyNone, KeepsNamesAsStoredInEveryFormat) {
   const std::string wrapper = "state.model._orig_mod.";
-  for (const std::string format : {"hf", "bin", "dcp", "ranks", "torch_checkpointing", "hdf5"}) {
+  for (const std::string format : {"hf", "bin", "dcp", "ranks", "torch_checkpointing", "hdf5", "orbax"}) {
     SCOPED_TRACE(format);
     const Checkpoint source(renamed(llama(), [&](const std::string& name) { return wrapper + name; }), "");
     const std::string out = source.dir / "out";

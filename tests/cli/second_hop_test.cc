@@ -122,7 +122,8 @@ TEST_F(SecondHop, EndsWhereTheDirectWayDoes) {
 TEST_F(SecondHop, EndsThereUnderTheSourcesNames) {
   for (const std::string& source : {kSources[0], kSources[2], kSources[5], kSources[10]}) {
     const Files wanted = model_of(test_data(source));
-    for (const Options& way : {Options{"dcp"}, {"dcp", "--mesh", "dp_shard=2"}, {"torch_checkpointing"}, {"hdf5"}})
+    for (const Options& way :
+         {Options{"dcp"}, {"dcp", "--mesh", "dp_shard=2"}, {"torch_checkpointing"}, {"hdf5"}, {"orbax"}})
       expect_same(model_of(hop(test_data(source), way)), wanted, source + " by " + way[0] + ": ");
   }
 }

@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <string>
 
+#include "formats/encoding/key_path.h"
 #include "formats/hdf5/names.h"
 #include "lib/device/codec.h"
 
@@ -13,9 +14,9 @@ using namespace reshard;
 namespace {
 
 void try_key_path(const std::string& text) {
-  const auto path = hdf5::parse_key_path(text, "input");
+  const auto path = parse_key_path(text, "input");
   if (!path) return;
-  const auto again = hdf5::parse_key_path(hdf5::key_path_text(*path), "input");
+  const auto again = parse_key_path(key_path_text(*path), "input");
   if (!again || *again != *path) std::abort();
 }
 

@@ -2225,25 +2225,66 @@ def torch_from_h5(dataset):
     return torch.from_numpy(np.asarray(dataset[()]))
 
 
-class Orbax(Case):
-    """What orbax-checkpoint and tensorstore save, by a Python that has them (RESHARD_JAX_PYTHON)."""
+def jax_python():
+    """A Python that has orbax-checkpoint: RESHARD_JAX_PYTHON, or what tests/interop/jax_venv.sh made."""
+    cache = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache")
+    return os.environ.get("RESHARD_JAX_PYTHON", str(cache / "reshard/jax-venv/bin/python"))
 
-    def test_every_tensor_is_what_was_saved(self):
-        python = os.environ.get("RESHARD_JAX_PYTHON", sys.executable)
-        if subprocess.run([python, "-c", "import jax, orbax.checkpoint"], capture_output=True).returncode != 0:
-            self.skipTest("orbax-checkpoint is not installed")
+
+@unittest.skipUnless(shutil.which(jax_python()), "needs orbax-checkpoint (tests/interop/jax_venv.sh)")
+class Orbax(Case):
+    """What orbax-checkpoint and tensorstore save, and what they restore of ours."""
+
+    def jax(self, script, *arguments):
+        done = subprocess.run([jax_python(), script, *map(str, arguments)], capture_output=True, text=True)
+        self.assertEqual(done.returncode, 0, done.stderr[-4000:])
+        return done.stdout
+
+    def restored(self, *items):
+        return [json.loads(line) for line in self.jax(ROOT / "tests/interop/orbax_restore.py", *items).splitlines()]
+
+    @staticmethod
+    def digests(safetensors):
+        return {k: [d, s, hashlib.sha256(b).hexdigest()] for k, (d, s, b) in raw_safetensors(safetensors).items()}
+
+    def test_every_tensor_is_what_was_saved_both_ways(self):
         seed = int(time.time())
-        made = subprocess.run([python, ROOT / "tests/data/orbax/make.py", self.directory, str(seed)],
-                              capture_output=True, text=True)
-        self.assertEqual(made.returncode, 0, made.stderr)
+        self.jax(ROOT / "tests/data/orbax/make.py", self.directory, seed)
         truths = sorted(self.directory.glob("*.json"))
         self.assertGreaterEqual(len(truths), 8)
-        for truth in truths:
+        meshes = [[], ["--mesh", "dp_shard=4,tp=2"], ["--mesh", "dp_shard=8"]]
+        written = []
+        for i, truth in enumerate(truths):
             source = truth.with_suffix("") / "5" if truth.stem == "manager" else truth.with_suffix("")
-            reshard("convert", source, self.out(truth.stem + ".hf"), "--to", "hf", "--family", "none")
-            stored = raw_safetensors(self.out(truth.stem + ".hf") / "model.safetensors")
-            digests = {k: [d, s, hashlib.sha256(b).hexdigest()] for k, (d, s, b) in stored.items()}
-            self.assertEqual(digests, json.loads(truth.read_text()), f"{truth.stem} of seed {seed}")
+            out = self.out(truth.stem + ".hf")
+            reshard("convert", source, out, "--to", "hf", "--family", "none")
+            self.assertEqual(self.digests(out / "model.safetensors"), json.loads(truth.read_text()), f"{truth.stem}, {seed}")
+            written.append(self.out(f"{truth.stem}.run") / str(i) / "default")
+            written[-1].parent.mkdir(parents=True)
+            reshard("convert", source, written[-1], "--to", "orbax", "--family", "none", *meshes[i % len(meshes)])
+        for truth, got in zip(truths, self.restored(*written)):
+            self.assertEqual(got, json.loads(truth.read_text()), f"{truth.stem}, {seed}")
+
+    def test_every_dtype_and_shape_is_restored(self):
+        state = {f"dtypes.{k}": v for k, v in all_dtypes().items() if v.dtype != torch.complex32}
+        state |= {"scalar": torch.tensor(2.5), "empty": torch.zeros(0, 3), "row.7": torch.arange(13), "a/b'c": torch.ones(2),
+                  "odd": torch.arange(35, dtype=torch.int16).reshape(5, 7), "large": torch.rand(3, 3_000_000)}
+        save_file({k: v.clone() for k, v in state.items()}, self.out("model.safetensors"))
+        wanted = self.digests(self.out("model.safetensors"))
+        for name, mesh in ("one", "dp_shard=1"), ("even", "dp_shard=2,tp=4"), ("uneven", "dp_shard=3"):
+            reshard("convert", self.out("model.safetensors"), self.out(name), "--to", "orbax", "--family", "none", "--mesh", mesh)
+        one, even = self.restored(self.out("one"), self.out("even"))
+        self.assertEqual(one, wanted)
+        self.assertEqual(even, wanted)
+        # Three ranks' sharding is of more devices than there are: a target says which to use.
+        with self.assertRaisesRegex(AssertionError, "reshape|devices"):
+            self.restored(self.out("uneven"))
+
+    def test_many_arrays_make_a_tree_of_nodes(self):
+        long = "w" * 1500  # 600 of these fill a node
+        save_file({f"layers.{i}.{long}": torch.full((2,), i) for i in range(600)}, self.out("model.safetensors"))
+        reshard("convert", self.out("model.safetensors"), self.out(), "--to", "orbax", "--family", "none")
+        self.assertEqual(self.restored(self.out()), [self.digests(self.out("model.safetensors"))])
 
 
 @unittest.skipUnless(importlib.util.find_spec("h5py") and importlib.util.find_spec("hdf5plugin"), "needs h5py, hdf5plugin")

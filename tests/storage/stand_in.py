@@ -1,4 +1,4 @@
-"""Servers that stand in for S3, Google's XML interface, the Hugging Face hub and a plain web server, over one directory.
+"""Serves one directory as S3, Google's XML interface, the Hugging Face hub and a plain web server.
 
     python3 tests/storage/stand_in.py DIRECTORY [--key ID:SECRET] [--token TOKEN] [--delay SECONDS] [--deny-list] [--replace FILE]
 
@@ -59,7 +59,7 @@ def etag_of(path):
 
 
 def signature(secret, request, scope, names):
-    """The signature that a request should have, from its own headers (names) and the scope it states."""
+    """Returns the expected signature of a request, from its own signed headers and the scope that it states."""
     path, _, query = request.path.partition("?")
     pairs = sorted(p.split("=", 1) if "=" in p else [p, ""] for p in query.split("&") if p)
     headers = "".join(f"{n}:{' '.join(request.headers.get(n, '').split())}\n" for n in names.split(";"))
@@ -101,7 +101,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.connection.close()
 
     def file(self, path, short=False, headers=None):
-        """A file, or the range of it that is asked for, pinned by If-Match."""
+        """Replies with a file or the requested range of it, pinned by If-Match."""
         size, etag = path.stat().st_size, etag_of(path)
         headers = {"ETag": etag, "Last-Modified": email.utils.formatdate(path.stat().st_mtime, usegmt=True),
                    "Accept-Ranges": "bytes", "Content-Type": "application/octet-stream", **(headers or {})}
@@ -233,7 +233,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             more = {"Link": link} if (page + 1) * size < len(files) else {}
             return self.reply(200, json.dumps(rows).encode(), more)
         if m := re.fullmatch(r"([^/]+/[^/]+)/resolve/" + COMMIT + "/(.+)", target):
-            # Another host's storage, to which the token must not go.
+            # Storage on another host, which must not receive the token.
             place = f"http://localhost:{self.server.server_port}/cas/{quote(m[1] + '/' + m[2])}?X-Signature=secret"
             return self.reply(302, b"", {"Location": place, "X-Repo-Commit": COMMIT})
         return self.reply(404)

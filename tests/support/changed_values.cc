@@ -11,7 +11,7 @@
 namespace reshard {
 namespace {
 
-// Of a container that are changed; of the outermost dict that many members.
+// Elements and members that are changed in a container; the outermost dict has a larger limit.
 constexpr std::size_t kElements = 2, kMembers = 4, kOutermost = 40;
 
 const std::pair<const char*, std::string> kValues[] = {{"None", "N"},
@@ -23,19 +23,19 @@ const std::pair<const char*, std::string> kValues[] = {{"None", "N"},
                                                        {"{}", "}"},
                                                        {"()", ")"}};
 
-// What is on the pickle machine's stack: where the opcodes that made it stand.
+// A value on the pickle machine's stack, and the range of opcodes that produced it.
 struct Node {
   std::size_t begin = 0, end = 0;
-  std::string label;  // of a key
+  std::string label;  // if the value is a key
   bool is_mark = false, is_sequence = false;
-  std::vector<std::pair<std::string, std::size_t>> children;  // names, and places in nodes_
+  std::vector<std::pair<std::string, std::size_t>> children;  // names and indices into nodes_
 };
 
 class Reader {
  public:
   explicit Reader(const std::string& bytes) : bytes_(bytes) {}
 
-  // The pickle's value, in nodes_.
+  // Runs the pickle and returns the index of its value in nodes_.
   std::size_t run() {
     while (at_ < bytes_.size()) {
       const std::size_t begin = at_;
@@ -46,7 +46,7 @@ class Reader {
     throw std::runtime_error("a pickle without an end");
   }
   const Node& node(std::size_t n) const { return nodes_[n]; }
-  // Whether something behind the value refers to a part of it.
+  // Returns whether a later opcode refers to a part of the value.
   bool is_shared(const Node& n) const {
     for (const auto& [index, put] : puts_)
       if (put >= n.begin && put < n.end)
@@ -77,7 +77,7 @@ class Reader {
     at_ += length;
     push(begin, bytes_.substr(at_ - length, length));
   }
-  // What stands above the last mark, which goes.
+  // Pops the values above the last mark, and the mark.
   std::vector<std::size_t> above_mark() {
     std::vector<std::size_t> out;
     while (!nodes_[stack_.back()].is_mark) out.insert(out.begin(), pop());
@@ -100,7 +100,7 @@ class Reader {
     push(begin);
     add_elements(stack_.back(), elements);
   }
-  // An object of what was on the stack before, named so.
+  // Replaces the top `count` values by an object with these member names.
   void call(std::size_t count, std::initializer_list<const char*> names) {
     std::vector<std::size_t> parts;
     for (std::size_t i = 0; i < count; ++i) parts.insert(parts.begin(), pop());
@@ -221,7 +221,7 @@ class Reader {
   std::multimap<std::uint64_t, std::size_t> gets_;
 };
 
-// Frames only say where a reader may stop for more.
+// Removes the frame opcodes, which only tell a reader how far it may buffer.
 std::string without_frames(const std::string& pickle) {
   if (pickle.size() < 11 || pickle[2] != '\x95') return pickle;
   std::string out = pickle.substr(0, 2);

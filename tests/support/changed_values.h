@@ -1,4 +1,4 @@
-// A pickle with one of its values exchanged for another: damage that any byte may be, without the search for it.
+// Pickles with one value replaced by another: damage that random byte flips rarely produce.
 #pragma once
 
 #include <string>
@@ -12,14 +12,15 @@ struct ChangedPickle {
   std::string bytes;
 };
 
-// Every value of the pickle (protocols 2 to 5) as None, a number, a negative one, one of more than 64 bits, a text, and
-// an empty list, dict and tuple. Of lists and tuples the first elements, of dicts the first members; no value that a
-// later one refers to. Throws std::runtime_error for opcodes that no checkpoint of the tests has.
+// Returns the pickle (protocols 2 to 5) once for each value and replacement: None, a number, a negative number, one of
+// more than 64 bits, a text, and an empty list, dict and tuple. Of containers only the first elements or members are
+// replaced, and no value that a later opcode refers to. Throws std::runtime_error for opcodes that no test checkpoint
+// contains.
 std::vector<ChangedPickle> changed_pickles(const std::string& pickle);
 
-// The pickle of what torch.save wrote, or the file itself where it is a pickle.
+// Returns the pickle of a torch.save file, or the whole file if it is a pickle.
 std::string pickle_of(const std::string& file);
-// The file with another pickle, checksums and directory as they should be.
+// Returns the file with another pickle, with a matching checksum and directory.
 std::string with_pickle(const std::string& file, const std::string& pickle);
 
 }  // namespace reshard

@@ -1,4 +1,4 @@
-// What tests of the steps of a conversion begin with: two formats that there are not, and what the first steps give.
+// Fixtures for tests of single conversion steps: two made-up formats, and the results of the first steps.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -12,18 +12,18 @@
 
 namespace reshard {
 
-// What went wrong; empty: nothing did.
+// Returns the error's message, or nothing if there was no error.
 template <class T>
 std::string error_of(const Result<T>& r) {
   return r ? "" : r.error().message();
 }
 
-// A model of one layer whose head is tied to the embedding.
+// The config.json of a one-layer model whose head is tied to the embedding.
 inline constexpr const char* kTinyLlama =
     R"({"model_type": "llama", "vocab_size": 10, "hidden_size": 4, "intermediate_size": 6, "num_hidden_layers": 1,
         "num_attention_heads": 2, "num_key_value_heads": 2, "tie_word_embeddings": true})";
 
-// Holds models alone, under the names of loaders, and everything, under any.
+// A format that stores only models, under loaders' names, and one that stores everything under any names.
 inline const Format kModels = {.name = "models",
                                .title = "Models",
                                .recognises = nullptr,

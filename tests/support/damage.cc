@@ -26,7 +26,7 @@ constexpr const char* kOtherStateIsFree = "nothing tells which other state a run
 constexpr const char* kNoChecksum = "the format records no checksum";
 constexpr const char* kEntriesAreAlike = "entries of equal dtype and shape can be exchanged: only the values differ";
 
-// Four attempts for each damage that is wanted: many fixtures have few places for some.
+// Attempts per requested damage, because many fixtures have few suitable places for some kinds.
 constexpr int kAttempts = 4;
 
 const auto& pick(const auto& list, Rng& rng) {
@@ -38,14 +38,14 @@ std::string flipped(std::string bytes, Index at, Rng& rng) {
   return bytes;
 }
 
-// A letter of it changed.
+// Returns the name with one letter changed.
 std::string misspelt(std::string name, Rng& rng) {
   char& c = name[static_cast<std::size_t>(below(rng, static_cast<Index>(name.size())))];
   c = c == 'x' ? 'y' : 'x';
   return name;
 }
 
-// "layers.0." is "layers.1.", and the other way round; the same name where it is of neither.
+// Returns the name with layers 0 and 1 exchanged, or the same name if it belongs to neither.
 std::string in_other_layer(std::string name) {
   const auto at = name.find("layers.");
   if (at == std::string::npos || name[at + 8] != '.') return name;
@@ -68,12 +68,12 @@ DType other_dtype(DType dtype, bool same_width, Rng& rng) {
 // ---- DCP
 
 struct Entry {
-  TargetTensor tensor;  // of a blob, only name and path mean something
+  TargetTensor tensor;  // for a blob only name and path are used
   bool is_blob = false;
   std::vector<dcp::WrittenItem> items;
 };
 
-// What a .metadata says, to be changed.
+// The content of a .metadata in an editable form.
 struct Metadata {
   std::vector<Entry> entries;
   std::vector<std::string> files;
@@ -85,7 +85,7 @@ struct Metadata {
     return dcp::write_metadata(out, files);
   }
   void rename(std::size_t entry, std::string name) {
-    entries[entry].tensor.path = {};  // the writer then makes one of the name
+    entries[entry].tensor.path = {};  // the writer derives it from the name
     entries[entry].tensor.name = std::move(name);
   }
 };
@@ -144,7 +144,7 @@ class DcpDamager {
   struct Piece {
     std::size_t entry = 0, item = 0;
   };
-  // Makes a change; false where this place does not allow it.
+  // Makes a change; returns false if it does not apply here.
   using Edit = std::function<bool(Metadata& m, Damage& d)>;
 
   void edit(const std::string& kind, int wanted, const Edit& change) {
@@ -159,7 +159,7 @@ class DcpDamager {
       out_.push_back(std::move(d));
     }
   }
-  // Of one piece of a tensor.
+  // Makes edits of one piece of a tensor.
   void edit_piece(const std::string& kind, int wanted, const std::function<bool(Entry& e, dcp::WrittenItem& item)>& f) {
     edit(kind, wanted, [&](Metadata& m, Damage& d) {
       const Piece p = pick(pieces_, rng_);
@@ -177,7 +177,7 @@ class DcpDamager {
     return "'" + e.tensor.name + "' " + to_string(e.items[p.item].box);
   }
   const dcp::WrittenItem& item(Piece p) const { return healthy_.entries[p.entry].items[p.item]; }
-  // Whether the stored items of two pieces say the same of themselves.
+  // Returns whether the stored items of two pieces have the same header.
   bool are_alike(Piece a, Piece b) const {
     return item(a).box.shape == item(b).box.shape &&
            healthy_.entries[a.entry].tensor.dtype == healthy_.entries[b.entry].tensor.dtype;
@@ -187,7 +187,7 @@ class DcpDamager {
     to.offset = from.offset;
     to.length = from.length;
   }
-  // Of the run or the optimizer as a whole: belongs to no parameter.
+  // Returns whether a name belongs to the run or the optimizer as a whole, not to a parameter.
   bool is_other_state(const std::string& name) const {
     const std::string parameter = split_state_key(name).parameter;
     return std::none_of(healthy_.entries.begin(), healthy_.entries.end(),
@@ -323,7 +323,7 @@ class DcpDamager {
       m.rename(e, in_other_layer(d.what));
       return m.entries[e].tensor.name != d.what;
     });
-    // Of layers 0 and 1: names and paths change places.
+    // Exchanges the names and paths of layers 0 and 1.
     const auto exchange_names = [](Metadata& m, std::size_t e) {
       const std::string other = in_other_layer(m.entries[e].tensor.name);
       if (other == m.entries[e].tensor.name) return false;
@@ -338,7 +338,7 @@ class DcpDamager {
     edit("exchange a name between two layers", 6, [&](Metadata& m, Damage& d) {
       const std::size_t e = some_entry();
       d.what = m.entries[e].tensor.name;
-      d.undetectable = kItemsHaveNoNames;  // layers of a Llama are of equal shapes
+      d.undetectable = kItemsHaveNoNames;  // the layers of a Llama have equal shapes
       return exchange_names(m, e);
     });
     edit("exchange all names of two layers", 1, [&](Metadata& m, Damage& d) {
@@ -350,7 +350,7 @@ class DcpDamager {
     });
   }
 
-  // What an audit can know of a file: what is due at which place.
+  // What an audit knows about an item of a file: what is expected at which offset.
   using Slot = std::tuple<Index, Index, DType, Dims>;
   std::set<Slot> slots(std::uint32_t file) const {
     std::set<Slot> out;
@@ -613,7 +613,7 @@ class SafetensorsDamager {
   Rng rng_;
   std::string name_, bytes_, data_;
   Index data_start_ = 0;
-  Entries healthy_;  // offsets from the start of the data
+  Entries healthy_;  // with offsets relative to the start of the data
   std::vector<Damage> out_;
 };
 

@@ -1,5 +1,5 @@
-// Checkpoints broken on purpose: from a healthy one, the variants that disks, interrupted saves, copies and wrong
-// writers leave behind. For proving that an audit sees them.
+// Damaged variants of a healthy checkpoint, as disks, interrupted saves, copies and faulty writers leave them. Tests
+// check that an audit finds each of them.
 #pragma once
 
 #include <map>
@@ -11,21 +11,21 @@
 
 namespace reshard {
 
-// One thing done to a checkpoint.
+// A change to a checkpoint.
 struct Damage {
   std::string kind;                                         // "drop a box"
-  std::string what;                                         // what exactly, for people
+  std::string what;                                         // a description for messages
   std::map<std::string, std::optional<std::string>> files;  // new contents by name; nothing: removed
-  std::string undetectable;  // why the checkpoint alone may not show it; empty: an audit has to see it
+  std::string undetectable;                                 // why an audit may miss it; empty if it must find it
 };
 
-// Of a DCP directory whose items are torch.save archives, about 250. Boxes, names, shapes and dtypes are changed in
-// metadata written anew, data and metadata are flipped in place. The same seed gives the same damages.
+// Returns about 250 damages of a DCP directory whose items are torch.save archives. Boxes, names, shapes and dtypes are
+// changed in rewritten metadata; bytes of data and metadata are flipped in place. The same seed gives the same damages.
 std::vector<Damage> damage_dcp(const std::string& checkpoint, std::uint32_t seed);
-// The metadata written anew and nothing changed, which must be as healthy as they were.
+// Returns the metadata rewritten without a change, which must be as healthy as the original.
 std::string rewritten_metadata(const std::string& checkpoint);
 
-// Of one safetensors file, about 250; `files` of each has its name.
+// Returns about 250 damages of a safetensors file; `files` of each contains its name.
 std::vector<Damage> damage_safetensors(const std::string& path, std::uint32_t seed);
 
 }  // namespace reshard

@@ -1,4 +1,4 @@
-// DCP metadata of a few entries that a test makes up.
+// Writes DCP metadata with the entries that a test lists.
 #pragma once
 
 #include <optional>
@@ -42,7 +42,7 @@ class GivenEntries : public MetadataContents {
   const std::vector<std::string>& files_;
 };
 
-// `files` are the names that the items' file numbers stand for.
+// Returns the pickle of a .metadata. `files` are the names for the entries' file numbers.
 inline std::string write_metadata(const std::vector<WrittenEntry>& entries, const std::vector<std::string>& files) {
   std::string out;
   (void)write_metadata(GivenEntries(entries, files), [&](std::string_view bytes) -> Status {
@@ -52,7 +52,7 @@ inline std::string write_metadata(const std::vector<WrittenEntry>& entries, cons
   return out;
 }
 
-// What a `.metadata` says, read by rows; nothing where it is not read so.
+// Returns the catalog of a `.metadata` parsed row by row; nothing if that parser does not accept it.
 inline std::optional<Catalog> read_by_rows(const File& file) {
   Catalog catalog;
   StoredRows rows;
@@ -63,7 +63,7 @@ inline std::optional<Catalog> read_by_rows(const File& file) {
   return catalog;
 }
 
-// Whether two of them say the same.
+// Returns whether two catalogs are equal.
 inline bool are_same(const Catalog& a, const Catalog& b) {
   if (a.tensors().size() != b.tensors().size() || a.blobs.size() != b.blobs.size() ||
       a.files.size() != b.files.size() || a.warnings != b.warnings)

@@ -28,7 +28,7 @@ class Random {
   std::mt19937_64 engine_;
 };
 
-// One buffer of a device, with its own stream.
+// A buffer of a device with its own stream.
 struct Place {
   std::unique_ptr<Device::Memory> memory;
   DeviceBuffer buffer;
@@ -59,7 +59,7 @@ Status expect_equal(Bytes actual, Bytes expected, const std::string& what) {
 
 constexpr std::byte kUntouched{0xcc};
 
-// Strides of a box in a larger memory with its dimensions in some order.
+// Returns strides of a box inside larger memory, with its dimensions in random order.
 Dims random_strides(Random& random, const Dims& shape, Index& elements) {
   std::vector<int> order;
   for (int d = 0; d < shape.rank(); ++d) order.push_back(d);
@@ -152,13 +152,13 @@ Status check_conversions(Device& device, unsigned seed) {
                                             DType::kBFloat16,   DType::kFloat32,    DType::kFloat64};
   Random random(seed);
   auto stream = TRY(device.stream());
-  constexpr Index kMost = 66000;  // past all patterns of 16 bits, which two bytes of each element count through
+  constexpr Index kMost = 66000;  // more than all 16-bit patterns, which the first two bytes of the elements enumerate
   auto in = TRY(Place::make(device, kMost * 8 + 64)), out = TRY(Place::make(device, kMost * 8 + 64));
   for (DType from : kFloats) {
     random.fill(in.buffer.host);
     for (Index i = 0; i < kMost; ++i) {
       const auto pattern = static_cast<std::uint16_t>(i);
-      const Index bytes = std::min<Index>(byte_size(from), 2);  // the upper ones, where the exponent is
+      const Index bytes = std::min<Index>(byte_size(from), 2);  // the upper bytes, which contain the exponent
       std::memcpy(in.host() + (i + 1) * byte_size(from) - bytes, &pattern, static_cast<std::size_t>(bytes));
     }
     TRY(stream->upload(in.buffer, in.size()));
@@ -190,7 +190,7 @@ Status check_digests(Device& device, unsigned seed) {
   auto data = TRY(Place::make(device, kBytes));
   random.fill(data.buffer.host);
   TRY(stream->upload(data.buffer, kBytes));
-  // More at once than a stream keeps results for.
+  // More digests than a stream keeps results for.
   std::vector<Digest> actual(300), expected(actual.size());
   for (std::size_t i = 0; i < actual.size(); ++i) {
     const Index element_bytes = Index{1} << random.below(5);

@@ -13,7 +13,7 @@
 namespace reshard {
 namespace {
 
-// What one rank's two threads tell each other: that of the one transport lends it to that of the other.
+// The shared state of a rank's two threads: the thread of the control transport lends it to that of the data transport.
 struct Rank {
   std::promise<Transport*> lent;
   std::promise<Status> done;

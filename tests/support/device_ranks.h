@@ -1,5 +1,5 @@
-// Ranks as threads of one process that have what ranks on GPUs have: a device each, and beside the transport for what
-// they tell each other one that moves elements between the memories of the devices.
+// Ranks as threads of one process, each with a device, a control transport, and a data transport that moves elements
+// between the devices' memories, like ranks on GPUs.
 #pragma once
 
 #include <functional>
@@ -10,14 +10,14 @@
 
 namespace reshard {
 
-// What ranks work on: a device whose memory is not the host's (split_device.h), or a GPU, of which there is one for all
-// ranks, and NCCL.
+// The device of the ranks: one whose memory is not the host's (split_device.h), or a GPU shared by all ranks, with
+// NCCL.
 enum class RankDevice { kSplit, kGpu };
 
-// Why ranks cannot work on a GPU here; nothing where they can.
+// Returns why ranks cannot use a GPU here; empty if they can.
 std::string why_no_gpu_ranks();
 
-// Calls work(ranks, data, device) on `n` threads, as run_local_ranks() (local_ranks.h).
+// Calls work(ranks, data, device) on `n` threads, like run_local_ranks() (local_ranks.h).
 Status run_device_ranks(int n, RankDevice kind,
                         const std::function<Status(Transport& ranks, Transport& data, Device& device)>& work);
 

@@ -1,4 +1,5 @@
-// Truths of checkpoints that other programs wrote, as digests: {"name": ["BF16", [257, 64], "SHA-256 in hex"], ...}.
+// The expected tensors of checkpoints from other programs, as digests: {"name": ["BF16", [257, 64], "SHA-256 in hex"],
+// ...}.
 #pragma once
 
 #include <map>
@@ -8,9 +9,9 @@
 
 namespace reshard {
 
-// Each tensor as one line of text, "BF16 [257, 64] SHA-256".
+// Returns each tensor as a line of text, "BF16 [257, 64] SHA-256".
 std::map<std::string, std::string> digests_of(const TensorValues& values);
-// The same of a file of digests. Fails the test where it cannot be read.
+// Reads a file of digests in the same form. Fails the test if it cannot be read.
 std::map<std::string, std::string> read_digests(const std::string& path);
 
 }  // namespace reshard

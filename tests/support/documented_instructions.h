@@ -1,5 +1,6 @@
-// The instructions of lib/device/cuda/float_instructions.h as the PTX ISA describes them, in arithmetic of its own.
-// Where it leaves a NaN's bits open, or they are none of elements.h's, they are made to look like no NaN.
+// Implements the instructions of lib/device/cuda/float_instructions.h in plain arithmetic, as the PTX ISA describes
+// them. If the ISA leaves a NaN's bits open, or they differ from those in elements.h, the result deliberately does not
+// look like a NaN, so that code which relies on such bits fails its test.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +12,7 @@ namespace reshard {
 struct DocumentedInstructions {
   static constexpr bool kHere = true;
 
-  // Satfinite: what is larger than the largest finite number becomes it.
+  // Satfinite: values above the largest finite number become that number.
   static std::uint16_t e4m3x2_f32(float low, float high) {
     return static_cast<std::uint16_t>(to_8_bits(low, 3, 7, 448) | to_8_bits(high, 3, 7, 448) << 8);
   }
@@ -39,7 +40,7 @@ struct DocumentedInstructions {
   }
 
  private:
-  // The bits of a number that is not too large, without its sign: rounded to the nearest, ties to even.
+  // Returns the bits of a number in range, without its sign, rounded to the nearest, ties to even.
   static std::uint32_t magnitude_bits(double v, int mantissa, int bias) {
     if (v == 0) return 0;
     const int exponent = std::max(std::ilogb(v), 1 - bias);

@@ -8,7 +8,7 @@
 namespace reshard {
 namespace {
 
-// A range of a dimension, cut as evenly as whole numbers allow.
+// A rank's range of a dimension that is divided as evenly as possible.
 struct Part {
   Index begin = 0, size = 0;
 };
@@ -21,7 +21,7 @@ struct Shape {
   Index rows = 0, columns = 0, element_bytes = 0;
 };
 
-// One matrix from row shards to column shards.
+// Reshards a matrix from row shards to column shards.
 class Resharding {
  public:
   static Result<Resharding> make(Device& device, const Transport& ranks, const Shape& shape, unsigned seed) {

@@ -1,5 +1,5 @@
-// Whether ranks with a device each exchange the shards of a tensor as the CPU would cut it: for tests of transports,
-// and for a program that runs where there is a GPU and no test framework (tests/cuda).
+// Checks that ranks with a device each exchange shards of a tensor correctly: used by tests of transports, and by a
+// program for machines with a GPU and no test framework (tests/cuda).
 #pragma once
 
 #include "lib/device/device.h"
@@ -7,9 +7,9 @@
 
 namespace reshard {
 
-// What every rank of `ranks` calls: a matrix of random numbers lies in row shards; each rank packs the columns that
-// another is to have, exchanges them, and unpacks what it gets into a column shard, which it compares. Memory is the
-// device's. Several transfers are under way at once.
+// Called on every rank. Reshards a random matrix from row shards to column shards: each rank packs the columns that
+// other ranks need, exchanges them, unpacks what it receives into its column shard and compares that. All buffers are
+// device memory, and several transfers are in flight at once.
 Status check_exchange(Device& device, Transport& ranks, unsigned seed);
 
 }  // namespace reshard

@@ -1,16 +1,16 @@
-// Output that is expected to the letter, kept in tests/cli/golden/*. RESHARD_UPDATE_GOLDEN=1 rewrites the files.
+// Golden files: exact expected outputs in tests/cli/golden/*. RESHARD_UPDATE_GOLDEN=1 rewrites them.
 #pragma once
 
 #include <string>
 
 namespace reshard {
 
-// `text` without what differs from run to run: durations.
+// Returns `text` with durations replaced, which differ between runs.
 std::string without_times(std::string text);
-// `text` without every occurrence of `part`.
+// Returns `text` with every occurrence of `part` removed.
 std::string without(std::string text, const std::string& part);
 
-// Expects that `got` is what tests/cli/golden/`name` holds, or makes it so.
+// Expects `got` to equal tests/cli/golden/`name`, or rewrites that file.
 void expect_golden(const std::string& name, const std::string& got);
 
 }  // namespace reshard

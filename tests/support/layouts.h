@@ -1,4 +1,4 @@
-// Random meshes and placements, and pieces of checkpoints made of them, for property tests.
+// Random meshes, placements and shapes for property tests.
 #pragma once
 
 #include <algorithm>
@@ -11,10 +11,10 @@ namespace reshard {
 
 using Rng = std::mt19937;
 
-// From 0 to n - 1.
+// Returns a random number from 0 to n - 1.
 inline Index below(Rng& rng, Index n) { return static_cast<Index>(rng() % static_cast<std::uint32_t>(n)); }
 
-// Up to 24 ranks, on up to five axes.
+// Returns a mesh of up to 24 ranks on up to five axes.
 inline Mesh random_mesh(Rng& rng) {
   std::vector<MeshAxis> axes;
   Index ranks = 1;
@@ -27,7 +27,7 @@ inline Mesh random_mesh(Rng& rng) {
   return Mesh(std::move(axes));
 }
 
-// Cuts any dimensions along any axes in any order; some axes replicate.
+// Returns a placement that cuts any dimensions along any axes, in any order; some axes replicate.
 inline Placement random_placement(Rng& rng, const Mesh& mesh, const Dims& shape) {
   Placement p;
   std::vector<std::string> axes;
@@ -45,7 +45,7 @@ inline Placement random_placement(Rng& rng, const Mesh& mesh, const Dims& shape)
   return p;
 }
 
-// Up to five dimensions of up to 97, at most 20,000 elements; now and then empty.
+// Returns a shape with up to five dimensions of up to 97 and at most 20,000 elements; sometimes empty.
 inline Dims random_shape(Rng& rng) {
   constexpr Index kSizes[] = {1, 1, 2, 3, 4, 5, 7, 8, 11, 13, 16, 17, 31, 32, 33, 64, 67, 96, 97};
   Dims shape;
@@ -59,7 +59,7 @@ inline Dims random_shape(Rng& rng) {
   return shape;
 }
 
-// A part of `shape`; seldom empty where that is possible.
+// Returns a random box inside `shape`; rarely an empty one, unless `shape` is empty.
 inline Box random_box(Rng& rng, const Dims& shape) {
   Box box = whole(shape);
   for (int d = 0; d < shape.rank(); ++d) {

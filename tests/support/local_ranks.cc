@@ -14,12 +14,14 @@
 namespace reshard {
 namespace {
 
-// What is under way between the ranks. A message is known by its sender, its receiver and its number between the two.
+// Messages in flight between the ranks. A message is identified by its sender, its receiver and its number between the
+// two.
 struct Hub {
   using Key = std::tuple<int, int, Index>;
   explicit Hub(int ranks) : changed(static_cast<std::size_t>(ranks)) {}
   std::mutex mutex;
-  std::vector<std::condition_variable> changed;  // something that this rank waits for; of thousands, most for another
+  std::vector<std::condition_variable>
+      changed;  // one per rank, so that a message does not wake thousands of other ranks
   std::map<Key, Bytes> waiting;
   std::atomic<bool> stopped{false};
 
@@ -42,7 +44,7 @@ class LocalTransfer : public Transfer {
       const MutableBytes to = wanted.second;
       std::unique_lock lock(hub_.mutex);
       hub_.changed_for(rank_).wait(lock, [&] { return hub_.stopped || hub_.waiting.contains(key); });
-      // What waits still may be memory that a sender who gave up has returned.
+      // The buffers of waiting messages may already have been freed by a sender that gave up.
       if (hub_.stopped) return job_is_over();
       const auto message = hub_.waiting.find(key);
       if (message->second.size() != to.size())
@@ -98,7 +100,7 @@ class LocalTransport : public Transport {
  private:
   Hub& hub_;
   int rank_, size_;
-  std::vector<Index> sent_, got_;  // messages begun, for each peer
+  std::vector<Index> sent_, got_;  // messages started, by peer
 };
 
 }  // namespace

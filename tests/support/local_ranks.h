@@ -1,4 +1,4 @@
-// Ranks as threads of one process: for tests of everything that ranks do together, without a launcher.
+// Ranks as threads of one process, for tests without a launcher.
 #pragma once
 
 #include <functional>
@@ -7,9 +7,9 @@
 
 namespace reshard {
 
-// Calls work(transport) on `n` threads, one a rank, and returns when all have returned. When one fails the job is over
-// for all; the error returned is that of the lowest rank that failed by itself. `failed_rank`, if given, receives its
-// number (-1: none).
+// Calls work(transport) on `n` threads, one per rank, and waits for all. If a rank fails, the job is over for all;
+// returns the error of the lowest rank that did not fail because of another one. `failed_rank`, if not null, receives
+// that rank, or -1.
 Status run_local_ranks(int n, const std::function<Status(Transport& ranks)>& work, int* failed_rank = nullptr);
 
 }  // namespace reshard

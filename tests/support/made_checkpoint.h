@@ -1,4 +1,4 @@
-// A checkpoint that a test makes: tensors of one file, and objects that lie in none.
+// A checkpoint that a test builds: tensors in one file, and objects without a file.
 #pragma once
 
 #include <map>
@@ -14,17 +14,17 @@ namespace reshard {
 
 class MadeCheckpoint : public Reader {
  public:
-  // Its file is `name` in the directory `root`, which is there.
+  // The file is `name` in the existing directory `root`.
   MadeCheckpoint(const std::string& root, const std::string& name);
 
-  // Float32; cut in two fragments at row `cut`, if that is not 0.
+  // Adds a float32 tensor, in two fragments cut at row `cut` unless that is 0.
   void add(const std::string& name, const Dims& shape, const std::vector<float>& values, Index cut = 0);
-  // Of any dtype, in one fragment.
+  // Adds a tensor of any dtype in one fragment.
   void add(const std::string& name, DType dtype, const Dims& shape, std::string_view elements);
-  // An object, of no bytes in any file. `value` is what blob_bytes() and describe() give.
+  // Adds an object. `value` is the result of blob_bytes() and describe(); it is not stored in the file.
   void add_object(const std::string& name, const std::string& value);
-  void write();  // the file, with what was added before
-  // All elements of a tensor as the catalog has it now, whose fragments cover it exactly once.
+  void write();  // writes the file with everything that was added
+  // Returns all elements of a tensor as the catalog describes it now. Its fragments must cover it exactly once.
   std::vector<float> read(const std::string& tensor);
 
   Status locate(const std::vector<std::size_t>&, int, const std::string&) override { return {}; }
@@ -36,13 +36,13 @@ class MadeCheckpoint : public Reader {
   std::map<std::string, std::string> objects_;
 };
 
-// All elements of a tensor, row-major: as float32, and as they are.
+// Return all elements of a tensor, row-major: as float32, and as stored.
 std::vector<float> floats_of(TensorSource& source, const std::string& tensor);
 std::string bytes_of(TensorSource& source, const std::string& tensor);
-// The same of a catalog, whose fragments have to cover the tensor exactly once.
+// Like these, for a catalog whose fragments cover the tensor exactly once.
 std::vector<float> floats_of(const Catalog& catalog, FilePool& files, const std::string& tensor);
 
-// "from", "from" + 1, ...: `n` of them.
+// Returns `n` consecutive numbers, beginning with `from`.
 std::vector<float> counted(Index n, float from = 0);
 
 }  // namespace reshard

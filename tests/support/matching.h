@@ -1,5 +1,5 @@
-// Brings together the two ends of messages between ranks of one process: the sender's and the receiver's, whoever comes
-// first. What moves the bytes is the business of whoever matches.
+// Matches the sending and receiving ends of messages between ranks of one process, in whichever order they arrive. The
+// caller moves the bytes.
 #pragma once
 
 #include <algorithm>
@@ -15,7 +15,8 @@
 
 namespace reshard {
 
-// A message known by its sender, its receiver and its number between the two. State is what the mover keeps with it.
+// A message, identified by its sender, its receiver and its number between the two. State is what the caller keeps with
+// it.
 template <class State>
 struct MatchedMessage {
   Bytes from;
@@ -28,12 +29,12 @@ class Matcher {
  public:
   using Message = std::shared_ptr<MatchedMessage<State>>;
   struct Ends {
-    std::vector<Message> mine;      // one for each message that the rank began, empty ones left out
-    std::vector<Message> complete;  // those of them that have both ends now, in the order in which they were begun
+    std::vector<Message> mine;      // one per non-empty message that the rank started
+    std::vector<Message> complete;  // messages that now have both ends, in the order in which they were started
   };
 
-  // Adds what `rank` of `size` sends and wants. An error when the two ends of a message differ in length or a peer is
-  // none. Not thread-safe.
+  // Adds the messages that `rank` of `size` sends and receives. Fails if the two ends of a message differ in length or
+  // a peer does not exist. Not thread-safe.
   Result<Ends> add(int rank, int size, const std::vector<Outgoing>& out, const std::vector<Incoming>& in) {
     Ends ends;
     for (const Outgoing& message : out)
@@ -44,7 +45,7 @@ class Matcher {
   }
 
  private:
-  // A pair of ranks: how many messages each end has begun, and those that have one end so far.
+  // A pair of ranks: the number of messages started at each end, and the messages with only one end so far.
   struct Line {
     Index sent = 0, wanted = 0;
     std::map<Index, Message> open;

@@ -48,7 +48,7 @@ TEST(Matching, MovesWhatRanksExchangeInAnyOrderOfRanks) {
   std::mt19937 random(7);
   for (int round = 0; round < 50; ++round) {
     const int n = 2 + static_cast<int>(random() % 6);
-    // Messages between two ranks, in order; some empty. The bytes say which they are.
+    // Messages between two ranks, in order, some of them empty. Their bytes identify them.
     std::vector<std::vector<Outgoing>> out(static_cast<std::size_t>(n));
     std::vector<std::vector<Incoming>> in(static_cast<std::size_t>(n));
     std::vector<std::pair<Buffer, Buffer>> messages;

@@ -25,12 +25,12 @@ RanksResult program_ranks(int ranks, const std::vector<std::string>& program, co
                           const std::string& fault, double seconds) {
   std::vector<std::string> argv = {RESHARD_MPIRUN, "--oversubscribe",    "--output-filename", logs,
                                    "-n",           std::to_string(ranks)};
-  // Two that begin at once may fail to make Open MPI's common directory.
+  // Two mpiruns that start at once may both fail to create Open MPI's session directory, so each gets its own.
   const std::string session = logs + ".session";
   (void)make_directory(session);
   argv.insert(argv.end(), {"--mca", "orte_tmpdir_base", session});
   if (::geteuid() == 0) argv.emplace_back("--allow-run-as-root");
-  argv.insert(argv.end(), {"-x", "NO_COLOR=1"});  // each rank has a terminal for an output
+  argv.insert(argv.end(), {"-x", "NO_COLOR=1"});  // each rank's output is a terminal
   if (!fault.empty())
     for (const std::string& e : {"LD_PRELOAD=" + std::string(RESHARD_RANK_FAULT), "RESHARD_FAULT=" + fault})
       argv.insert(argv.end(), {"-x", e});
@@ -38,7 +38,7 @@ RanksResult program_ranks(int ranks, const std::vector<std::string>& program, co
   RanksResult out;
   out.command = run_command(argv, seconds, {kMpiAsanOptions});
   for (int r = 0; r < ranks; ++r) {
-    // Open MPI numbers with as many digits as the largest rank has.
+    // Open MPI pads rank numbers to the digits of the largest rank.
     const std::string path = logs + "/1/rank." + std::to_string(r) + "/stderr";
     out.err.push_back(path_exists(path) ? read_file(path) : "");
   }

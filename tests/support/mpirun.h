@@ -1,4 +1,4 @@
-// Runs a program as several ranks, as a user would with mpirun.
+// Runs a program on several ranks with mpirun.
 #pragma once
 
 #include <map>
@@ -9,22 +9,23 @@
 
 namespace reshard {
 
-// Whether the tests were built with MPI.
+// Returns whether the tests were built with MPI.
 bool has_mpirun();
 
-// For sanitized ranks: MPI's plugins leave memory behind and are gone when leaks are told; what a test preloads comes
-// before the sanitizer.
+// Sanitizer options for ranks. MPI's plugins leak memory and are unloaded before leaks are reported, and libraries that
+// a test preloads are linked before the sanitizer's runtime.
 inline constexpr const char* kMpiAsanOptions = "ASAN_OPTIONS=detect_leaks=0:verify_asan_link_order=0";
 
 struct RanksResult {
-  CommandResult command;         // mpirun's own
-  std::vector<std::string> err;  // each rank's standard error
+  CommandResult command;         // of mpirun itself
+  std::vector<std::string> err;  // standard error, by rank
 };
 
-// `mpirun -n ranks reshard args...`, in a directory `logs` that it makes. `fault` as rank_fault.cc has it, empty: none.
+// Runs `mpirun -n ranks reshard args...` and creates the directory `logs` for its output. `fault` has the syntax of
+// rank_fault.cc; empty: no fault.
 RanksResult reshard_ranks(int ranks, const std::vector<std::string>& args, const std::string& logs,
                           const std::string& fault = "", double seconds = 120);
-// The same of another program; `argv` begins with its path.
+// Like reshard_ranks(), for another program; `argv` begins with its path.
 RanksResult program_ranks(int ranks, const std::vector<std::string>& argv, const std::string& logs,
                           const std::string& fault = "", double seconds = 120);
 

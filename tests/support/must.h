@@ -1,4 +1,4 @@
-// What a test cannot go on without.
+// Unwraps results that a test needs; ends the test if they are errors.
 #pragma once
 
 #include <gtest/gtest.h>

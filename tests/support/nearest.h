@@ -1,6 +1,5 @@
-// Rounding to the nearest as it is defined: of all numbers that a type of 8 or 16 bits holds the one that is nearest,
-// and of two that are as near the one whose bits are even. They are listed and looked through; nothing here does
-// arithmetic with the bits of a float.
+// Rounding to nearest by its definition: of all values of an 8-bit or 16-bit type, the nearest, and of two equally near
+// ones that with even bits. The values are listed and searched; nothing here computes with the bits of a float.
 #pragma once
 
 #include <algorithm>
@@ -20,7 +19,8 @@ class NearestNumbers {
   explicit NearestNumbers(DType to) : to_(to), bytes_(static_cast<std::size_t>(byte_size(to))) {
     const int mantissa = to == DType::kBFloat16 ? 7 : to == DType::kFloat16 ? 10 : to == DType::kFloat8E5M2 ? 2 : 3;
     const int bias = to == DType::kBFloat16 ? 127 : to == DType::kFloat8E4M3 ? 7 : 15;
-    // Infinity lies where the next number would, but for float8_e4m3fn: what is above 448, its largest, becomes that.
+    // Infinity takes the place of the next number. float8_e4m3fn has no infinity: values above 448, its largest, become
+    // 448.
     const int last = to == DType::kFloat8E4M3 ? 0x7e : (2 * bias + 1) << mantissa;
     const auto number = [&](int bits) {
       const int exponent = bits >> mantissa, fraction = bits & ((1 << mantissa) - 1);
@@ -28,10 +28,10 @@ class NearestNumbers {
                            : std::ldexp((1 << mantissa) + fraction, exponent - bias - mantissa);
     };
     for (int bits = 0; bits < last; ++bits)
-      middle_.push_back(static_cast<float>((number(bits) + number(bits + 1)) / 2));  // which a float holds
+      middle_.push_back(static_cast<float>((number(bits) + number(bits + 1)) / 2));  // exact in a float
   }
 
-  // What becomes of the `n` floats whose bits are `first` and those that follow, of one sign.
+  // Writes the rounded values of the `n` floats whose bits are `first` and up, all of one sign.
   void fill(std::uint32_t first, std::size_t n, std::byte* out) const {
     if (bytes_ == 1) {
       fill_as<std::uint8_t>(first, n, out);
@@ -45,7 +45,8 @@ class NearestNumbers {
   void fill_as(std::uint32_t first, std::size_t n, std::byte* out) const {
     const auto sign = static_cast<Bits>(first >> 31 << (8 * sizeof(Bits) - 1));
     const std::uint32_t lowest = first & 0x7fffffffu;
-    auto next = std::lower_bound(middle_.begin(), middle_.end(), std::bit_cast<float>(lowest));  // at it or above
+    auto next = std::lower_bound(middle_.begin(), middle_.end(),
+                                 std::bit_cast<float>(lowest));  // the first midpoint at or above it
     for (std::size_t i = 0; i < n; ++i) {
       const std::uint32_t magnitude = lowest + static_cast<std::uint32_t>(i);
       const auto value = std::bit_cast<float>(magnitude);
@@ -63,7 +64,8 @@ class NearestNumbers {
     }
   }
 
-  // torch's: one for bfloat16, without a sign; a quiet one of the same sign and upper bits for float16; all ones.
+  // Returns torch's NaN: a single one without a sign for bfloat16; a quiet one with the same sign and upper bits for
+  // float16; all ones for float8.
   std::uint32_t nan(std::uint32_t magnitude, std::uint32_t sign) const {
     if (to_ == DType::kBFloat16) return 0x7fc0;
     if (to_ == DType::kFloat16) return sign | 0x7e00 | (magnitude >> 13 & 0x3ff);
@@ -72,10 +74,10 @@ class NearestNumbers {
 
   DType to_;
   std::size_t bytes_;
-  std::vector<float> middle_;  // between the numbers of bits n and n + 1
+  std::vector<float> middle_;  // midpoints between the values with bits n and n + 1
 };
 
-// The floats whose bits are `first` and those that follow.
+// Returns the bits of `n` floats, beginning with `first`.
 inline std::vector<std::uint32_t> floats_from(std::uint32_t first, std::size_t n) {
   std::vector<std::uint32_t> out(n);
   for (std::size_t i = 0; i < n; ++i) out[i] = first + static_cast<std::uint32_t>(i);

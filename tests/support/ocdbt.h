@@ -1,4 +1,4 @@
-// Objects of OCDBT databases made by hand: what no tensorstore writes.
+// Builds objects of OCDBT databases, including ones that tensorstore never writes.
 #pragma once
 
 #include <cstdint>
@@ -29,23 +29,23 @@ std::string little_endian(T value) {
   return {reinterpret_cast<const char*>(&value), sizeof value};
 }
 
-// The object around a body: magic number, length, version, compression (0 none, 1 zstd), checksum.
+// Returns an object with this body: magic number, length, version, compression (0 none, 1 zstd), body and checksum.
 inline std::string ocdbt_object(std::uint32_t magic, std::string_view body, int compression = 0) {
   std::string out = little_endian(__builtin_bswap32(magic)) + little_endian(std::uint64_t{18} + body.size()) + '\0' +
                     static_cast<char>(compression) + std::string(body);
   return out + little_endian(crc32c(0, as_bytes(out)));
 }
 
-// A table of one file, whose nodes' files are relative to the database's directory.
+// Returns a table of one file; the files of its nodes are relative to the database's directory.
 inline std::string ocdbt_file(std::string_view path) { return varints({1, path.size(), 0}) + std::string(path); }
 
-// Where a node is.
+// The location of a node.
 struct OcdbtRoot {
   int height = 0;
   std::uint64_t offset = 0, length = 0, keys = 0;
 };
 
-// A manifest of one version, whose root is in the file `path`.
+// Returns a manifest with one version, whose root is in the file `path`.
 inline std::string ocdbt_manifest(std::string_view path, const OcdbtRoot& root) {
   return ocdbt_object(kOcdbtManifest, std::string(16, 'u') + varints({0, 1024, 100'000'000}) + '\4' + '\0' +
                                           ocdbt_file(path) + varints({1, 1}) + static_cast<char>(root.height) +
@@ -53,14 +53,14 @@ inline std::string ocdbt_manifest(std::string_view path, const OcdbtRoot& root) 
                                           std::string(8, '\0') + varint(0));
 }
 
-// A node of one child in the file `path`.
+// Returns a node with one child in the file `path`.
 inline std::string ocdbt_parent(std::string_view path, const OcdbtRoot& child, std::string_view prefix = "") {
   return ocdbt_object(kOcdbtNode, static_cast<char>(child.height + 1) + ocdbt_file(path) +
                                       varints({1, prefix.size(), prefix.size()}) + std::string(prefix) +
                                       varints({0, child.offset, child.length, child.keys, 0, 0}));
 }
 
-// A leaf of these keys (of up to 127 bytes, ascending) and inline values.
+// Returns a leaf with these keys (ascending, up to 127 bytes) and inline values.
 inline std::string ocdbt_leaf(const std::vector<std::pair<std::string, std::string>>& values) {
   std::string lengths, keys, sizes, bytes;
   for (const auto& [key, value] : values) {

@@ -16,7 +16,7 @@
 namespace reshard {
 namespace {
 
-// Tells the only rank that NCCL knows whether the job is over.
+// The control transport of NCCL's only rank: it tells whether the job is over.
 class Control : public Transport {
  public:
   int rank() const override { return 0; }
@@ -31,7 +31,7 @@ class Control : public Transport {
   std::atomic<bool> stopped_{false};
 };
 
-// Messages that were sent together. Each of the ranks that they are of waits for all of them.
+// Messages that are sent together. Each rank that owns one of them waits for all.
 class Sent {
  public:
   explicit Sent(std::unique_ptr<Transfer> transfer) : transfer_(std::move(transfer)) {}
@@ -47,7 +47,7 @@ class Sent {
   std::optional<Status> done_;
 };
 
-// The ranks' common ground. A message is sent, its two ends together, when both are known.
+// The state that the ranks share. A message is sent when both of its ends are known.
 class OneGpu {
  public:
   using Message = Matcher<std::shared_ptr<Sent>>::Message;
@@ -59,7 +59,7 @@ class OneGpu {
 
   Result<std::vector<Message>> start(int rank, const std::vector<Outgoing>& out, const std::vector<Incoming>& in) {
     const std::lock_guard lock(mutex_);
-    if (control_.stopped()) return job_is_over();  // whoever waited for the other end may have freed its memory
+    if (control_.stopped()) return job_is_over();  // a rank that stopped waiting may have freed its buffers
     auto ends = matcher_.add(rank, size_, out, in);
     if (!ends) return std::move(ends).error();
     std::vector<Outgoing> sent;

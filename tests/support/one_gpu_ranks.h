@@ -1,4 +1,4 @@
-// Ranks as threads that share one GPU and exchange over NCCL: a real exchange where there is one GPU only.
+// Ranks as threads that share one GPU and exchange over NCCL: a real exchange on a machine with a single GPU.
 #pragma once
 
 #include <functional>
@@ -7,9 +7,9 @@
 
 namespace reshard {
 
-// `n` threads that each call work(transport). NCCL has no two ranks on one GPU, so that all their messages are sent by
-// its one rank to itself. Returns when all have returned; when one fails the job is over for all, and the error is that
-// of the lowest rank that failed by itself.
+// Calls work(transport) on `n` threads and waits for all. NCCL does not allow two ranks on one GPU, so its single rank
+// sends all messages to itself. If a rank fails, the job is over for all; returns the error of the lowest rank that did
+// not fail because of another one.
 Status run_nccl_ranks_on_one_gpu(int n, const NcclOptions& options,
                                  const std::function<Status(Transport& ranks)>& work);
 

@@ -1,5 +1,5 @@
-// A linear layer [64, 64] as each quantization stores it, by the producers' own layouts: for tests that every command
-// treats its tensors as one weight.
+// A linear layer [64, 64] as each quantization stores it, following the producers' layouts: tests check that every
+// command treats its tensors as one weight.
 #pragma once
 
 #include <ostream>
@@ -17,9 +17,9 @@ struct PackedModule {
     DType dtype = DType::kUint8;
     Dims shape;
   };
-  std::string title;  // of the test case
+  std::string title;  // name of the test case
   Packing packing = Packing::kUnknown;
-  std::string config;  // quantization_config of a config.json
+  std::string config;  // the quantization_config
   std::vector<Part> parts;
 };
 

@@ -1,4 +1,4 @@
-// Values of a pickle as nested calls, for metadata that no torch of ours would write:
+// Builds a pickle from nested calls, for metadata that the installed torch does not write:
 //   pickled(object("torch.m", "Metadata", dict({{text("size"), tuple({integer(2), integer(3)})}})))
 #pragma once
 
@@ -13,7 +13,7 @@
 
 namespace reshard::pickled {
 
-// Pushes one value.
+// Writes one value.
 using Value = std::function<void(pickle::PickleWriter&)>;
 using Values = std::vector<Value>;
 using Entries = std::vector<std::pair<Value, Value>>;
@@ -69,7 +69,7 @@ inline Value call(Value callee, Values arguments) {
     w.reduce();
   };
 }
-// An object without arguments, and without a state or with one.
+// Returns an object created without arguments, optionally with a state.
 inline Value object(Value type) {
   return [type = std::move(type)](auto& w) {
     type(w);
@@ -90,7 +90,7 @@ inline Value integers(const std::vector<Index>& values) {
   for (const Index v : values) out.push_back(integer(v));
   return tuple(std::move(out));
 }
-// An object whose state is a dict of these fields.
+// Returns an object whose state is a dict of these fields.
 using Fields = std::vector<std::pair<std::string, Value>>;
 inline Value fields_of(const Fields& fields) {
   Entries entries;

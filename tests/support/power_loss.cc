@@ -73,9 +73,10 @@ std::string DiskOperation::text() const {
 
 struct DiskRecorder::Recording {
   std::string root;
-  DiskState before, now;  // of `now` the names alone
+  DiskState before, now;  // `now` contains only names
   std::vector<DiskOperation> operations;
-  std::map<int, std::pair<int, std::string>> descriptors;  // of files and directories below root, and their paths
+  std::map<int, std::pair<int, std::string>>
+      descriptors;  // open files and directories below the root, with their paths
   Syscalls real;
   std::mutex mutex;
 
@@ -83,7 +84,7 @@ struct DiskRecorder::Recording {
     if (path == root) return std::string();
     return path.starts_with(root + "/") ? std::optional(path.substr(root.size() + 1)) : std::nullopt;
   }
-  // The node of a path below the root; -1: there is none.
+  // Returns the node of a path below the root, or -1.
   int find(const std::string& path) const {
     const auto rest = relative(path);
     if (!rest) return -1;
@@ -135,7 +136,7 @@ struct DiskRecorder::Recording {
     entries(o.to)[o.to_name] = o.node;
     operations.push_back(std::move(o));
   }
-  // Of an open file; nothing where it is not below the root.
+  // Adds an operation on an open file. Ignores files outside the root.
   void add(Kind kind, int fd, std::uint64_t offset, std::string bytes) {
     const auto it = descriptors.find(fd);
     if (it == descriptors.end()) return;
@@ -153,7 +154,7 @@ namespace {
 
 DiskRecorder::Recording* recording = nullptr;
 
-// What a call returns, noted while no other is made where it went well.
+// Makes a call and, if it succeeds, records it, while no other thread makes one. Returns its result.
 template <class Call, class Note>
 auto noted(Call call, Note note) {
   const std::lock_guard lock(recording->mutex);
@@ -259,8 +260,8 @@ namespace {
 
 void write_bytes(std::string& file, const DiskOperation& o, bool is_torn, std::mt19937& random) {
   const std::size_t end = o.offset + o.bytes.size();
-  // Torn at the end, in the middle, or with its length and nothing else; what was not written is what was there, or
-  // zeros, or what another file has left.
+  // A torn write loses its end, its middle, or all of its bytes but not its length. The missing bytes are the old ones,
+  // zeros, or those of another file.
   const unsigned way = random() % 4;
   if (file.size() < end && (!is_torn || way != 0)) file.resize(end, is_torn && way == 1 ? '\x5a' : '\0');
   const std::size_t kept = is_torn && way == 0 ? random() % o.bytes.size() / kUnit * kUnit : o.bytes.size();

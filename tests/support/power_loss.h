@@ -1,10 +1,12 @@
-// What a disk may hold after the power went: the calls of a run are recorded, and what was not forced to disk may be
-// there, in part, or not at all, each call for itself.
+// Simulates the state of a disk after a power loss. Records the file system calls of a run; the effect of each call
+// that was not yet synced may be on the disk completely, partly, or not at all, independently of the others.
 //
-// The model is harsher than the file systems that are used: names that were made or taken away are lost one by one, in
-// any order, until their directory is forced to disk, though it be that of a file that was forced to disk itself. Of a
-// write any of the disk's units of 512 bytes may be missing. Two things hold: a rename happens or does not, and is for
-// good when either of its directories is; nothing is lost that was forced to disk.
+// The model is harsher than real file systems:
+// - Created and removed names may be lost one by one, in any order, until their directory is synced, even if the file
+//   itself was synced.
+// - Of an unsynced write, any of the disk's 512-byte sectors may be missing.
+// It guarantees two things: a rename happens completely or not at all, and is durable once either of its directories
+// is synced; and synced data is never lost.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +21,7 @@
 
 namespace reshard {
 
-// A directory and all that is in it. Nodes refer to each other by their numbers; 0 is the directory itself.
+// A directory and everything below it. Nodes refer to each other by index; node 0 is the directory itself.
 struct DiskState {
   struct Node {
     bool is_directory = false;
@@ -29,18 +31,18 @@ struct DiskState {
   std::vector<Node> nodes;
 
   static DiskState read(const std::string& directory);
-  // Makes the directory hold this and nothing else.
+  // Replaces the content of a directory by this state.
   void write(const std::string& directory) const;
-  // Of the names and bytes that can be reached from 0.
+  // Returns a hash of the names and bytes that are reachable from node 0.
   std::uint64_t hash() const;
 };
 
 struct DiskOperation {
   enum class Kind { kMake, kRemove, kMove, kExchange, kWrite, kLength, kSync };
   Kind kind{};
-  int node = 0;               // that is made, removed, moved, written, forced to disk
-  bool is_directory = false;  // the node
-  int directory = 0, to = 0;  // where its name is; where it is moved to, or changes places with `other`
+  int node = 0;               // created, removed, moved, written or synced
+  bool is_directory = false;  // whether the node is a directory
+  int directory = 0, to = 0;  // directory of its name; directory to which it is moved, or exchanged with `other`
   int other = -1;
   std::string name, to_name;
   std::uint64_t offset = 0;  // or length
@@ -49,7 +51,8 @@ struct DiskOperation {
   std::string text() const;
 };
 
-// Records what is done below a directory while it lives. Forces nothing to disk. One at a time; thread-safe.
+// Records the operations below a directory during its lifetime, without syncing. Only one may exist at a time.
+// Thread-safe.
 class DiskRecorder {
  public:
   explicit DiskRecorder(const std::string& directory);
@@ -66,13 +69,13 @@ class DiskRecorder {
   std::optional<ScopedSyscalls> scoped_;
 };
 
-// What has become of a call that was not forced to disk.
+// The effect on the disk of a call that was not synced.
 enum class Fate { kDone, kLost, kTorn };
 
-// The operations before `end` that nothing before it forces to disk. `lies`: nothing ever does.
+// Returns the operations before `end` that are not synced before it. If `lies` is set, the disk ignores syncs.
 std::vector<int> open_operations(const std::vector<DiskOperation>& all, int end, bool lies = false);
-// What the disk holds after the first `end` of them; the fate of each of `open`, done for the others. `random` says how
-// writes are torn.
+// Returns the disk's state after the first `end` operations. `fates` gives the fate of each operation in `open`; the
+// others are done. `random` chooses how writes are torn.
 DiskState state_after(const DiskState& before, const std::vector<DiskOperation>& all, int end,
                       const std::vector<int>& open, const std::vector<Fate>& fates, std::mt19937& random);
 

@@ -53,7 +53,7 @@ std::vector<std::string> environment(const std::vector<std::string>& changes) {
     if (!replaced) out.push_back(entry);
   }
 #ifdef __SANITIZE_ADDRESS__
-  out.emplace_back("RESHARD_MEMORY=1GiB");  // the sanitizer's own counts too
+  out.emplace_back("RESHARD_MEMORY=1GiB");  // the sanitizers' own memory counts too
 #endif
   return out;
 }

@@ -1,8 +1,8 @@
-// How the sanitizers are to run: linked into the tests and, where they are on, into the program.
+// Default options of the sanitizers, linked into the tests and, in builds with sanitizers, into the program.
 //
-// AddressSanitizer keeps what was freed for a while, 256 MB by default: that would count against --memory.
-// LeakSanitizer is to overlook what libraries lose: libhdf5 1.10 when it meets damaged metadata; MPI for good.
-// ThreadSanitizer is to overlook two locks that Open MPI's TCP takes in either order, in one thread, when it starts.
+// AddressSanitizer's quarantine of freed memory is 256 MB by default, which would count against --memory.
+// LeakSanitizer ignores leaks of libraries: libhdf5 1.10 leaks on damaged metadata, MPI in general.
+// ThreadSanitizer ignores two locks that Open MPI's TCP takes in either order, in one thread, when it starts.
 // NOLINTBEGIN(bugprone-reserved-identifier)
 extern "C" const char* __asan_default_options();
 extern "C" const char* __asan_default_options() { return "quarantine_size_mb=16"; }

@@ -1,4 +1,4 @@
-// SHA-256 as hexadecimal digits, for comparing with digests that other programs recorded.
+// SHA-256 in hexadecimal, to compare with digests from other programs.
 #pragma once
 
 #include <string>

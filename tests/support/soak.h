@@ -1,6 +1,5 @@
-// How thorough a run of the tests is. Loops that try everything do so where tests are built plainly. The sanitizers
-// make them ten times as slow: there they try every n-th case, each run the same, unless RESHARD_SOAK is set
-// (tests/soak.sh).
+// How thorough a run of the tests is. Exhaustive loops try every case in a plain build. Sanitizers are ten times
+// slower, so such builds try every n-th case, the same in each run, unless RESHARD_SOAK is set (tests/soak.sh).
 #pragma once
 
 #include <cstdlib>
@@ -19,13 +18,13 @@ inline constexpr bool kSanitized = false;
 inline constexpr bool kSanitized = false;
 #endif
 
-// Whether RESHARD_SOAK is set.
+// Returns whether RESHARD_SOAK is set.
 inline bool soak_is_asked() { return std::getenv("RESHARD_SOAK") != nullptr; }
 
-// Whether there is time for what takes minutes where tests are built plainly. The sanitizers would make hours of it.
+// Returns whether to run tests that take minutes in a plain build and hours with sanitizers.
 inline bool in_soak() { return !kSanitized && soak_is_asked(); }
 
-// 1, or how far the sanitized builds go at a time.
+// Returns the step of an exhaustive loop: 1, or `sanitized` in a build with sanitizers.
 inline int every_nth(int sanitized) { return kSanitized && !soak_is_asked() ? sanitized : 1; }
 
 }  // namespace reshard

@@ -21,7 +21,7 @@ class SplitMemory : public Device::Memory {
   mutable std::vector<std::byte> device_;
 };
 
-// Queues, as a GPU does: nothing happens before wait().
+// A stream that queues work like a GPU: nothing happens before wait().
 class SplitStream : public Stream {
  public:
   SplitStream(std::unique_ptr<Stream> cpu, std::shared_ptr<CuFileReader> files)

@@ -1,6 +1,5 @@
-// A device whose memory is not the host's, made of ordinary memory: what a GPU would be given, and nothing it would not
-// see. Whoever forgets to upload or to download gets wrong bytes on every machine. Its streams read files if they are
-// given a way to do so.
+// A device that keeps its memory apart from the host's although it is ordinary memory: code that forgets to upload or
+// download gets wrong bytes on every machine. Its streams read files if they are given a function for that.
 #pragma once
 
 #include <functional>
@@ -25,7 +24,7 @@ class SplitDevice : public Device {
   std::shared_ptr<CuFileReader> files_;
 };
 
-// Sends through another transport what is said to lie in device memory.
+// A transport for device memory that sends through another transport.
 class DeviceTransport : public Transport {
  public:
   explicit DeviceTransport(Transport& inner) : inner_(inner) {}

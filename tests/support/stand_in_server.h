@@ -1,4 +1,4 @@
-// tests/storage/stand_in.py as a process: S3, the hub and a web server over a directory, on a port of this machine.
+// Runs tests/storage/stand_in.py: S3, the hub and a web server over a directory, on a local port.
 #pragma once
 
 #include <sys/types.h>
@@ -12,21 +12,21 @@ namespace reshard {
 
 class StandInServer {
  public:
-  // Ends the test program if there is no python3. `options` as stand_in.py has them.
+  // Aborts if there is no python3. `options` are those of stand_in.py.
   explicit StandInServer(const std::string& directory, const std::vector<std::string>& options = {});
   ~StandInServer();
   StandInServer(const StandInServer&) = delete;
   StandInServer& operator=(const StandInServer&) = delete;
 
   std::string url() const { return "http://127.0.0.1:" + std::to_string(port_); }
-  // The next requests go wrong: JSON, a list of {"fault", "times", "match"}.
+  // Makes the next requests fail. `json` is a list of {"fault", "times", "match"}.
   void set_faults(const std::string& json) const { (void)request("PUT", json); }
-  // What was asked for since the last call: JSON.
+  // Returns the requests since the last call, as JSON.
   std::string take_requests() const { return request("GET", ""); }
 
-  // Variables for a program that is to find it as S3, as Google's interface and as the hub, and no credentials.
+  // Returns environment variables that make a program use it as S3, as GCS and as the hub, without credentials.
   std::vector<std::string> environment(const std::vector<std::string>& more = {}) const;
-  // Runs reshard in that environment, and with these variables.
+  // Runs reshard in that environment.
   CommandResult run(std::vector<std::string> args, const std::vector<std::string>& more = {}) const;
 
  private:

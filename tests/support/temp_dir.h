@@ -1,4 +1,4 @@
-// A directory of its own for a test, gone with all that is in it when the test ends.
+// A temporary directory for a test, removed with its content when the test ends.
 #pragma once
 
 #include <cstdlib>
@@ -27,7 +27,7 @@ class TempDir {
   const std::string& path() const { return path_; }
   std::string operator/(const std::string& name) const { return path_ + "/" + name; }
 
-  // Makes a file of these bytes, and the directories it lies in; its path.
+  // Writes a file, creating its directories, and returns its path.
   std::string write(const std::string& name, std::string_view bytes) const {
     const std::string path = *this / name;
     std::filesystem::create_directories(std::filesystem::path(path).parent_path());

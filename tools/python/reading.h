@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A checkpoint whose tensors are read when they are asked for: any part of them, by any number of threads.
+// An open checkpoint for Python: reads any part of a tensor on request, from any number of threads.
 #pragma once
 
 #include <atomic>
@@ -17,14 +17,14 @@
 
 namespace reshard::python {
 
-// Every `step`-th index of a dimension from `start` on, `count` of them.
+// A slice of a dimension: `count` indices from `start`, `step` apart.
 struct Range {
   Index start = 0;
   Index count = 0;
   Index step = 1;  // at least 1
 };
 
-// A stored piece of a tensor: a box of it in a run of bytes.
+// A stored piece of a tensor: one of its boxes, in a byte range of a file.
 struct PlacedPiece {
   std::string file;  // relative to the checkpoint
   Index offset = 0;  // bytes
@@ -33,7 +33,7 @@ struct PlacedPiece {
   bool is_copy = false;
 };
 
-// What a read counts, and what ends it.
+// The progress of a read, and a flag that interrupts it.
 struct Watch {
   std::atomic<bool> interrupt{false};
   std::atomic<Index> done{0};   // bytes
@@ -45,26 +45,26 @@ class LazyCheckpoint {
   // Reads metadata. `words` are options of `reshard inspect`: --source-layout, --part, ...
   static Result<std::shared_ptr<LazyCheckpoint>> open(const std::string& path, const std::vector<std::string>& words,
                                                       const tools::Environment& environment);
-  // The model under other names and in another order of rows, where it lies. `words` are options of `reshard convert`:
-  // --names, --config, --family, --include, ... Finds the payloads of all tensors that take part.
+  // Returns a view with other names and another row order, without copying. `words` are options of `reshard convert`:
+  // --names, --config, --family, --include, ... Locates the payloads of all selected tensors.
   Result<std::shared_ptr<LazyCheckpoint>> view(const std::vector<std::string>& words) const;
 
   const Format& format() const { return *open_->format; }
   Reader& reader() const { return *open_->reader; }
   const Catalog& catalog() const { return own_ ? *own_ : open_->reader->catalog(); }
   bool shows(std::size_t tensor) const { return own_ || is_of_part(catalog().tensors()[tensor].key(), part_); }
-  const InferredMesh& mesh();  // worked out on the first call
+  const InferredMesh& mesh();  // inferred on the first call
 
-  // Of a tensor (its index in catalog()). Reads the headers around its payloads the first time.
+  // Returns the stored pieces of a tensor, given by its index in catalog(). The first call reads their headers.
   Result<std::vector<PlacedPiece>> pieces(std::size_t tensor);
 
-  // Fills `out` with the elements that the ranges say, one for each dimension, row-major and little-endian. Recorded
-  // checksums of what is read as a whole are checked. Thread-safe.
+  // Fills `out` with the selected elements, row-major and little-endian. `ranges` has one entry per dimension. Checks
+  // the recorded checksums of items that are read completely. Thread-safe.
   Status read(std::size_t tensor, const std::vector<Range>& ranges, std::byte* out, Watch& watch);
 
  private:
-  // What a thread that reads works in. Kept for the next read: memory that is touched for the first time costs as much
-  // as what is read into it.
+  // The buffers of a reading thread. They are kept for the next read, because touching new memory takes as long as
+  // reading into it.
   struct Room {
     std::vector<std::byte> scratch, box;
   };
@@ -75,27 +75,27 @@ class LazyCheckpoint {
   std::vector<Room> take_rooms(std::size_t count);
   void give_back(std::vector<Room> rooms);
 
-  std::string path_;                // it was opened with
-  std::vector<std::string> words_;  // likewise
-  tools::Environment environment_;  // likewise
-  std::string spool_;               // where what has to be decoded may be kept
+  std::string path_;                // as given to open()
+  std::vector<std::string> words_;  // as given to open()
+  tools::Environment environment_;  // as given to open()
+  std::string spool_;               // directory for decoded data
   std::unique_ptr<OpenCheckpoint> open_;
-  std::optional<Catalog> own_;  // of a view, whose tensors are located
+  std::optional<Catalog> own_;  // a view's catalog, with located tensors
   std::string part_;
   std::unique_ptr<FileSource> source_;
-  std::mutex mutex_;  // of what follows
+  std::mutex mutex_;  // guards the members below
   std::vector<bool> is_located_;
-  std::vector<Room> rooms_;  // that nobody works in; not more than one read takes
+  std::vector<Room> rooms_;  // unused buffers, at most as many as one read needs
   std::optional<InferredMesh> mesh_;
 };
 
-// What `words`, options of `reshard convert`, say of a load or a view of the checkpoint at `path`, and how it is
-// opened.
+// The options of a load or a view.
 struct WantedOptions {
   ConversionOptions conversion;
   std::optional<LayoutDescriptor> source_layout;
-  OpenOptions open;  // `layout` is for the caller to point there
+  OpenOptions open;  // the caller must point `layout` at source_layout
 };
+// Parses `words`, options of `reshard convert`, for the checkpoint at `path`.
 Result<WantedOptions> wanted_options(const std::string& path, const std::vector<std::string>& words,
                                      const tools::Environment& environment);
 

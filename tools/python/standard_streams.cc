@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The streams that a libhdf5 compiled for programs refers to (CMakeLists.txt).
+// The standard streams under the names that the bundled libhdf5 refers to (see CMakeLists.txt).
 #include <cstdio>
 
 extern "C" {

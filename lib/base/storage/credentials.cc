@@ -28,7 +28,7 @@ std::string home_file(const std::string& name) { return path_join(variable("HOME
 
 using Profiles = std::map<std::string, std::map<std::string, std::string>>;
 
-// Adds the sections of one of AWS's files to `out`; what is there already stays. No file adds nothing.
+// Adds the sections of an AWS file to `out`, without replacing existing values. A missing file adds nothing.
 void add_profiles(const std::string& path, Profiles& out) {
   constexpr Index kMostBytes = Index{1} << 20;
   const auto text = read_whole_file(path, kMostBytes);
@@ -147,7 +147,7 @@ HubAccess hub_access() {
 void sign_s3(const S3Access& access, const std::string& path, const std::string& query, std::time_t now,
              HttpHeaders& headers) {
   const std::string time = text_of_date(now), date = time.substr(0, 8);
-  const std::string payload = to_hex(sha256(""));  // a GET has none
+  const std::string payload = to_hex(sha256(""));  // a GET has no payload
   headers.emplace_back("x-amz-content-sha256", payload);
   headers.emplace_back("x-amz-date", time);
   if (!access.session_token.empty()) headers.emplace_back("x-amz-security-token", access.session_token);

@@ -19,7 +19,7 @@ namespace {
 
 std::atomic<Index> sent{0}, sent_again{0}, received{0};
 
-// A variable's whole number from 1 to 3600; `usual` if it is not set, or is something else.
+// Returns an environment variable's value, a whole number from 1 to 3600, or `usual` if it is unset or invalid.
 int number_in(const char* variable, int usual) {
   const char* const text = std::getenv(variable);
   const int value = text ? std::atoi(text) : 0;
@@ -33,7 +33,7 @@ double jitter() {
   return std::uniform_real_distribution<double>(0.5, 1.0)(random);
 }
 
-// Seconds that a reply asks to wait; 0: it does not say.
+// Returns the seconds of a reply's Retry-After header, or 0 if it has none.
 double retry_after(const HttpReply* reply) {
   const std::string_view text = reply ? reply->header("retry-after") : std::string_view();
   int seconds = 0;
@@ -42,7 +42,8 @@ double retry_after(const HttpReply* reply) {
   return std::clamp(seconds, 0, kMost);
 }
 
-// Hosts that have just not answered, all tries long: what else is asked of them fails at once.
+// Hosts that have recently not answered in all tries. Further requests to them fail at once, so that a command does
+// not wait for the timeout once per file.
 class SilentHosts {
  public:
   void add(const std::string& host, const Error& error) {

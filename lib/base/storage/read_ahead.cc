@@ -20,12 +20,12 @@
 namespace reshard {
 namespace {
 
-constexpr Index kMostAtOnce = Index{8} << 20;  // of one request
-constexpr Index kNear = Index{64} << 10;       // a gap that costs less to fetch than a request
+constexpr Index kMostAtOnce = Index{8} << 20;  // bytes per request
+constexpr Index kNear = Index{64} << 10;       // bytes of a gap that is cheaper to fetch than another request
 
 }  // namespace
 
-// Memory that goes back to the system when it is let go of: the allocator would keep that of 32 threads.
+// Memory that is returned to the system when it is freed. The allocator would keep it for each of 32 threads.
 class FetchedPages {
  public:
   FetchedPages() = default;
@@ -35,7 +35,7 @@ class FetchedPages {
   FetchedPages(const FetchedPages&) = delete;
   FetchedPages& operator=(const FetchedPages&) = delete;
 
-  // False if there is no memory. Called once.
+  // Returns false if there is no memory. Called once.
   bool allocate(std::size_t size) {
     void* const made = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (made == MAP_FAILED) return false;
@@ -54,19 +54,19 @@ struct ReadAhead::Fetch {
   enum class State { kWaiting, kRunning, kDone, kFailed };
   std::shared_ptr<const StoredFile> file;
   Index begin = 0, end = 0;
-  Index left = 0;  // bytes that will still be read
+  Index left = 0;  // bytes that readers have not taken yet
   State state = State::kWaiting;
   FetchedPages pages;
 };
 
-// All fetches of the process, and the threads that run them.
+// All fetches of the process and the threads that run them.
 class Fetches {
  public:
   using Fetch = ReadAhead::Fetch;
   using State = Fetch::State;
 
   static Fetches& of_process() {
-    static auto* const all = new Fetches();  // lives on, as its threads do
+    static auto* const all = new Fetches();  // never destroyed, like its threads
     return *all;
   }
 
@@ -96,7 +96,7 @@ class Fetches {
       if (of_file == files_.end()) break;
       const std::shared_ptr<Fetch> fetch = find(of_file->second, offset + done);
       if (!fetch) break;
-      if (fetch->state == State::kWaiting) run(*fetch, lock);  // sooner than its turn
+      if (fetch->state == State::kWaiting) run(*fetch, lock);  // a reader waits for it, so do not wait for a thread
       changed_.wait(lock, [&] { return fetch->state == State::kDone || fetch->state == State::kFailed; });
       if (fetch->state == State::kFailed) {
         erase(*fetch);
@@ -132,9 +132,9 @@ class Fetches {
   }
 
  private:
-  using OfFile = std::map<Index, std::shared_ptr<Fetch>>;  // by where they begin; none overlap
+  using OfFile = std::map<Index, std::shared_ptr<Fetch>>;  // by first byte; they do not overlap
 
-  // Calls `each` for the parts of [begin, end) that are in fetches.
+  // Calls `each` for each part of [begin, end) that a fetch covers.
   template <class Each>
   static void for_each(OfFile& of_file, Index begin, Index end, Each each) {
     auto at = of_file.upper_bound(begin);
@@ -189,7 +189,7 @@ class Fetches {
     try {
       return fetch.pages.allocate(static_cast<std::size_t>(fetch.end - fetch.begin)) &&
              fetch.file->read_stored(fetch.begin, fetch.pages.bytes()).has_value();
-    } catch (const std::bad_alloc&) {  // its reader may have the memory
+    } catch (const std::bad_alloc&) {  // the reader fetches it again, into its own memory
       return false;
     }
   }
@@ -203,7 +203,8 @@ class Fetches {
     changed_.notify_all();
   }
 
-  // One for each fetch that waits, up to kMostRequests. If the system gives no more, readers run the rest.
+  // Starts a thread for each waiting fetch, up to kMostRequests. If the system refuses, readers run the remaining
+  // fetches themselves.
   void start_threads() {
     while (threads_ < kMostRequests && threads_ - busy_ < std::ssize(queue_)) {
       try {

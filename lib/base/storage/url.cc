@@ -9,7 +9,7 @@ namespace {
 
 struct Scheme {
   std::string_view start;
-  int root_parts;  // names behind the start that make the root
+  int root_parts;  // components after the scheme that form the root
 };
 constexpr Scheme kSchemes[] = {{"s3://", 1}, {"gs://", 1}, {"hf://", 2}, {"https://", 1}, {"http://", 1}};
 

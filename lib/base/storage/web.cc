@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Files of web servers that serve ranges, without credentials. A directory is what a server's own listing page names.
+// Files on web servers that support range requests, without credentials. Directories come from the server's own listing
+// pages.
 #include <algorithm>
 #include <cctype>
 #include <set>
@@ -11,7 +12,7 @@
 namespace reshard {
 namespace {
 
-// As percent_encode(), but an escape that is there already stays: names come from the user's URL and from files.
+// Like percent_encode(), but keeps existing escapes, because names come both from the user's URL and from files.
 std::string encoded_once(std::string_view text) {
   std::string out;
   for (std::size_t i = 0; i < text.size(); ++i) {
@@ -26,8 +27,8 @@ std::string encoded_once(std::string_view text) {
   return out;
 }
 
-// The names that a listing page links to, decoded; those of directories end in a slash. Links to elsewhere are left
-// out.
+// Returns the decoded names that a listing page links to; those of directories end in a slash. Ignores links that lead
+// elsewhere.
 std::set<std::string> links_of(std::string_view page) {
   std::set<std::string> out;
   constexpr std::string_view kLink = "href=";

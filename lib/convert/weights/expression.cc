@@ -26,9 +26,10 @@ class ExpressionParser {
   ExpressionParser(std::string_view text, const std::vector<std::string>& sources) : text_(text), sources_(sources) {}
 
   Result<Expression> parse() {
-    const auto number = TRY(sum());
+    out_.is_xor_ = text_.find('^') != std::string_view::npos;
+    const auto number = TRY(out_.is_xor_ ? exclusive_or() : sum());
     skip_spaces();
-    if (at_ < text_.size()) return expected("an operator or the end");
+    if (at_ < text_.size()) return expected(out_.is_xor_ ? "'^' or the end" : "an operator or the end");
     if (number) return usage_error("'" + printable(text_) + "' is a number: no source stands in it");
     for (std::size_t s = 0; s < sources_.size(); ++s)
       if (std::none_of(out_.steps_.begin(), out_.steps_.end(),
@@ -84,6 +85,14 @@ class ExpressionParser {
           : b ? Step::Number::kRight
               : Step::Number::kNone,
           a.value_or(b.value_or(0))});
+    return Number();
+  }
+
+  Result<Number> exclusive_or() {
+    do {
+      skip_spaces();
+      TRY(source());
+    } while (take('^'));
     return Number();
   }
 
@@ -223,6 +232,8 @@ std::string weighted_sum(const std::vector<std::string>& sources, const std::vec
 std::string mean_of(const std::vector<std::string>& sources) {
   return "(" + join(sources, " + ") + ")/" + std::to_string(sources.size());
 }
+
+std::string xor_of(const std::vector<std::string>& sources) { return join(sources, " ^ "); }
 
 std::string moving_average(const std::vector<std::string>& sources, const std::string& decay) {
   std::string out = sources.front();

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a merge makes of each element of its sources: "base + 0.7*(tuned - base)".
+// What a merge makes of each element of its sources: "base + 0.7*(tuned - base)", or "new ^ old".
 //
+//   merge    = sum | source { "^" source }
 //   sum      = product { ("+" | "-") product }
 //   product  = factor { ("*" | "/") factor }
 //   factor   = "-" factor | number | source | "(" sum ")"
@@ -8,6 +9,8 @@
 // Operations between numbers are computed once, in double precision. All others are computed in the precision of the
 // elements, in the order written, and each step is rounded to nearest, as NumPy does. (torch divides a number by a
 // tensor as a product with the reciprocal, which may differ in the last bit.)
+//
+// "^" is the exclusive or of the elements' bits, in the dtype that they are stored in. It applies to every dtype.
 #pragma once
 
 #include <cstddef>
@@ -30,6 +33,9 @@ class Expression {
   template <class Float>
   void evaluate(std::span<const Float* const> inputs, Index n, Float* out) const;
 
+  // Returns whether it is the exclusive or of the sources. evaluate() is then not defined.
+  bool is_xor() const { return is_xor_; }
+
   const std::string& text() const { return text_; }
 
  private:
@@ -46,6 +52,7 @@ class Expression {
   std::string text_;
   std::vector<Step> steps_;
   std::size_t depth_ = 0;  // most values on the stack at once
+  bool is_xor_ = false;
 };
 
 // Expressions over sources of these names: the sum of each times its weight; their mean; each in turn mixed into what
@@ -53,5 +60,7 @@ class Expression {
 std::string weighted_sum(const std::vector<std::string>& sources, const std::vector<std::string>& weights);
 std::string mean_of(const std::vector<std::string>& sources);
 std::string moving_average(const std::vector<std::string>& sources, const std::string& decay);
+// Returns the exclusive or of all sources.
+std::string xor_of(const std::vector<std::string>& sources);
 
 }  // namespace reshard

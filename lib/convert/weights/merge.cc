@@ -2,6 +2,7 @@
 #include "lib/convert/weights/merge.h"
 
 #include <algorithm>
+#include <functional>
 #include <utility>
 
 #include "lib/base/names.h"
@@ -15,7 +16,9 @@ namespace {
 
 constexpr Index kMostElements = Index{1} << 17;  // elements of each source that are computed at once
 
-bool is_merged(const Tensor& tensor) { return can_convert(tensor.dtype, DType::kFloat32); }
+bool is_merged(const Expression& expression, const Tensor& tensor) {
+  return expression.is_xor() || can_convert(tensor.dtype, DType::kFloat32);
+}
 
 Error differs(const MergeSource& a, const MergeSource& b, const std::vector<std::string>& names) {
   std::vector<std::string> quoted;
@@ -42,8 +45,9 @@ Status match_source(std::size_t s, const Catalog& view, Merge& out) {
     const Tensor& tensor = out.stored.tensors()[i];
     const std::size_t number = *view.find(tensor.name);
     const Tensor& its = view.tensors()[number];
-    if (its.shape != tensor.shape || is_merged(its) != is_merged(tensor) ||
-        (!is_merged(its) && its.dtype != tensor.dtype))
+    const bool converts = !out.expression.is_xor() && is_merged(out.expression, tensor) &&
+                          is_merged(out.expression, its);  // to the precision of the arithmetic
+    if (its.shape != tensor.shape || (its.dtype != tensor.dtype && !converts))
       return unsupported(sources[s].path + ": not the same model as " + sources[0].path + ": " +
                          tensor_text(tensor.name) + " is " + std::string(info(its.dtype).torch_name) + " " +
                          to_string(its.shape) + " here, " + std::string(info(tensor.dtype).torch_name) + " " +
@@ -80,14 +84,33 @@ class MergedTensor {
     std::byte* at = out.data();
     return for_small_boxes(box, [&](const Box& small) -> Status {
       if (small.empty()) return {};
-      TRY(merge_.options.in_double ? reckon<double>(DType::kFloat64, small, at, scratch)
-                                   : reckon<float>(DType::kFloat32, small, at, scratch));
+      if (merge_.expression.is_xor())
+        TRY(exclusive_or(small, at, scratch));
+      else
+        TRY(merge_.options.in_double ? reckon<double>(DType::kFloat64, small, at, scratch)
+                                     : reckon<float>(DType::kFloat32, small, at, scratch));
       at += volume(small) * byte_size(dtype_);
       return {};
     });
   }
 
  private:
+  Status exclusive_or(const Box& box, std::byte* out, MutableBytes scratch) const {
+    const DType stored = merge_.stored.tensors()[tensor_].dtype;
+    const auto bytes = static_cast<std::size_t>(volume(box) * byte_size(stored));
+    std::vector<std::byte> sum(bytes), next(bytes);
+    TRY(read_stored(0, box, sum, scratch));
+    for (std::size_t s = 1; s < sources_.size(); ++s) {
+      TRY(read_stored(s, box, next, scratch));
+      std::transform(sum.begin(), sum.end(), next.begin(), sum.begin(), std::bit_xor<>());
+    }
+    if (dtype_ == stored)
+      std::copy(sum.begin(), sum.end(), out);
+    else
+      convert(stored, dtype_, sum.data(), out, volume(box));
+    return {};
+  }
+
   template <class Float>
   Status reckon(DType precision, const Box& box, std::byte* out, MutableBytes scratch) const {
     const Index n = volume(box);
@@ -108,9 +131,17 @@ class MergedTensor {
     const std::size_t number = merge_.numbers[tensor_][s];
     const Tensor& tensor = sources_[s]->catalog().tensors()[number];
     std::vector<std::byte> stored(static_cast<std::size_t>(volume(box) * byte_size(tensor.dtype)));
-    TRY(sources_[s]->read(number, box, stored, scratch));
-    digests_.add(tensor_, s, digest_box(tensor.shape, box, byte_size(tensor.dtype), stored.data()));
+    TRY(read_stored(s, box, stored, scratch));
     convert(tensor.dtype, precision, stored.data(), out, volume(box));
+    return {};
+  }
+
+  // Fills `out` with the elements of `box` in the dtype of source `s`, and adds their digest to that of the source.
+  Status read_stored(std::size_t s, const Box& box, MutableBytes out, MutableBytes scratch) const {
+    const std::size_t number = merge_.numbers[tensor_][s];
+    const Tensor& tensor = sources_[s]->catalog().tensors()[number];
+    TRY(sources_[s]->read(number, box, out, scratch));
+    digests_.add(tensor_, s, digest_box(tensor.shape, box, byte_size(tensor.dtype), out.data()));
     return {};
   }
 
@@ -156,7 +187,7 @@ Result<Merge> match_sources(const MergeOptions& options, const std::vector<const
 
 void write_as(const Merge& merge, const Catalog& target_view, Catalog& view) {
   for (const Tensor& written : target_view.tensors())
-    if (const auto i = view.find(written.name); i && is_merged(merge.stored.tensors()[*i]))
+    if (const auto i = view.find(written.name); i && is_merged(merge.expression, merge.stored.tensors()[*i]))
       view.tensor(*i).dtype = written.dtype;
 }
 
@@ -167,7 +198,7 @@ Status check_not_merged(const Merge& merge, const std::vector<TensorSource*>& so
   for (std::size_t s = 0; s < sources.size(); ++s) {
     std::vector<DigestRequest> requests;
     for (std::size_t i = 0; i < merge.numbers.size(); ++i)
-      if (const Tensor& t = merge.stored.tensors()[i]; !is_merged(t))
+      if (const Tensor& t = merge.stored.tensors()[i]; !is_merged(merge.expression, t))
         requests.push_back({merge.numbers[i][s], t.dtype});
     if (requests.empty()) return {};
     const auto proofs = TRY(digest_tensors(requests, *sources[s], run));
@@ -203,7 +234,7 @@ void set_merged(const Merge& merge, const std::vector<TensorSource*>& sources, M
                 ComputedSource& merged) {
   for (std::size_t i = 0; i < merge.numbers.size(); ++i) {
     const Tensor& tensor = merge.stored.tensors()[i];
-    if (is_merged(tensor)) {
+    if (is_merged(merge.expression, tensor)) {
       const MergedTensor one(merge, sources, digests, i, merged.catalog().tensors()[i].dtype);
       merged.set(i,
                  [one](const Box& box, MutableBytes out, MutableBytes scratch) { return one.fill(box, out, scratch); });

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Merging several checkpoints of one model: every floating-point element of the output is an expression of the
-// corresponding elements of the sources, whatever their formats, layouts, names and dtypes.
+// corresponding elements of the sources, whatever their formats, layouts, names and dtypes. An exclusive or covers all
+// elements; the sources then have the same dtypes.
 //
 // The first source is that of the conversion: dtypes and the files next to the weights (config, tokenizer) are taken
 // from it. The other sources take the same steps, to the same names, rows and shapes.
@@ -28,7 +29,8 @@ struct MergeSource {
 struct MergeOptions {
   std::vector<MergeSource> sources;  // the conversion's own first
   std::string expression;
-  bool in_double = false;  // compute in float64 instead of float32
+  bool in_double = false;       // compute in float64 instead of float32
+  bool applies_deltas = false;  // the sources after the first are deltas (delta_chain.h), and are checked as such
   std::string
       others_from;  // the source of tensors that are not floating-point; empty: they must be equal in all sources
 };

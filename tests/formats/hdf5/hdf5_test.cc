@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <random>
 
+#include "formats/encoding/key_path.h"
 #include "formats/hdf5/memory_driver.h"
 #include "formats/hdf5/names.h"
 #include "formats/hdf5/scan.h"
@@ -122,8 +123,8 @@ TEST(Hdf5, KeepsObjectsAndPlacesInTheState) {
   ASSERT_TRUE(there && back);
   const auto paths = [](const Catalog& c) {
     std::map<std::string, std::string> out;
-    for (const Tensor& t : c.tensors()) out[t.name] = hdf5::key_path_text(t.path.empty() ? KeyPath{t.name} : t.path);
-    for (const Blob& b : c.blobs) out[b.name] = hdf5::key_path_text(b.path.empty() ? KeyPath{b.name} : b.path);
+    for (const Tensor& t : c.tensors()) out[t.name] = key_path_text(t.path.empty() ? KeyPath{t.name} : t.path);
+    for (const Blob& b : c.blobs) out[b.name] = key_path_text(b.path.empty() ? KeyPath{b.name} : b.path);
     return out;
   };
   EXPECT_EQ(paths(there->reader->catalog()), paths(back->reader->catalog()));
@@ -297,8 +298,8 @@ TEST(Hdf5Names, ArePathsWhereTheyCanBe) {
 
 TEST(Hdf5Names, KeyPathsComeBack) {
   const KeyPath path = {"state", Index{3}, "w.\"x\""};
-  EXPECT_EQ(*hdf5::parse_key_path(hdf5::key_path_text(path), "f"), path);
-  for (const char* bad : {"", "{}", "[1.5]", "[null]", "[", "7"}) EXPECT_FALSE(hdf5::parse_key_path(bad, "f")) << bad;
+  EXPECT_EQ(*parse_key_path(key_path_text(path), "f"), path);
+  for (const char* bad : {"", "{}", "[1.5]", "[null]", "[", "7"}) EXPECT_FALSE(parse_key_path(bad, "f")) << bad;
 }
 
 TEST(MemoryImage, IsAsAFileWouldBe) {

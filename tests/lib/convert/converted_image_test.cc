@@ -159,13 +159,13 @@ std::vector<Case> cases() {
   const std::string lora = test_data("lora");
   std::vector<Case> out;
   for (const char* to :
-       {"hf", "bin", "dcp", "colossalai", "ranks", "vllm", "hdf5", "megatron", "torch_checkpointing"}) {
+       {"hf", "bin", "dcp", "colossalai", "ranks", "vllm", "hdf5", "megatron", "torch_checkpointing", "orbax"}) {
     const std::string name = to;
     out.push_back({name + "_of_tp8", of("tp8"), config("tp8"), to});
     out.push_back({name + "_of_colossalai", colossalai, config("colossalai"), to});
     out.push_back({name + "_of_fsdp2_tp2_optim", of("fsdp2_tp2_optim"), config("fsdp2_tp2_optim"), to});
   }
-  for (const char* to : {"dcp", "ranks", "megatron", "megatron-legacy"})
+  for (const char* to : {"dcp", "ranks", "megatron", "megatron-legacy", "orbax"})
     out.push_back({std::string(to) + "_on_a_mesh", of("hsdp2x4"), config("hsdp2x4"), to, "dp_shard=3,tp=2"});
   out.push_back({"colossalai_in_stages", of("pp2_tp4"), config("pp2_tp4"), "colossalai", "pp=2"});
   out.push_back({"vllm_on_a_mesh", of("pp2_tp4"), config("pp2_tp4"), "vllm", "tp=2"});

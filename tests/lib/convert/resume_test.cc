@@ -337,8 +337,9 @@ TEST_F(ResumeTest, ADamagedJournalCostsWhatItNoLongerTells) {
 TEST_F(ResumeTest, WhatWasChangedMeanwhileIsNotPublished) {
   std::mt19937 random(9);
   const std::string kept = dir_ / "kept";
-  for (const Wish& wish : {Wish{}, Wish{.mesh = "dp_replicate=2,dp_shard=2"}, Wish{.to = "hdf5", .mesh = ""},
-                           Wish{.to = "torch_checkpointing"}, Wish{.dtype = DType::kBFloat16, .ranks = 3}}) {
+  for (const Wish& wish :
+       {Wish{}, Wish{.mesh = "dp_replicate=2,dp_shard=2"}, Wish{.to = "hdf5", .mesh = ""},
+        Wish{.to = "torch_checkpointing"}, Wish{.to = "orbax"}, Wish{.dtype = DType::kBFloat16, .ranks = 3}}) {
     SCOPED_TRACE(wish.to + " " + wish.mesh + ", " + std::to_string(wish.ranks) + " ranks");
     const Index all = expect(wish);
     ASSERT_TRUE(convert_killed(wish, all * 2 / 3));

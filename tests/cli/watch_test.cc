@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+// reshard watch: every complete step of a run becomes a model once, and nothing is removed that was not proven.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <spawn.h>
+#include <sys/wait.h>
+
+#include <chrono>
+#include <filesystem>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "lib/base/text.h"
+#include "tests/support/checkpoints.h"
+#include "tests/support/run_command.h"
+#include "tests/support/temp_dir.h"
+
+namespace reshard {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+class Watch : public testing::Test {
+ protected:
+  void SetUp() override { std::filesystem::create_directory(run_); }
+
+  // Saves a complete step.
+  void save(int step) const {
+    const CommandResult made = reshard_cli(
+        {"synth", source(step), "--config", sample("tp8") + "/config.json", "--to", "dcp", "--mesh", "dp_shard=2"});
+    ASSERT_EQ(made.exit_code, 0) << made.err;
+  }
+  std::string source(int step) const { return run_ + "/step-" + std::to_string(step); }
+  std::string output(int step) const { return models_ + "/step-" + std::to_string(step); }
+
+  CommandResult watch(std::vector<std::string> more) const {
+    std::vector<std::string> args = {"watch", run_, models_, "--to", "hf", "--once"};
+    args.insert(args.end(), more.begin(), more.end());
+    return reshard_cli(args);
+  }
+  // Names in a directory, without hidden ones.
+  static std::set<std::string> names(const std::string& directory) {
+    std::set<std::string> out;
+    for (const auto& entry : std::filesystem::directory_iterator(directory))
+      if (const std::string name = entry.path().filename(); name[0] != '.') out.insert(name);
+    return out;
+  }
+
+  const TempDir dir_;
+  const std::string run_ = dir_ / "run", models_ = dir_ / "models";
+};
+
+TEST_F(Watch, ConvertsEachCompleteStepOnce) {
+  save(100);
+  save(200);
+  std::filesystem::create_directory(source(300));  // a save that has not finished: there is no metadata yet
+  std::filesystem::copy(source(200) + "/__0_0.distcp", source(300) + "/__0_0.distcp");
+  const std::string log = dir_ / "log";
+  const std::vector<std::string> then = {"--then", "echo {} >> " + log};
+  ASSERT_EQ(watch(then).exit_code, 0);
+  EXPECT_THAT(names(models_), ElementsAre("step-100", "step-200"));
+  EXPECT_TRUE(load_checkpoint(output(200)) == load_checkpoint(source(200)));
+  const auto before = std::filesystem::last_write_time(output(100));
+  std::filesystem::copy(source(200) + "/__1_0.distcp", source(300) + "/__1_0.distcp");
+  std::filesystem::copy(source(200) + "/.metadata", source(300) + "/.metadata");
+  ASSERT_EQ(watch(then).exit_code, 0);
+  EXPECT_THAT(names(models_), ElementsAre("step-100", "step-200", "step-300"));
+  EXPECT_EQ(std::filesystem::last_write_time(output(100)), before);
+  EXPECT_EQ(read_file(log), output(100) + "\n" + output(200) + "\n" + output(300) + "\n");
+}
+
+TEST_F(Watch, TriesAgainWhatFailedAndGoesOnWithTheRest) {
+  save(100);
+  save(200);
+  std::filesystem::resize_file(source(100) + "/__0_0.distcp", 100);  // complete by its names, and damaged
+  const CommandResult r = watch({"--then", "test -e " + (dir_ / "ready")});
+  EXPECT_EQ(r.exit_code, 1);
+  EXPECT_THAT(names(models_), ElementsAre("step-200"));
+  EXPECT_THAT(r.out, HasSubstr("ended with exit code 1"));
+  write_file(dir_ / "ready", "");
+  const CommandResult again = watch({"--then", "test -e " + (dir_ / "ready")});
+  EXPECT_THAT(again.out, HasSubstr("then      step-200"));
+}
+
+TEST_F(Watch, KeepsWhatIsAskedForAndTheNewestCompleteStep) {
+  for (const int step : {100, 200, 300, 400, 500}) save(step);
+  std::filesystem::remove(source(500) + "/__1_0.distcp");  // the newest is not complete
+  ASSERT_EQ(watch({}).exit_code, 0);
+  EXPECT_THAT(names(models_), ElementsAre("step-100", "step-200", "step-300", "step-400"));
+  write_file(dir_ / "best", "step-200\n");
+  ASSERT_EQ(watch({"--keep-last", "1", "--keep-best", dir_ / "best"}).exit_code, 0);
+  EXPECT_THAT(names(models_), ElementsAre("step-200", "step-400"));
+  EXPECT_EQ(names(run_).size(), 5u);
+  ASSERT_EQ(watch({"--keep-every", "300", "--prune-source"}).exit_code, 0);
+  EXPECT_THAT(names(models_), ElementsAre("step-300", "step-400"));
+  EXPECT_THAT(names(run_), ElementsAre("step-300", "step-400", "step-500"));
+  EXPECT_EQ(watch({"--prune-source"}).exit_code, 2);
+}
+
+// A directory that happens to have the name of a step, and a step that a lost record does not prove.
+TEST_F(Watch, RemovesNothingThatItHasNotProven) {
+  for (const int step : {100, 200}) save(step);
+  std::filesystem::create_directories(output(100));
+  write_file(output(100) + "/mine", "x");
+  EXPECT_EQ(watch({}).exit_code, 1);
+  EXPECT_EQ(watch({"--keep-last", "1", "--prune-source"}).exit_code, 0);
+  EXPECT_EQ(read_file(output(100) + "/mine"), "x");
+  EXPECT_THAT(names(run_), ElementsAre("step-100", "step-200"));
+  std::filesystem::remove_all(output(100));
+  ASSERT_EQ(watch({}).exit_code, 0);
+  std::filesystem::remove(models_ + "/.reshard-watch.json");
+  ASSERT_EQ(watch({"--keep-last", "1", "--prune-source"}).exit_code, 0);
+  EXPECT_THAT(names(run_), ElementsAre("step-100", "step-200"));
+}
+
+TEST_F(Watch, ResumesAfterItIsKilledAtAnyTime) {
+  for (const int step : {100, 200, 300}) save(step);
+  const std::string log = dir_ / "log";
+  std::string command = "exec '" + std::string(RESHARD_BINARY) + "' watch '" + run_ + "' '" + models_ +
+                        "' --to hf --once --then 'echo {} >> " + log + "'";
+  for (int k = 0; k < 8; ++k) {
+    std::string shell = "/bin/sh", option = "-c";
+    char* const argv[] = {shell.data(), option.data(), command.data(), nullptr};
+    pid_t child = 0;
+    ASSERT_EQ(::posix_spawn(&child, "/bin/sh", nullptr, nullptr, argv, environ), 0);
+    std::this_thread::sleep_for(std::chrono::milliseconds(20 + 25 * k));
+    ::kill(child, SIGKILL);
+    ::waitpid(child, nullptr, 0);
+    if (std::filesystem::exists(models_))
+      for (const std::string& name : names(models_))
+        if (name.find(".p") == std::string::npos)  // .partial, .publishing
+          EXPECT_TRUE(std::filesystem::exists(models_ + "/" + name + "/reshard_manifest.json")) << name;
+  }
+  ASSERT_EQ(watch({"--then", "echo {} >> " + log}).exit_code, 0);
+  EXPECT_THAT(names(models_), ElementsAre("step-100", "step-200", "step-300"));
+  for (const int step : {100, 200, 300}) {
+    EXPECT_TRUE(load_checkpoint(output(step)) == load_checkpoint(source(step)));
+    EXPECT_THAT(read_file(log), HasSubstr(output(step)));
+  }
+}
+
+}  // namespace
+}  // namespace reshard

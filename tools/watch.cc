@@ -1,0 +1,372 @@
+// SPDX-License-Identifier: Apache-2.0
+// reshard watch: converts each new step of a training run.
+//
+// A pass over the run takes these steps:
+//
+//   1. List the run's checkpoints and the steps in their names.
+//   2. Choose the steps to keep: all, or those of --keep-last, --keep-every and --keep-best. The newest complete one is
+//      always among them.
+//   3. Convert each complete step that is kept and has no output yet, oldest first. An output appears under its name
+//      only when it is complete and proven, so that a killed run leaves nothing to repair and is resumed.
+//   4. Run --then on each output that it has not succeeded on.
+//   5. Remove the outputs of steps that are not kept and, with --prune-source, their sources, if this DST's record says
+//      that they were converted.
+//
+// The record, DST/.reshard-watch.json, has each step that was converted and whether --then is done. It is replaced
+// atomically after each change. If it is lost, outputs are found again by their names, and --then runs again.
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstdio>
+#include <cstring>
+#include <map>
+#include <set>
+#include <thread>
+#include <utility>
+
+#include "formats/open.h"
+#include "formats/training_run.h"
+#include "lib/base/file.h"
+#include "lib/base/shell.h"
+#include "lib/base/text.h"
+#include "lib/checkpoint/side_files.h"
+#include "lib/output/work_directory.h"
+#include "tools/commands.h"
+#include "tools/job_options.h"
+
+namespace reshard::tools {
+namespace {
+
+constexpr std::string_view kRecord = ".reshard-watch.json";
+constexpr Index kMaxRecordBytes = Index{64} << 20;
+constexpr std::string_view kRemoved = ".reshard-removing-";  // before the name of what is being removed
+using Clock = std::chrono::steady_clock;
+using Seconds = std::chrono::duration<double>;
+
+struct WatchOptions : ConvertOptions {
+  std::string keep_best, then;
+  Index every = 1, keep_last = 0, keep_every = 0;
+  double interval = 30;
+  bool once = false, prune_source = false;
+
+  bool removes() const { return keep_last > 0 || keep_every > 0 || !keep_best.empty(); }
+};
+
+// A checkpoint of the run.
+struct Step {
+  std::string source;
+  std::string name;   // of its output: the source's path below the run, with '-' for '/'
+  Index number = -1;  // the last number in its name; -1: there is none
+};
+
+Index last_number(std::string_view name) {
+  const std::size_t end = name.find_last_of("0123456789");
+  if (end == std::string_view::npos) return -1;
+  std::size_t begin = end;
+  while (begin > 0 && is_digits(name.substr(begin - 1, 1))) --begin;
+  return parse_number(name.substr(begin, end + 1 - begin)).value_or(-1);
+}
+
+// What the record says of a step.
+struct Done {
+  std::string source;
+  bool proven = false;  // this record's watch has converted it
+  bool then = false;    // --then has succeeded
+};
+
+// Waits after a failure, longer each time.
+struct Backoff {
+  Clock::time_point next;
+  Seconds wait{0};
+};
+
+extern "C" char** environ;
+
+// Runs a shell command and returns its exit code, or 128 plus the number of the signal that ended it.
+Result<int> run_shell(const std::string& command) {
+  std::fflush(nullptr);
+  std::string shell = "/bin/sh", option = "-c", text = command;
+  char* const argv[] = {shell.data(), option.data(), text.data(), nullptr};
+  pid_t child = 0;
+  if (const int error = ::posix_spawn(&child, shell.c_str(), nullptr, nullptr, argv, environ); error != 0)
+    return io_error(shell + ": " + std::strerror(error));
+  int status = 0;
+  while (::waitpid(child, &status, 0) < 0)
+    if (errno != EINTR) return io_error(std::string("waitpid: ") + std::strerror(errno));
+  return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+
+std::string replaced_braces(const std::string& command, const std::string& path) {
+  std::string out;
+  std::size_t at = 0;
+  for (std::size_t found; (found = command.find("{}", at)) != std::string::npos; at = found + 2)
+    out += command.substr(at, found - at) + shell_path(path);
+  return out + command.substr(at);
+}
+
+class Watch {
+ public:
+  explicit Watch(const WatchOptions& options) : options_(options), run_(options.source), root_(options.destination) {}
+
+  Result<int> run() {
+    TRY(prepare());
+    for (;;) {
+      const Status passed = pass();
+      if (options_.once && !passed) return passed.error();
+      if (options_.once) return failures_ > 0 ? 1 : 0;
+      if (!passed) tell("failed", {}, passed.error().message());
+      for (Seconds waited{0}; waited < Seconds(options_.interval) && !interrupted(); waited += Seconds(0.1))
+        std::this_thread::sleep_for(Seconds(0.1));
+      if (interrupted()) return 128 + ending_signal();
+    }
+  }
+
+ private:
+  Status prepare() {
+    if (!is_directory(run_)) return io_error(printable(run_) + ": not found, or not a directory");
+    if (!path_exists(root_)) TRY(make_directory(root_));
+    lock_ = TRY(DirectoryLock::take(root_));
+    if (!lock_->is_held()) return usage_error(printable(root_) + ": another reshard watch writes there");
+    is_file_ = TRY(find_format(options_.to))->is_file;
+    TRY(remove_leftovers(root_));
+    return read_record();
+  }
+
+  // Removes what an interrupted pass was removing.
+  static Status remove_leftovers(const std::string& directory) {
+    const auto entries = TRY(list_directory(directory));
+    for (const DirectoryEntry& entry : entries)
+      if (entry.name.starts_with(kRemoved)) TRY(remove(path_join(directory, entry.name)));
+    return {};
+  }
+  static Status remove(const std::string& path) { return is_directory(path) ? remove_tree(path) : remove_file(path); }
+
+  Status read_record() {
+    const std::string path = path_join(root_, kRecord);
+    if (!path_exists(path)) return {};
+    const Json json = TRY(parse_json(TRY(read_whole_file(path, kMaxRecordBytes)), path));
+    const std::span<const Json::Member> steps = TRY(json.get_object("steps").context(path));
+    for (const Json::Member& step : steps)
+      done_[step.key] = {std::string(TRY(step.value.get_string("source").context(path))),
+                         TRY(step.value.get_bool("proven").context(path)),
+                         TRY(step.value.get_bool("then").context(path))};
+    return {};
+  }
+
+  Status write_record() const {
+    Json steps = Json::object();
+    for (const auto& [name, done] : done_)
+      steps.set(
+          name,
+          Json::object().set("source", valid_utf8(done.source)).set("proven", done.proven).set("then", done.then));
+    return replace_file(path_join(root_, kRecord), to_text(Json::object().set("steps", std::move(steps)), 1) + "\n");
+  }
+
+  Status pass() {
+    failures_ = 0;
+    std::vector<Step> complete = TRY(list_steps());
+    std::erase_if(complete, [&](const Step& step) { return !is_complete(step); });
+    const std::set<std::string> kept = TRY(kept_names(complete));
+    for (const Step& step : complete) {
+      if (!kept.contains(step.name)) continue;
+      TRY(take(step));
+      if (interrupted()) return {};
+    }
+    if (options_.removes() && !complete.empty()) TRY(remove_others(complete, kept));
+    return {};
+  }
+
+  Result<std::vector<Step>> list_steps() const {
+    std::vector<Step> out;
+    for (const std::string& source : TRY(checkpoints_of_run(run_))) {
+      Step step{source, source.substr(std::min(source.size(), run_.size())), -1};
+      step.name.erase(0, step.name.find_first_not_of('/'));
+      std::replace(step.name.begin(), step.name.end(), '/', '-');
+      step.number = last_number(step.name);
+      if (step.name.empty() || step.number % options_.every != 0) continue;
+      out.push_back(std::move(step));
+    }
+    return out;
+  }
+
+  // Opens each step until it is complete once: there may be many.
+  bool is_complete(const Step& step) {
+    if (done_.contains(step.name) || complete_.contains(step.name)) return true;
+    if (!gap_of_checkpoint(step.source).empty()) return false;
+    complete_.insert(step.name);
+    return true;
+  }
+
+  Result<std::set<std::string>> kept_names(const std::vector<Step>& complete) const {
+    std::set<std::string> out;
+    std::set<std::string, std::less<>> best;
+    if (!options_.keep_best.empty())
+      for (const std::string& line : split(TRY(read_whole_file(options_.keep_best, kMaxRecordBytes)), '\n'))
+        best.insert(line);
+    const auto last = static_cast<std::size_t>(std::max<Index>(1, options_.keep_last));
+    for (std::size_t i = 0; i < complete.size(); ++i) {
+      const Step& step = complete[i];
+      const bool is_kept = !options_.removes() || i + last >= complete.size() ||
+                           (options_.keep_every > 0 && step.number % options_.keep_every == 0) ||
+                           best.contains(step.name) || best.contains(std::to_string(step.number));
+      if (is_kept) out.insert(step.name);
+    }
+    return out;
+  }
+
+  std::string output_of(const std::string& name) const { return path_join(root_, name + (is_file_ ? ".h5" : "")); }
+
+  // Converts a step and runs --then, if that is not done. A failure is reported, and tried again later.
+  Status take(const Step& step) {
+    const auto waits = failed_.find(step.name);
+    if (waits != failed_.end() && Clock::now() < waits->second.next) {
+      ++failures_;
+      return {};
+    }
+    const Status made = make(step);
+    if (made) {
+      failed_.erase(step.name);
+      return {};
+    }
+    if (interrupted()) return {};
+    ++failures_;
+    constexpr Seconds kLongest{3600};
+    Backoff& backoff = failed_[step.name];
+    backoff.wait = std::min(kLongest, std::max(Seconds(options_.interval), 2 * backoff.wait));
+    backoff.next = Clock::now() + std::chrono::duration_cast<Clock::duration>(backoff.wait);
+    tell("failed", step, made.error().message());
+    return {};
+  }
+
+  Status make(const Step& step) {
+    const std::string output = output_of(step.name);
+    if (path_exists(output) && !done_.contains(step.name)) {
+      if (!path_exists(path_join(output, kManifestFile)))
+        return usage_error(printable(output) + ": exists, and reshard watch has not written it; move it away");
+      done_[step.name] = {step.source, false, false};  // the record was lost
+    }
+    if (!path_exists(output)) {
+      const auto start = Clock::now();
+      ConvertOptions one = options_;
+      one.source = step.source;
+      one.destination = output;
+      one.resources.quiet = true;
+      one.as_json = false;
+      TRY(convert(one));
+      done_[step.name] = {step.source, true, false};
+      TRY(write_record());
+      tell("converted", step, human_seconds(Seconds(Clock::now() - start).count()));
+    }
+    Done& done = done_[step.name];
+    if (options_.then.empty() || done.then) return {};
+    const std::string command = replaced_braces(options_.then, output);
+    if (const int code = TRY(run_shell(command)); code != 0)
+      return io_error("'" + printable(command) + "' ended with exit code " + std::to_string(code));
+    done.then = true;
+    TRY(write_record());
+    tell("then", step, command);
+    return {};
+  }
+
+  Status remove_others(const std::vector<Step>& complete, const std::set<std::string>& kept) {
+    if (!gap_of_checkpoint(complete.back().source).empty()) return {};  // it has changed since; others may be needed
+    for (const Step& step : complete) {
+      if (kept.contains(step.name) || failed_.contains(step.name)) continue;
+      const auto done = done_.find(step.name);
+      if (done == done_.end()) continue;  // never converted here
+      if (const std::string output = output_of(step.name); path_exists(output)) TRY(remove_whole(output, step));
+      if (options_.prune_source && done->second.proven) TRY(remove_whole(step.source, step));
+    }
+    return {};
+  }
+
+  // Renames first, so that a half-removed checkpoint is not taken for one.
+  Status remove_whole(const std::string& path, const Step& step) {
+    const std::string away = path_join(parent_path(path), std::string(kRemoved) + base_name(path));
+    TRY(rename_no_replace(path, away));
+    TRY(remove(away));
+    tell("removed", step, path);
+    return {};
+  }
+
+  void tell(const std::string& event, const Step& step, const std::string& text) const {
+    if (options_.as_json) {
+      Json line = Json::object();
+      line.set("schema", "reshard.watch/1").set("event", event);
+      if (!step.name.empty())
+        line.set("step", step.number)
+            .set("source", valid_utf8(step.source))
+            .set("output", valid_utf8(output_of(step.name)));
+      std::printf("%s\n", to_text(line.set("text", valid_utf8(text)), 0).c_str());
+    } else if (!options_.resources.quiet || event == "failed") {
+      std::printf("%-10s%s%s%s\n", event.c_str(), printable(step.name).c_str(), step.name.empty() ? "" : "   ",
+                  printable(text).c_str());
+    }
+    std::fflush(stdout);
+  }
+
+  const WatchOptions& options_;
+  const std::string run_, root_;
+  std::optional<DirectoryLock> lock_;
+  bool is_file_ = false;              // an output is one file
+  std::map<std::string, Done> done_;  // by name, as below
+  std::set<std::string> complete_;    // steps whose sources have been complete
+  std::map<std::string, Backoff> failed_;
+  int failures_ = 0;  // of the current pass
+};
+
+Result<int> watch(const WatchOptions& options) {
+  if (options.prune_source && !options.removes())
+    return usage_error("--prune-source needs --keep-last, --keep-every or --keep-best, which say what stays");
+  TRY(options.conversion_options());  // fails now if the options are wrong
+  return Watch(options).run();
+}
+
+}  // namespace
+
+void add_watch(CommandLine& line) {
+  auto options = std::make_shared<WatchOptions>();
+  line.add_option("RUN", options->source, "Directory of the run, with a checkpoint per step").read().required();
+  line.add_option("DST", options->destination, "Directory of the outputs, one per step; created if missing").required();
+  options->add_format(line, "--to", "Format to write", false);
+  line.group("Steps");
+  line.add_option("--every", options->every, "Only steps that are a multiple of N")
+      .takes("N")
+      .within(Index{1}, Index{1} << 40)
+      .common();
+  line.add_option("--then", options->then, "Run this shell command on each output; {} is its path")
+      .takes("COMMAND")
+      .common();
+  line.add_option("--keep-last", options->keep_last, "Keep the last N steps' outputs and remove others")
+      .takes("N")
+      .within(Index{1}, Index{1} << 40)
+      .common();
+  line.add_option("--keep-every", options->keep_every, "Keep outputs of steps that are a multiple of N")
+      .takes("N")
+      .within(Index{1}, Index{1} << 40);
+  line.add_option("--keep-best", options->keep_best, "Keep outputs of the steps listed in FILE, one a line")
+      .takes("FILE")
+      .read();
+  line.add_flag("--prune-source", options->prune_source, "Also remove the sources of removed outputs");
+  line.group("Run");
+  line.add_flag("--once", options->once, "Make one pass and end; exits with 1 if a step failed").common();
+  line.add_option("--interval", options->interval, "Seconds between two looks at the run")
+      .takes("SECONDS")
+      .within_real(0.1, 1e6)
+      .shows_default();
+  line.add_flag("--json", options->as_json, "Print each event as a line of JSON");
+  options->add_changes(line);
+  line.examples({{"reshard watch outputs models --to hf --then 'evaluate {}'", ""},
+                 {"reshard watch outputs models --to hf --every 1000 --keep-last 3 --once", "from cron"}});
+  line.description(
+      "Each complete step is converted and proven as by 'reshard convert', oldest first, and appears in DST under its "
+      "own name. A failed step is reported and tried again, less and less often; the others go on. After a kill, the "
+      "same command resumes. The newest complete step is never removed, nor a step that was not converted.");
+  line.action([options] { return watch(*options); });
+}
+
+}  // namespace reshard::tools
