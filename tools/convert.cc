@@ -183,7 +183,8 @@ Result<int> convert(const ConvertOptions& options) {
     recorded += ", " + count_of(outcome.digests, "digest") + " of the source's manifest verified";
   print_row("proof", with_commas(n) + " of " + count_of(n, "tensor") + ": every element has one source" +
                          (recorded.empty() ? ", the source records no checksums" : recorded) +
-                         ", digests in reshard_manifest.json" + (conversion.target().is_file() ? " in the file" : ""));
+                         ", digests in reshard_manifest.json" +
+                         (conversion.target().single_file() ? " in the file" : ""));
   if (const auto& identity = conversion.identity()) {
     const ModelConfig& config = *conversion.names().model.config;
     print_row("", (config.architecture.empty() ? config.model_type : config.architecture) + ", " +

@@ -80,9 +80,12 @@ struct Partial {
   Index filled = 0;
 };
 
-class Hdf5Target : public Target {
+class Hdf5Target : public Target, private DataEncoder, private SingleFile {
  public:
-  explicit Hdf5Target(LayoutRequest request) : request_(std::move(request)) {}
+  explicit Hdf5Target(LayoutRequest request) : request_(std::move(request)) {
+    if (level() > 0) encoder_ = this;
+    single_file_ = this;
+  }
   ~Hdf5Target() override {
     const LibraryLock lock;
     close();
@@ -91,20 +94,20 @@ class Hdf5Target : public Target {
   Status lay_out();
   bool wants_crcs() const override { return false; }
   Status seal(const PayloadCrc& crc, const EmitBytes& emit) const override;
-  bool is_file() const override { return true; }
+
+ private:
   bool is_own_file(const std::string& path) const override {
     const auto place = PathSnapshot::look(path);
     return place && is_hdf5_file(*place);
   }
   Status add_side_file(const std::string& name, std::string_view contents) override;
-  bool encodes() const override { return level() > 0; }
+  Index sealed_size() const override { return image_->end; }
+
   Status encode(Index offset, Bytes bytes, const EmitChunk& emit) override;
   Index chunk_count() const override { return chunks_; }
   Result<Index> place(const EncodedChunk& chunk) override;
-  Index worker_bytes() const override { return encodes() ? 2 * kChunkBytes + encoder_bytes() : 0; }
-  Index sealed_size(std::uint32_t) const override { return image_->end; }
+  Index worker_bytes() const override { return 2 * kChunkBytes + encoder_bytes(); }
 
- private:
   int level() const { return request_.compression.zstd_level; }
   Index encoder_bytes() const { return ChunkEncoder::memory(level(), kChunkBytes); }
   Status create_file();
@@ -204,16 +207,16 @@ Status Hdf5Target::add_tensor(const TargetTensor& wanted, const std::string& pat
   Item item;
   item.tensor = catalog_.tensors().size();
   // The library supports no chunks for scalars and for empty tensors.
-  if (encodes() && wanted.shape.rank() > 0 && *elements > 0)
+  if (encoder() && wanted.shape.rank() > 0 && *elements > 0)
     item.chunking = chunking_of(wanted.shape, byte_size(wanted.dtype));
   item.dataset = TRY(create_dataset(path, wanted.dtype, wanted.shape, item.chunking ? &*item.chunking : nullptr));
   TRY(describe(item.dataset, wanted.name, path, wanted.path));
   if (needs_attribute(wanted.dtype))
     TRY(write_text_attribute(item.dataset.get(), kDTypeAttribute, info(wanted.dtype).torch_name));
   if (!item.chunking && *elements > 0) item.address = TRY(address_of(item.dataset, wanted.name));
-  item.begin = encodes() ? catalog_.files[0].size : item.address;
+  item.begin = encoder() ? catalog_.files[0].size : item.address;
   tensor.fragments.add(whole(wanted.shape), {0, item.begin, tensor.bytes()});
-  if (encodes()) {
+  if (encoder()) {
     const auto end = checked_add(item.begin, tensor.bytes());
     const auto next = end ? checked_round_up(*end, File::kDirectUnit) : std::nullopt;
     if (!next) return unsupported(tensor_text(wanted.name) + ": 2^63 bytes or more in all");
@@ -244,7 +247,7 @@ Status Hdf5Target::lay_out() {
   PathMaker paths(names);
   for (const TargetTensor& tensor : request_.tensors) TRY(add_tensor(tensor, paths.path_of(tensor.name)));
   for (std::size_t i = 0; i < request_.blobs.size(); ++i) TRY(add_blob(request_.blobs[i], static_cast<Index>(i)));
-  if (!encodes()) catalog_.files[0].size = image_->end;
+  if (!encoder()) catalog_.files[0].size = image_->end;
   return {};
 }
 

@@ -21,16 +21,4 @@ Result<std::optional<std::string>> Reader::side_file_start(const std::string& na
   return std::optional<std::string>();
 }
 
-Status Target::add_side_file(const std::string& name, std::string_view) {
-  return internal_error("'" + printable(name) + "': this format has files of their own for such things");
-}
-
-Result<Index> Target::place(const EncodedChunk& chunk) {
-  return internal_error("chunk " + std::to_string(chunk.number) + ": this format stores bytes as they are");
-}
-
-Status Target::encode(Index offset, Bytes, const EmitChunk&) {
-  return internal_error("bytes at " + std::to_string(offset) + " to encode: this format stores them as they are");
-}
-
 }  // namespace reshard

@@ -130,9 +130,38 @@ struct EncodedChunk {
 };
 using EmitChunk = std::function<Status(const EncodedChunk& chunk, Bytes stored)>;
 
+// How a target stores its tensor data encoded. The catalog's extents are then offsets in an image of the plain data,
+// which is passed to encode() instead of being written to the file.
+class DataEncoder {
+ public:
+  virtual ~DataEncoder() = default;
+  // Encodes bytes of the image from `offset` on and emits the chunks that they complete. Calls may come in any order,
+  // with each byte once; one rank must pass all bytes of a tensor. Thread-safe.
+  virtual Status encode(Index offset, Bytes bytes, const EmitChunk& emit) = 0;
+  virtual Index chunk_count() const = 0;
+  // Returns the file offset of a chunk. Called on one rank, for all chunks in the order of their numbers.
+  virtual Result<Index> place(const EncodedChunk& chunk) = 0;
+  virtual Index worker_bytes() const = 0;  // memory that encode() takes on each thread
+};
+
+// An output that is a single file at the destination path instead of a directory.
+class SingleFile {
+ public:
+  virtual ~SingleFile() = default;
+  // Returns whether the file at `path` is of this format and may be replaced.
+  virtual bool is_own_file(const std::string& path) const = 0;
+  // Stores a side file inside the output. Call before seal().
+  virtual Status add_side_file(const std::string& name, std::string_view contents) = 0;
+  // Returns the length of the sealed file, which differs from the catalog's if data was encoded or added.
+  virtual Index sealed_size() const = 0;
+};
+
 // A planned output: every file, size, offset and length is fixed.
 class Target {
  public:
+  Target() = default;
+  Target(const Target&) = delete;
+  Target& operator=(const Target&) = delete;
   virtual ~Target() = default;
   const Catalog& catalog() const { return catalog_; }  // its root is empty: the caller chooses the directory
   // Returns whether seal() needs payload checksums. They cost a pass over the bytes while these are in cache.
@@ -148,29 +177,19 @@ class Target {
   // Returns whether the files of tensors have LayoutRequest::header_metadata.
   virtual bool holds_header_metadata() const { return false; }
 
-  // Returns whether the output is a single file at the destination path instead of a directory.
-  virtual bool is_file() const { return false; }
-  // For single-file outputs: returns whether the file at `path` is of this format and may be replaced.
-  virtual bool is_own_file(const std::string&) const { return false; }
-  // Stores a side file inside the output, for formats without files next to the tensors. Call before seal().
-  virtual Status add_side_file(const std::string& name, std::string_view contents);
+  DataEncoder* encoder() const { return encoder_; }     // null: tensor data is stored as it is
+  SingleFile* single_file() const { return single_file_; }  // null: the output is a directory
 
-  // Returns whether tensor data is stored encoded. The catalog's extents are then offsets in an image of the plain
-  // data, which is passed to encode() instead of being written to the file.
-  virtual bool encodes() const { return false; }
-  // Encodes bytes of the image from `offset` on and emits the chunks that they complete. Calls may come in any order,
-  // with each byte once; one rank must pass all bytes of a tensor. Thread-safe.
-  virtual Status encode(Index offset, Bytes bytes, const EmitChunk& emit);
-  virtual Index chunk_count() const { return 0; }
-  // Returns the file offset of a chunk. Called on one rank, for all chunks in the order of their numbers.
-  virtual Result<Index> place(const EncodedChunk& chunk);
-  virtual Index worker_bytes() const { return 0; }  // memory that encode() takes on each thread
-
-  // Returns the length of a sealed file, which differs from the catalog's if data was encoded or added.
-  virtual Index sealed_size(std::uint32_t file) const { return catalog_.files[file].size; }
+  // Returns the length of a sealed file.
+  Index sealed_size(std::uint32_t file) const {
+    return single_file_ ? single_file_->sealed_size() : catalog_.files[file].size;
+  }
 
  protected:
   Catalog catalog_;
+  // Parts of the target itself, or null.
+  DataEncoder* encoder_ = nullptr;
+  SingleFile* single_file_ = nullptr;
 };
 
 // Which copy of the parameters is the model, in a training state that has two.

@@ -110,7 +110,8 @@ Result<std::unique_ptr<Conversion>> Conversion::prepare(Reader& source, const Fo
   if (d.merge) write_as(*d.merge, c->target_view(), c->draft_.view.catalog);
   c->plan_ = TRY(make_plan(d.view.catalog, c->target_view()));  // and which box goes where
   c->options_.run.kept_bytes = c->kept_bytes();
-  c->options_.run.worker_bytes = c->target_->worker_bytes() + d.requantized.worker_bytes +
+  const DataEncoder* const encoder = c->target_->encoder();
+  c->options_.run.worker_bytes = (encoder ? encoder->worker_bytes() : 0) + d.requantized.worker_bytes +
                                  (d.unpacking ? d.unpacking->worker_bytes() : 0) +
                                  (d.merge ? merge_bytes(*d.merge) : 0);
   return c;
@@ -175,7 +176,8 @@ Index Conversion::kept_bytes() const {
     if (target_->wants_crcs()) out += (mine.kept - 1) * CrcLedger::kExtentBytes;
   }
   out += (std::min(most.kept, 2 * Journal::kEntries) + most.read) * Journal::kEntryBytes;
-  if (target_->encodes()) out += EncodedChunks::memory(*target_, rank_count(options_.run.ranks));
+  if (const DataEncoder* const encoder = target_->encoder())
+    out += EncodedChunks::memory(*encoder, rank_count(options_.run.ranks));
   return out;
 }
 

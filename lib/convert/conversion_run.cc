@@ -82,7 +82,7 @@ Result<Conversion::Outcome> Conversion::run(OutputPath destination) {
   for (std::string& path : inputs()) destination.inputs.push_back(std::move(path));
   // The journal records neither the inputs of computed tensors nor the offsets of compressed data.
   std::optional<Continuation> continuation;
-  if (!origin.computes() && !target_->encodes()) {
+  if (!origin.computes() && !target_->encoder()) {
     continuation.emplace();
     continuation->resume = options_.resume;
     std::string text;

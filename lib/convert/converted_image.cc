@@ -85,11 +85,11 @@ Index ConvertedImage::newest_ns() const { return std::max(data_.newest_ns(), oth
 
 // Adds the files inside an output that is one file. The digests in its manifest are zeros until it is read.
 Status ConvertedImage::add_files_inside() {
-  Target& target = *conversion_.target_;
-  if (!target.is_file() || target.encodes()) return {};
-  for (const SideFile& file : TRY(conversion_.side_files())) TRY(target.add_side_file(file.name, TRY(file.read())));
+  SingleFile* const file = conversion_.target_->single_file();
+  if (!file || conversion_.target_->encoder()) return {};
+  for (const SideFile& side : TRY(conversion_.side_files())) TRY(file->add_side_file(side.name, TRY(side.read())));
   const std::string text = manifest(conversion_, std::vector<TensorProof>(conversion_.plan_.tensors.size()));
-  TRY(target.add_side_file(std::string(kManifestFile), text));
+  TRY(file->add_side_file(std::string(kManifestFile), text));
   manifest_inside_ = TRY(find_sealed(text));  // its size is final now
   return {};
 }

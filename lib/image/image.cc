@@ -61,7 +61,7 @@ class Image::Lease {
 };
 
 Result<std::vector<Image::FileEntry>> Image::files_of(const Target& target) {
-  if (target.encodes())
+  if (target.encoder())
     return unsupported("what is compressed cannot be read before it is written: leave the compression out");
   std::vector<FileEntry> files;
   for (std::uint32_t f = 0; f < target.catalog().files.size(); ++f)

@@ -17,23 +17,23 @@ constexpr Index kHeldBytes = Index{4} << 20;  // of chunks waiting in memory
 
 }  // namespace
 
-EncodedChunks::EncodedChunks(Target& target, Transport* ranks, std::string spool, Write write)
-    : target_(target),
+EncodedChunks::EncodedChunks(DataEncoder& encoder, Transport* ranks, std::string spool, Write write)
+    : encoder_(encoder),
       ranks_(ranks),
       is_first_(rank_of(ranks) == 0),
       spool_path_(std::move(spool)),
       write_(std::move(write)) {}
 
-Index EncodedChunks::memory(const Target& target, int ranks) {
+Index EncodedChunks::memory(const DataEncoder& encoder, int ranks) {
   // For each waiting chunk, and on the first rank for the descriptions of all ranks' chunks.
   constexpr Index kChunk = sizeof(Waiting) + 6 * sizeof(Index) + 2 * sizeof(EncodedChunk) + 2 * sizeof(Index);
-  return kHeldBytes + (ranks > 1 ? target.chunk_count() * kChunk : 0);
+  return kHeldBytes + (ranks > 1 ? encoder.chunk_count() * kChunk : 0);
 }
 
 // Requires the lock, and chunks in order; for the first rank.
 Result<Index> EncodedChunks::next_place(const EncodedChunk& chunk) {
   ++next_;
-  return target_.place(chunk);
+  return encoder_.place(chunk);
 }
 
 Status EncodedChunks::add(const EncodedChunk& chunk, Bytes stored) {
@@ -93,14 +93,14 @@ Status EncodedChunks::finish() {
       if (chunk.number != next_) break;
       places.push_back(TRY(next_place(chunk)));
     }
-    if (next_ != target_.chunk_count()) return internal_error("a chunk of the output was not written completely");
+    if (next_ != encoder_.chunk_count()) return internal_error("a chunk of the output was not written completely");
   }
   // The offsets of the last chunks.
   const Bytes bytes = std::as_bytes(std::span(places));
   const std::string told = TRY(broadcast(ranks_, std::string(as_string(bytes))));
   places.resize(told.size() / sizeof(Index));
   if (!told.empty()) std::memcpy(places.data(), told.data(), told.size());
-  const Index first = target_.chunk_count() - std::ssize(places);
+  const Index first = encoder_.chunk_count() - std::ssize(places);
   return parallel_for(std::ssize(mine), thread_count(0), [&](int, Index k) -> Status {
     const Index number = mine[static_cast<std::size_t>(k)].number;
     return write_waiting(places[static_cast<std::size_t>(number - first)], waiting_.at(number));

@@ -25,8 +25,8 @@ class EncodedChunks {
   // Writes bytes at an offset of the output's file. Must be thread-safe.
   using Write = std::function<Status(Index offset, Bytes bytes)>;
 
-  // `spool` is the path of a new file. All ranks create one object. `target` and `ranks` must outlive it.
-  EncodedChunks(Target& target, Transport* ranks, std::string spool, Write write);
+  // `spool` is the path of a new file. All ranks create one object. `encoder` and `ranks` must outlive it.
+  EncodedChunks(DataEncoder& encoder, Transport* ranks, std::string spool, Write write);
 
   // Adds a chunk encoded by this rank. Thread-safe.
   Status add(const EncodedChunk& chunk, Bytes stored);
@@ -34,8 +34,8 @@ class EncodedChunks {
   // Writes the waiting chunks. Every rank must call it after its last add(). Fails if a chunk is missing.
   Status finish();
 
-  // Returns the memory in bytes that one of `ranks` ranks needs for `target`.
-  static Index memory(const Target& target, int ranks);
+  // Returns the memory in bytes that one of `ranks` ranks needs for `encoder`.
+  static Index memory(const DataEncoder& encoder, int ranks);
 
  private:
   struct Waiting {
@@ -47,7 +47,7 @@ class EncodedChunks {
   Status write_what_follows(std::unique_lock<std::mutex>& lock);
   Status write_waiting(Index place, const Waiting& waiting) const;
 
-  Target& target_;
+  DataEncoder& encoder_;
   Transport* const ranks_;
   const bool is_first_;  // whether this is the rank that assigns offsets
   const std::string spool_path_;

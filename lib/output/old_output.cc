@@ -71,10 +71,11 @@ Result<OldOutput> replaceable_directory(const OutputPath& to, const std::string&
 }
 
 Result<OldOutput> replaceable(const OutputPath& to, const std::string& destination, const Target& target) {
-  if (!target.is_file()) return replaceable_directory(to, destination);
+  const SingleFile* const file = target.single_file();
+  if (!file) return replaceable_directory(to, destination);
   TRY(check_not_mounted(destination));
   OldOutput old = TRY(look_at_old(destination));
-  if (old.self.is_regular() && target.is_own_file(destination)) return old;
+  if (old.self.is_regular() && file->is_own_file(destination)) return old;
   return usage_error(destination + ": the destination is not a file of this format" + std::string(kRefusal));
 }
 

@@ -129,7 +129,7 @@ Result<std::unique_ptr<Output>> Output::create(OutputPath destination, Target& t
                     ": rank 0 made it, but it is not to be seen from here: all ranks need the destination under the "
                     "same path, on a file system that they share");
   if (out->continuation_) out->make_journal();
-  if (target.encodes()) out->make_chunks();
+  if (target.encoder()) out->make_chunks();
   return out;
 }
 
@@ -148,7 +148,7 @@ Status Output::prepare(Space space) {
   for (const CatalogFile& f : target_.catalog().files) {
     File file = TRY(File::create(path_join(work_, f.path)));
     // The length of encoded data is not known yet.
-    if (!target_.encodes()) TRY(space == Space::kReserved ? file.allocate(f.size) : file.set_length(f.size));
+    if (!target_.encoder()) TRY(space == Space::kReserved ? file.allocate(f.size) : file.set_length(f.size));
     TRY(file.close());
   }
   return {};
@@ -292,7 +292,7 @@ Result<bool> Output::write(const FragmentList& fragments, const FragmentIndex& i
     if (held != group.length()) {
       const auto file = TRY(files_.open(file_path(group.extent.file)));
       const auto write_run = [&](Index begin, Bytes run) -> Status {
-        if (target_.encodes()) return encode(group.extent.offset + begin, run);
+        if (target_.encoder()) return encode(group.extent.offset + begin, run);
         add_sum(group.extent, begin, run);
         TRY(file->write_at(group.extent.offset + begin, run));
         written_[group.extent.file] = unsynced_[group.extent.file] = true;
@@ -315,7 +315,7 @@ Result<bool> Output::write(const FragmentList& fragments, const FragmentIndex& i
                  p.strides);
       bytes = packed;
     }
-    if (target_.encodes()) {
+    if (target_.encoder()) {
       TRY(encode(group.extent.offset + group.begin, bytes));
       continue;
     }
@@ -333,12 +333,12 @@ Result<bool> Output::write(const FragmentList& fragments, const FragmentIndex& i
 
 void Output::make_chunks() {
   const std::string spool = std::string(kMarker) + "-chunks." + std::to_string(rank_of(ranks_));
-  chunks_ = std::make_unique<EncodedChunks>(target_, ranks_, path_join(work_, spool),
+  chunks_ = std::make_unique<EncodedChunks>(*target_.encoder(), ranks_, path_join(work_, spool),
                                             [this](Index place, Bytes stored) { return put(0, place, stored, {}); });
 }
 
 Status Output::encode(Index offset, Bytes bytes) {
-  return target_.encode(offset, bytes,
+  return target_.encoder()->encode(offset, bytes,
                         [&](const EncodedChunk& chunk, Bytes stored) { return chunks_->add(chunk, stored); });
 }
 
@@ -375,7 +375,7 @@ Status Output::put(std::uint32_t f, Index offset, Bytes bytes, MutableBytes scra
 }
 
 Status Output::add_file(const std::string& name, std::string_view contents) {
-  if (target_.is_file()) return target_.add_side_file(name, contents);
+  if (SingleFile* const file = target_.single_file()) return file->add_side_file(name, contents);
   const std::string path = path_join(work_, name), directory = parent_path(path);
   if (!path_exists(directory)) TRY(make_directory(directory));
   File file = TRY(File::create(path));
@@ -388,9 +388,9 @@ Status Output::add_file(const std::string& name, std::string_view contents) {
 Status Output::add_text(const std::string& name, const std::function<void(const EmitText& emit)>& tell) {
   constexpr std::size_t kStretch = std::size_t{1} << 20;
   std::string held;
-  if (target_.is_file()) {
+  if (SingleFile* const file = target_.single_file()) {
     tell([&](std::string_view part) { held += part; });
-    return target_.add_side_file(name, held);
+    return file->add_side_file(name, held);
   }
   File file = TRY(File::create(path_join(work_, name)));
   Status status;
@@ -474,7 +474,7 @@ Status Output::seal() {
   std::vector<std::string> all;
   for (std::uint32_t f = 0; f < target_.catalog().files.size(); ++f) {
     all.push_back(file_path(f));
-    if (target_.sealed_size(f) != target_.catalog().files[f].size || target_.encodes())
+    if (target_.sealed_size(f) != target_.catalog().files[f].size || target_.encoder())
       TRY(TRY(files_.open(all.back()))->set_length(target_.sealed_size(f)));
   }
   TRY(sync_files(files_, all));
@@ -511,9 +511,9 @@ Result<bool> Output::take_place(const std::string& made) {
 Error Output::keep_finished(const std::string& made, const Error& error) {
   if (!remove_markers(around())) return error;
   made_work_ = made_publishing_ = false;
-  if (!target_.is_file() && (!rename_no_replace(made, work_) || !remove_directory(publishing_)))
+  if (!target_.single_file() && (!rename_no_replace(made, work_) || !remove_directory(publishing_)))
     return {error.code(), error.message() + ". The finished output is " + made + ": move it to where it is wanted"};
-  return {error.code(), error.message() + ". The finished output is " + (target_.is_file() ? made : work_) +
+  return {error.code(), error.message() + ". The finished output is " + (target_.single_file() ? made : work_) +
                             ": move it to where it is wanted"};
 }
 
@@ -544,8 +544,8 @@ Status Output::move_aside(const std::string& made) {
 // Moves the finished directory or file to the destination. If that cannot be made durable it is undone: after an error
 // the destination is what it was before.
 Status Output::publish() {
-  const std::string made = target_.is_file() ? file_path(0) : path_join(publishing_, "output");
-  if (!target_.is_file()) TRY(move_aside(made));
+  const std::string made = target_.single_file() ? file_path(0) : path_join(publishing_, "output");
+  if (!target_.single_file()) TRY(move_aside(made));
   const bool replaces = TRY(take_place(made));
   Status lasting = sync_directory(parent_path(destination_));
   if (lasting) {

@@ -75,7 +75,7 @@ class Output {
                      Bytes data, MutableBytes scratch, std::vector<CrcPiece>* sums = nullptr);
 
   // Returns whether all of a tensor must be written by one rank.
-  bool keeps_tensors_whole() const { return target_.encodes(); }
+  bool keeps_tensors_whole() const { return target_.encoder() != nullptr; }
 
   // Assigns offsets to encoded data. Every rank must call it after its last write().
   Status finish_data() { return chunks_ ? chunks_->finish() : Status(); }
@@ -127,7 +127,7 @@ class Output {
   Result<bool> take_place(const std::string& made);
   Error keep_finished(const std::string& made, const Error& error);
   Status remove_old(const std::string& made);
-  const std::string& around() const { return target_.is_file() ? work_ : publishing_; }
+  const std::string& around() const { return target_.single_file() ? work_ : publishing_; }
   void make_chunks();
   Status encode(Index offset, Bytes bytes);
   Status put(std::uint32_t file, Index offset, Bytes bytes, MutableBytes scratch);

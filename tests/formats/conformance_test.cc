@@ -66,7 +66,7 @@ class Conformance : public testing::TestWithParam<const Format*> {
   void write(const std::string& path) {
     auto target = format().lay_out(request_for(format(), values_));
     ASSERT_TRUE(target) << target.error().message();
-    EXPECT_EQ((*target)->is_file(), format().is_file);
+    EXPECT_EQ((*target)->single_file() != nullptr, format().is_file);
     write_target(values_, **target, path);
   }
   // Everything that reading it comes to: an error, or the values.

@@ -294,17 +294,21 @@ TEST(Output, KeepsTheOldOneUntilTheNewOneIsThere) {
 // ---- a destination that changes while the job runs
 
 // A target that is a file of eight bytes.
-class FileTarget : public Target {
+class FileTarget : public Target, private SingleFile {
  public:
   FileTarget() {
+    single_file_ = this;
     const TestTarget whole = small_target();
     EXPECT_TRUE(catalog_.add(whole.catalog().tensors()[0]));
     catalog_.files = {{"data", 8}};
   }
   bool wants_crcs() const override { return false; }
   Status seal(const PayloadCrc&, const EmitBytes&) const override { return {}; }
-  bool is_file() const override { return true; }
+
+ private:
   bool is_own_file(const std::string& path) const override { return text_of(path) == "old"; }
+  Status add_side_file(const std::string&, std::string_view) override { return {}; }
+  Index sealed_size() const override { return 8; }
 };
 
 // Commits after `meanwhile`; what it said.
