@@ -10,8 +10,7 @@
 #include "lib/base/file.h"
 #include "lib/base/storage/url.h"
 #include "lib/base/text.h"
-#include "tools/commands.h"
-#include "tools/help.h"
+#include "tools/host.h"
 
 namespace reshard::tools {
 namespace {
@@ -289,6 +288,27 @@ Option CommandLine::add_flag(const std::string& name, bool& value, const std::st
   return with_hints(app_.add_flag(name, value, help));
 }
 
+Option CommandLine::add_words(const std::string& name, const WordTexts& rows, bool repeats, const std::string& fallback,
+                              const std::string& help, std::function<void(std::size_t)> take) {
+  std::vector<std::string> words, meanings;
+  for (const TextRow& row : rows) {
+    words.push_back(row.name);
+    if (!row.text.empty()) meanings.push_back(row.text);
+  }
+  const auto take_word = [words, take = std::move(take)](const std::string& word) {
+    take(static_cast<std::size_t>(std::find(words.begin(), words.end(), word) - words.begin()));
+  };
+  const auto take_all = [take_word](const std::vector<std::string>& given) {
+    std::for_each(given.begin(), given.end(), take_word);
+  };
+  CLI::Option* const option = repeats ? app_.add_option_function<std::vector<std::string>>(name, take_all, help)
+                                      : app_.add_option_function<std::string>(name, take_word, help);
+  option->check(CLI::Validator(refuse_empty, ""))->default_function([fallback] { return fallback; });
+  Option out = with_hints(option);
+  out.one_of(std::move(words)).means(std::move(meanings));
+  return out;
+}
+
 Option CommandLine::option(const std::string& name) {
   // get_option() would end the process where there is no memory.
   return with_hints(app_.get_options([&](const CLI::Option* o) { return o->check_name(name); }).at(0));
@@ -314,7 +334,7 @@ struct Parser {
   explicit Parser(const Program& it) : program(it), app(it.summary) {
     app.name("reshard");
     app.formatter_fn([this](const CLI::App* of, const std::string&, CLI::AppFormatMode mode) {
-      return help_text(program, texts(), of == &app ? "" : of->get_name(), mode == CLI::AppFormatMode::All);
+      return program.help(program, texts(), of == &app ? "" : of->get_name(), mode == CLI::AppFormatMode::All);
     });
     app.set_help_flag("-h", "Show a summary")->group("Help");
     app.set_help_all_flag("--help", "Show all options")->group("Help");

@@ -7,6 +7,7 @@
 #include <initializer_list>
 #include <map>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -67,6 +68,19 @@ class Option {
   OptionHints* hints_;
 };
 
+// A row of a table in help texts and manual pages: {"NO_COLOR", "Do not color the output"}.
+struct TextRow {
+  std::string name, text;
+};
+
+// A word that an option accepts, the value it stands for, and, for help texts, what it means.
+template <class T>
+struct Choice {
+  std::string word;
+  T value;
+  std::string meaning = {};
+};
+
 // A command to paste, and what it does: {"reshard inspect step-1000", "show what it contains"}.
 struct Example {
   std::string line, comment;  // the comment may be empty
@@ -95,6 +109,22 @@ class CommandLine {
   Option add_option(const std::string& name, std::size_t& value, const std::string& help);
   Option add_option(const std::string& name, double& value, const std::string& help);
   Option add_flag(const std::string& name, bool& value, const std::string& help);
+  // An option that takes one of a few words, and sets `value` to what the word stands for.
+  template <class T>
+  Option add_choice(const std::string& name, T& value, std::vector<Choice<T>> choices, const std::string& help) {
+    std::string fallback;
+    for (const Choice<T>& choice : choices)
+      if (choice.value == value) fallback = choice.word;
+    return add_words(name, texts_of(choices), false, fallback, help,
+                     [&value, choices](std::size_t i) { value = choices[i].value; });
+  }
+  // The same for an option that may be given several words.
+  template <class T>
+  Option add_choices(const std::string& name, std::set<T>& values, std::vector<Choice<T>> choices,
+                     const std::string& help) {
+    return add_words(name, texts_of(choices), true, "", help,
+                     [&values, choices](std::size_t i) { values.insert(choices[i].value); });
+  }
   Option option(const std::string& name);  // one that was added
   void description(const std::string& text);
   void examples(std::vector<Example> examples);
@@ -102,6 +132,16 @@ class CommandLine {
   void action(Action action);
 
  private:
+  using WordTexts = std::vector<TextRow>;  // words and their meanings
+  template <class T>
+  static WordTexts texts_of(const std::vector<Choice<T>>& choices) {
+    WordTexts out;
+    for (const Choice<T>& choice : choices) out.push_back({choice.word, choice.meaning});
+    return out;
+  }
+  // `take` receives the index of each word that is given.
+  Option add_words(const std::string& name, const WordTexts& words, bool repeats, const std::string& fallback,
+                   const std::string& help, std::function<void(std::size_t)> take);
   Option with_hints(CLI::Option* option);
 
   CLI::App& app_;
@@ -138,21 +178,6 @@ struct ParsedLine {
   std::optional<Error> error;  // what is wrong with the line
 };
 
-// A row of a table in help texts and manual pages: {"NO_COLOR", "Do not color the output"}.
-struct TextRow {
-  std::string name, text;
-};
-
-// The whole of a program's command line.
-struct Program {
-  std::string summary;
-  std::span<const Command> commands;
-  std::function<void(CommandLine&)> common;  // adds the options of all commands
-  std::function<std::string(bool json)> version;
-  std::vector<TextRow> exit_codes, environment, files;
-};
-ParsedLine parse_command_line(int argc, char** argv, const Program& program);
-
 // What help texts, completions and manual pages are made of.
 struct OptionText {
   std::vector<std::string> names;  // "-q", "--quiet"; "SRC" of a positional argument
@@ -168,6 +193,20 @@ struct CommandText {
   CommandNotes notes;
   std::vector<OptionText> options;
 };
+// The whole of a program's command line.
+struct Program {
+  std::string summary;
+  std::span<const Command> commands;
+  std::function<void(CommandLine&)> common;  // adds the options of all commands
+  std::function<std::string(bool json)> version;
+  // Returns the help of one of `commands` (describe()), or of the program if the name is empty (help.h).
+  std::function<std::string(const Program& program, const std::vector<CommandText>& commands, const std::string& name,
+                            bool is_whole)>
+      help;
+  std::vector<TextRow> exit_codes, environment, files;
+};
+ParsedLine parse_command_line(int argc, char** argv, const Program& program);
+
 // Returns the program itself, then its commands, each with the options of all commands at the end.
 std::vector<CommandText> describe(const Program& program);
 

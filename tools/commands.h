@@ -4,8 +4,6 @@
 #pragma once
 
 #include <atomic>
-#include <functional>
-#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -15,10 +13,7 @@
 #include "lib/base/result.h"
 #include "lib/layout/box.h"
 #include "tools/command_line.h"
-
-namespace reshard {
-class Device;
-}
+#include "tools/host.h"
 
 namespace reshard::tools {
 
@@ -26,40 +21,9 @@ namespace reshard::tools {
 // (confine.h).
 int run_program(int argc, char** argv, bool owns_process = false);
 
-// The environment variables that commands read, with their values.
-using Environment = std::map<std::string, std::string>;
-// Reads those of the process. No other thread may change the environment meanwhile; within Python the caller holds the
-// GIL.
-Environment process_environment_of_commands();
-// Returns a variable of the host, or of the process in the program; empty if it is not set.
-std::string environment_variable(const std::string& name);
-
-// A program that calls commands (tools/python) and takes their output.
-struct Host {
-  Index resident = 0;                            // bytes that the process holds already; --memory comes on top
-  Environment environment;                       // as of the beginning of the call, because other threads may change it
-  const std::atomic<bool>* interrupt = nullptr;  // ends a command when set
-  std::function<void(Index done, Index total)> progress;  // bytes; called from any thread
-  std::function<Result<Device*>(const std::string&, Index)>
-      device;          // opens a device by name and memory cap (open_device)
-  std::string answer;  // the JSON of --json
-};
 // Runs a command with these words ("step-1000", "--json") in this thread and returns its exit code. Prints nothing if
 // --json or --quiet is among them.
 Result<int> run_for(Host& caller, const std::string& command, const std::vector<std::string>& words);
-// Returns the host of this thread; null in the program.
-Host* host();
-// Sets the host of this thread until the scope ends.
-class HostScope {
- public:
-  explicit HostScope(Host& caller);
-  ~HostScope();
-  HostScope(const HostScope&) = delete;
-  HostScope& operator=(const HostScope&) = delete;
-
- private:
-  Host* before_;
-};
 
 // Each adds the options and the action of a subcommand.
 void add_inspect(CommandLine& line);

@@ -83,8 +83,6 @@ void add_common(CommandLine& line) {
                  {"mpirun -n 8 reshard convert step-1000 model --to hf", "on many machines: docs/cluster.md"}});
 }
 
-thread_local Host* current_host = nullptr;
-
 bool uses_gpu(const ParsedLine& line) {
   const auto given = line.values.find("--device");
   return given != line.values.end() && given->second.back() != "cpu";
@@ -133,6 +131,7 @@ const Program& program() {
                              kCommands,
                              add_common,
                              version_text,
+                             help_text,
                              kExitCodes,
                              kEnvironment,
                              kFiles};
@@ -144,23 +143,6 @@ std::vector<std::string> command_names() {
   for (const Command& command : kCommands) out.emplace_back(command.name);
   return out;
 }
-
-Environment process_environment_of_commands() {
-  Environment out;
-  for (const char* name : {"RESHARD_MEMORY", "TMPDIR"})
-    if (const char* value = process_environment(name)) out.emplace(name, value);
-  return out;
-}
-
-std::string environment_variable(const std::string& name) {
-  const Environment all = host() ? host()->environment : process_environment_of_commands();
-  const auto found = all.find(name);
-  return found == all.end() ? "" : found->second;
-}
-
-Host* host() { return current_host; }
-HostScope::HostScope(Host& caller) : before_(current_host) { current_host = &caller; }
-HostScope::~HostScope() { current_host = before_; }
 
 Result<int> run_for(Host& caller, const std::string& command, const std::vector<std::string>& words) {
   const auto* row =

@@ -12,6 +12,7 @@
 
 #include <memory>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -26,6 +27,9 @@ namespace dcp {
 inline constexpr std::string_view kMetadataFile = ".metadata";
 inline constexpr std::string_view kDataEnding = ".distcp";
 inline constexpr std::string_view kUnfinishedMetadata = ".metadata.tmp";  // the save died before its last rename
+// The modules of torch's classes.
+inline constexpr std::string_view kMetadataModule = "torch.distributed.checkpoint.metadata";
+inline constexpr std::string_view kFilesystemModule = "torch.distributed.checkpoint.filesystem";
 // Returns whether this is "__3.metadata", of a rank that saved on its own (torch >= 2.9, use_collectives=False).
 bool is_rank_metadata(std::string_view name);
 // Returns whether the path is .metadata or a data file next to it, which stands for their directory.

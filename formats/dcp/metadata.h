@@ -31,10 +31,6 @@ namespace reshard::dcp {
 
 class StoredRows;
 
-// The modules of torch's classes.
-inline constexpr std::string_view kMetadataModule = "torch.distributed.checkpoint.metadata";
-inline constexpr std::string_view kFilesystemModule = "torch.distributed.checkpoint.filesystem";
-
 // What a metadata pickle reveals about its writer.
 struct WriterFacts {
   std::string torch;   // "2.4 or later"

@@ -8,6 +8,7 @@
 #include <variant>
 #include <vector>
 
+#include "formats/dcp/dcp.h"
 #include "formats/dcp/metadata.h"
 #include "formats/encoding/pickle_writer.h"
 

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "formats/dcp/metadata.h"
+#include "formats/dcp/dcp.h"
 #include "lib/base/file.h"
 
 namespace reshard::dcp {

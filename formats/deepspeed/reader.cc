@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <array>
 
-#include "formats/deepspeed/deepspeed.h"
 #include "formats/deepspeed/pipeline_names.h"
 #include "formats/encoding/pickle_writer.h"
 #include "formats/tensor_files/flat_runs.h"

@@ -4,8 +4,6 @@
 #include <array>
 #include <optional>
 
-#include "formats/encoding/pickle_tree.h"
-
 namespace reshard::pickle::internal {
 namespace {
 

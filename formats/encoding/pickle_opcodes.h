@@ -3,6 +3,8 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
+#include <cstring>
 #include <string_view>
 
 #include "formats/encoding/pickle.h"
@@ -11,6 +13,22 @@ namespace reshard::pickle::internal {
 
 // Returns the opcode's name in Lib/pickletools.py, or an empty text for an unsupported opcode.
 std::string_view opcode_name(unsigned char op);
+
+// Returns the number in n <= 8 little-endian bytes. The usual widths are single loads, because a load that follows a
+// copy of single bytes stalls.
+inline std::uint64_t little_endian(const unsigned char* p, std::size_t n) {
+  const auto load = [&](auto v) {
+    std::memcpy(&v, p, sizeof v);
+    return std::uint64_t{v};
+  };
+  if (n == 1) return *p;
+  if (n == 4) return load(std::uint32_t{0});
+  if (n == 8) return load(std::uint64_t{0});
+  if (n == 2) return load(std::uint16_t{0});
+  std::uint64_t v = 0;
+  std::memcpy(&v, p, n);
+  return v;
+}
 
 // The operand of an opcode that pushes a string or a number.
 struct Leaf {

@@ -9,7 +9,6 @@
 #include <cstring>
 #include <utility>
 
-#include "formats/encoding/pickle_tree.h"
 #include "lib/base/text.h"
 
 namespace reshard::pickle::internal {

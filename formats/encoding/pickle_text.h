@@ -12,6 +12,8 @@
 
 namespace reshard::pickle::internal {
 
+constexpr std::size_t kPlaces = std::size_t{1} << 30;  // positions that a handle can express (pickle_tree.h)
+
 // Bytes with stable addresses.
 class Text {
  public:

@@ -35,7 +35,6 @@ enum Tag : std::uint32_t {
   kLeaf = 2,      // position in the pickle of the opcode that pushed a string or a number
   kConstant = 3,  // one of the below, or a global
 };
-constexpr std::size_t kPlaces = std::size_t{1} << 30;  // number of positions that a payload can express
 constexpr Handle handle(Tag tag, std::uint32_t payload) { return payload << 2 | tag; }
 constexpr Tag tag_of(Handle h) { return static_cast<Tag>(h & 3); }
 constexpr std::uint32_t payload_of(Handle h) { return h >> 2; }
@@ -118,22 +117,6 @@ class Cells {
   std::uint32_t capacity_ = 0;
   bool is_mapped_ = false;
 };
-
-// Returns the number in n <= 8 little-endian bytes. The usual widths are single loads, because a load that follows a
-// copy of single bytes stalls.
-inline std::uint64_t little_endian(const unsigned char* p, std::size_t n) {
-  const auto load = [&](auto v) {
-    std::memcpy(&v, p, sizeof v);
-    return std::uint64_t{v};
-  };
-  if (n == 1) return *p;
-  if (n == 4) return load(std::uint32_t{0});
-  if (n == 8) return load(std::uint64_t{0});
-  if (n == 2) return load(std::uint16_t{0});
-  std::uint64_t v = 0;
-  std::memcpy(&v, p, n);
-  return v;
-}
 
 // Returns the two's complement number in n little-endian bytes, or nothing if it does not fit.
 inline std::optional<Index> decode_long(const unsigned char* p, std::size_t n) {
