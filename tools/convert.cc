@@ -40,14 +40,6 @@ Status check_space(const Conversion& conversion, const std::string& destination)
                   ", the disk has " + human_bytes(free) + " free. Nothing was written");
 }
 
-// Returns nothing if the word is not a value of --resume.
-std::optional<Resume> resume_of(std::string_view word) {
-  for (const auto& [name, resume] :
-       {std::pair("auto", Resume::kAuto), std::pair("never", Resume::kNever), std::pair("require", Resume::kRequire)})
-    if (word == name) return resume;
-  return std::nullopt;
-}
-
 Json view_json(const ConvertOptions& options, const PreparedConversion& prepared, const ViewReport& report,
                double seconds) {
   Json refused = Json::array();
@@ -68,7 +60,7 @@ Json view_json(const ConvertOptions& options, const PreparedConversion& prepared
 bool equals_source(const Conversion& conversion, const ConvertOptions& options) {
   const SourceOptions& source = options.source_layout;
   const bool is_all = options.include.empty() && options.exclude.empty() && options.allow.empty() &&
-                      options.repair.empty() && options.model.config.empty() && options.vocab_padding.empty() &&
+                      options.repair.empty() && options.model.config.empty() && !options.vocab_padding &&
                       options.vocab_divisible_by == 0;
   const bool is_plain = source.layout.empty() && source.mesh.empty() && source.strip_prefix.empty() &&
                         source.part.empty() && source.renames.empty() && source.weights == "model" &&
@@ -84,8 +76,8 @@ std::string check_command(const PreparedConversion& prepared, const ConvertOptio
   const std::string verify = "reshard verify ", out = shell_path(options.destination);
   if (equals_source(conversion, options)) return verify + shell_path(options.source) + " --against " + out;
   const bool is_whole = options.include.empty() && options.exclude.empty() && options.allow.empty() &&
-                        options.keep_dtype.empty() && options.quantize.empty() && options.source_layout.part.empty() &&
-                        options.model.family_file.empty();
+                        options.keep_dtype.empty() && options.quantize == Quantization::kNone &&
+                        options.source_layout.part.empty() && options.model.family_file.empty();
   return verify + out + (is_whole ? "" : " --family none");
 }
 
@@ -146,7 +138,7 @@ Result<int> convert(const ConvertOptions& options) {
     if (options.as_json) show_json(plan_json(prepared, options, "plan"), 2);
     return 0;
   }
-  conversion.set_resume(*resume_of(options.resume), [quiet](const std::string& note) {
+  conversion.set_resume(options.resume, [quiet](const std::string& note) {
     if (quiet) return;
     print_row("note", note);
     std::fflush(stdout);
@@ -241,9 +233,10 @@ void add_convert(CommandLine& line) {
   line.add_flag("--force", options->force, "Replace the destination if it is a checkpoint").common();
   line.group("Run");
   line.add_flag("--dry-run", options->dry_run, "Check everything, write nothing").common();
-  line.add_option("--resume", options->resume, "Resume an interrupted run: auto, never or require")
+  line.add_choice("--resume", options->resume,
+                  {{"auto", Resume::kAuto}, {"never", Resume::kNever}, {"require", Resume::kRequire}},
+                  "Resume an interrupted run: auto, never or require")
       .takes("WHEN")
-      .one_of({"auto", "never", "require"})
       .shows_default();
   line.add_flag("--json", options->as_json, "Print the result as JSON");
   line.examples({{"reshard convert step-1000 model --to hf", "a Hugging Face model"},

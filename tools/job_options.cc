@@ -33,9 +33,10 @@ void ResourceOptions::add(CommandLine& line) {
       .takes("SIZE")
       .of_a_rank()
       .shows_default();
-  line.add_option("--transport", transport, "Transport of tensor data between ranks: auto, mpi or nccl")
+  line.add_choice("--transport", transport,
+                  {{"auto", TransportChoice::kAuto}, {"mpi", TransportChoice::kMpi}, {"nccl", TransportChoice::kNccl}},
+                  "Transport of tensor data between ranks: auto, mpi or nccl")
       .takes("NAME")
-      .one_of({"auto", "mpi", "nccl"})
       .shows_default();
   line.add_flag("--quiet,-q", quiet, "Print errors and findings only").common().of_a_rank();
 }
@@ -52,13 +53,14 @@ Result<RunOptions> ResourceOptions::run_options() const {
   run.ranks = job_ranks();
   const Index cap = TRY(parse_bytes(gpu_memory).context("--gpu-memory"));
   if (device == "cpu") {
-    if (transport == "nccl") return usage_error("--transport nccl moves GPU memory; it needs --device cuda");
+    if (transport == TransportChoice::kNccl)
+      return usage_error("--transport nccl moves GPU memory; it needs --device cuda");
     return run;
   }
   run.device = host() ? TRY(host()->device(device, cap)) : TRY(job_device(device, cap));
   if (!host()) limit_memory(checked_add(run.memory, run.device->host_bytes()).value_or(run.memory));
-  if (!run.ranks || transport == "mpi") return run;
-  if (transport == "nccl")
+  if (!run.ranks || transport == TransportChoice::kMpi) return run;
+  if (transport == TransportChoice::kNccl)
     if (const std::string why = TRY(why_no_nccl(*run.ranks, run.device->ordinal())); !why.empty())
       return usage_error("--transport nccl: " + why);
   run.data = [gpu = run.device]() -> Result<Transport*> {
@@ -197,10 +199,6 @@ bool takes_compression(const Format& f) { return f.takes_compression; }
 bool is_cut_by_size(const Format& f) { return f.max_file_bytes > 0; }
 bool is_file(const Format& f) { return f.is_file; }
 
-bool contains(const std::vector<std::string>& words, std::string_view word) {
-  return std::find(words.begin(), words.end(), word) != words.end();
-}
-
 // Fails if an option is given that does not apply to the target format.
 Status check_is_for(std::string_view option, bool given, bool (*is)(const Format&), const Format& format) {
   if (!given || is(format)) return {};
@@ -241,6 +239,15 @@ const std::vector<std::string>& target_dtypes() {
 
 }  // namespace
 
+const std::vector<Choice<Problem>>& problem_choices() {
+  static const std::vector<Choice<Problem>> choices = {
+      {"cover", Problem::kCover, "Leave out tensors that are incomplete or stored twice"},
+      {"config", Problem::kConfig, "Write tensors that contradict config.json"},
+      {"external", Problem::kExternal, "Read data that an HDF5 file stores in other files"},
+      {"objects", Problem::kObjects, "Copy objects whose pickles may run code when they are loaded"}};
+  return choices;
+}
+
 void ConvertOptions::add_changes(CommandLine& line) {
   line.group("Target");
   line.add_option("--mesh", mesh, "Target mesh, e.g. tp=4,dp_shard=2,pp=2 (default: one rank)").takes("MESH").common();
@@ -254,9 +261,10 @@ void ConvertOptions::add_changes(CommandLine& line) {
   line.add_option("--max-shard-size", max_shard_size, "Largest file to write (default: 5GB, or the format's own limit)")
       .takes("SIZE")
       .common();
-  line.add_option("--shard-format", shard_format, "Container of --to " + formats_where(takes_container))
-      .takes("NAME")
-      .one_of({"safetensors", "bin"});
+  line.add_choice("--shard-format", shard_format,
+                  {{"safetensors", Container::kSafetensors}, {"bin", Container::kTorchSave}},
+                  "Container of --to " + formats_where(takes_container))
+      .takes("NAME");
   line.add_option("--codec", codec,
                   "Compression of --to " + formats_where(takes_compression) + ": none or zstd:1 to zstd:19")
       .takes("CODEC")
@@ -270,44 +278,45 @@ void ConvertOptions::add_changes(CommandLine& line) {
       .suggests(target_dtypes())
       .shows_default();
   line.add_option("--keep-dtype", keep_dtype, "Leave the dtype of these tensors as it is").names_tensors();
-  line.add_option("--quantize", quantize, "Quantize matrices")
-      .takes("SCHEME")
-      .one_of({"fp8-block", "fp8-tensor", "mxfp4"})
-      .means({"float8 with a scale per 128 x 128 block, as DeepSeek stores it", "float8 with a scale per matrix",
-              "4-bit floats with a scale per 32 elements, as gpt-oss stores experts"});
+  line.add_choice(
+          "--quantize", quantize,
+          {{"fp8-block", Quantization::kFp8Block, "float8 with a scale per 128 x 128 block, as DeepSeek stores it"},
+           {"fp8-tensor", Quantization::kFp8Tensor, "float8 with a scale per matrix"},
+           {"mxfp4", Quantization::kMxfp4, "4-bit floats with a scale per 32 elements, as gpt-oss stores experts"}},
+          "Quantize matrices")
+      .takes("SCHEME");
   line.add_option("--include", include, "Convert only tensors and objects with these names").common().names_tensors();
   line.add_option("--exclude", exclude, "Leave out tensors and objects with these names").common().names_tensors();
-  line.add_option("--repair", repair, "Repair the source")
-      .takes("WHAT")
-      .one_of({"vocab", "experts"})
-      .means({"Cut rows beyond the vocabulary; take missing rows from --donor",
-              "Split matrices that hold the rows of several experts"});
+  line.add_choices<Repair>(
+          "--repair", repair,
+          {{"vocab", Repair::kVocabulary, "Cut rows beyond the vocabulary; take missing rows from --donor"},
+           {"experts", Repair::kExperts, "Split matrices that hold the rows of several experts"}},
+          "Repair the source")
+      .takes("WHAT");
   line.add_option("--donor", donor, "Checkpoint to take missing rows from, with --repair vocab").read().takes("PATH");
   line.add_option("--vocab-divisible-by", vocab_divisible_by, "Pad the vocabulary to a multiple of N x tp")
       .within(Index{1}, Index{1} << 20);
-  line.add_option("--vocab-padding", vocab_padding, "Content of added rows")
-      .takes("CONTENT")
-      .one_of({"zero", "repeat-last", "mean"});
+  line.add_choice(
+          "--vocab-padding", vocab_padding,
+          {{"zero", PaddingFill::kZero}, {"repeat-last", PaddingFill::kRepeatLast}, {"mean", PaddingFill::kMean}},
+          "Content of added rows")
+      .takes("CONTENT");
   line.group("Model");
   line.add_flag("--merge-adapter", merge_adapter, "Merge a LoRA adapter into the weights");
   line.add_option("--adapter", adapter, "Adapter of --merge-adapter (default: in SRC)").read().takes("DIR");
   line.add_option("--lora-alpha", lora_alpha, "Adapter's alpha if it has no adapter_config.json").takes("X");
   line.add_flag("--keep-unknown", keep_unknown, "Copy tensors that the model family does not know");
   line.group("Source");
-  line.add_option("--allow", allow, "Ignore these problems in the source")
-      .takes("PROBLEM")
-      .one_of({"cover", "config", "external", "objects"})
-      .means({"Leave out tensors that are incomplete or stored twice", "Write tensors that contradict config.json",
-              "Read data that an HDF5 file stores in other files",
-              "Copy objects whose pickles may run code when they are loaded"});
+  line.add_choices("--allow", allow, problem_choices(), "Ignore these problems in the source").takes("PROBLEM");
   source_layout.add(line);
   model.add(line);
   line.group("Run");
-  line.add_option("--strategy", strategy, "How several ranks (mpirun) share the work")
+  line.add_choice("--strategy", strategy,
+                  {{"auto", std::nullopt, "Whichever is estimated to be faster"},
+                   {"direct", Strategy::kDirect, "Each rank reads what it writes"},
+                   {"exchange", Strategy::kExchange, "Each byte is read once and sent to the rank that writes it"}},
+                  "How several ranks (mpirun) share the work")
       .takes("NAME")
-      .one_of({"auto", "direct", "exchange"})
-      .means({"Whichever is estimated to be faster", "Each rank reads what it writes",
-              "Each byte is read once and sent to the rank that writes it"})
       .shows_default();
   resources.add(line);
 }
@@ -355,12 +364,12 @@ Status ConvertOptions::read_placement(const Format& format, RankPlacement& place
 Status ConvertOptions::read_files(const Format& format, ConversionOptions& o) const {
   o.compression = TRY(parse_codec(codec, shuffle));
   TRY(check_is_for("--codec", o.compression.zstd_level > 0, takes_compression, format));
-  TRY(check_is_for("--shard-format", !shard_format.empty(), takes_container, format));
+  TRY(check_is_for("--shard-format", shard_format.has_value(), takes_container, format));
   TRY(check_is_for("--max-shard-size", !max_shard_size.empty(), is_cut_by_size, format));
   if (is_cut_by_size(format))
     o.max_file_bytes = max_shard_size.empty() ? format.max_file_bytes : TRY(parse_bytes(max_shard_size));
   if (o.max_file_bytes < 1) return usage_error("--max-shard-size: expected a positive size");
-  o.container = shard_format == "bin" ? Container::kTorchSave : Container::kSafetensors;
+  o.container = shard_format.value_or(Container::kSafetensors);
   o.spool = destination.empty() ? "." : parent_path(destination);
   return {};
 }
@@ -372,9 +381,8 @@ Status ConvertOptions::read_typing(Typing& typing) const {
       return unknown_word("dtype", dtype, target_dtypes());
   }
   typing.keep_dtype = keep_dtype;
-  for (const auto& [name, quantization] : kQuantizations)
-    if (quantize == name) typing.quantize = quantization;
-  if (!quantize.empty() && merge)
+  typing.quantize = quantize;
+  if (quantize != Quantization::kNone && merge)
     return usage_error("--quantize does not apply to merge; merge first, then convert the result with --quantize");
   return {};
 }
@@ -403,11 +411,11 @@ Result<ConversionOptions> ConvertOptions::conversion_options() const {
   TRY(read_adapter(o.adapter));
   o.selection = {include, exclude, source_layout.part, keep_unknown, merge_adapter};
   o.config_path = model.config;
-  o.repairs = {contains(repair, "vocab"), contains(repair, "experts")};
+  o.repairs = {repair.contains(Repair::kVocabulary), repair.contains(Repair::kExperts)};
   if (!donor.empty() && !o.repairs.vocabulary) return usage_error("--donor needs --repair vocab");
-  o.allow = {contains(allow, "cover"), contains(allow, "config")};
+  o.allow = {allow.contains(Problem::kCover), allow.contains(Problem::kConfig)};
   o.vocabulary.vocab_divisible_by = vocab_divisible_by;
-  if (!vocab_padding.empty()) o.vocabulary.vocab_padding = padding_fill(vocab_padding);
+  o.vocabulary.vocab_padding = vocab_padding;
   o.run = TRY(resources.run_options());
   return o;
 }

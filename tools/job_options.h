@@ -3,6 +3,7 @@
 #pragma once
 
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -15,10 +16,14 @@
 
 namespace reshard::tools {
 
+// What moves tensor data between the ranks of a job.
+enum class TransportChoice { kAuto, kMpi, kNccl };
+
 // --memory, --threads, --quiet, --device, --gpu-memory, --transport
 struct ResourceOptions {
   std::string memory = "256MiB";
-  std::string device = "cpu", gpu_memory = "0", transport = "auto";
+  std::string device = "cpu", gpu_memory = "0";
+  TransportChoice transport = TransportChoice::kAuto;
   int threads = 0;
   bool quiet = false;
 
@@ -49,13 +54,25 @@ struct SourceOptions {
   Result<std::optional<LayoutDescriptor>> load() const;
 };
 
+// Values of --allow and --repair.
+enum class Problem { kCover, kConfig, kExternal, kObjects };
+enum class Repair { kVocabulary, kExperts };
+const std::vector<Choice<Problem>>& problem_choices();
+
 // The options of convert and plan.
 struct ConvertOptions {
-  std::string source, destination, to, names, mesh, layout, dtype = "keep", max_shard_size, shard_format;
-  std::string quantize, vocab_padding, donor, adapter, lora_alpha, codec = "none", strategy = "auto", resume = "auto";
+  std::string source, destination, to, names, mesh, layout, dtype = "keep", max_shard_size, donor, adapter, lora_alpha;
+  std::string codec = "none";
+  std::optional<Container> shard_format;
+  Quantization quantize = Quantization::kNone;
+  std::optional<PaddingFill> vocab_padding;
+  std::optional<Strategy> strategy;  // nothing: whichever is estimated to be faster
+  Resume resume = Resume::kAuto;
   Index ranks = 1, ranks_per_machine = 8;  // of `plan`
   Index vocab_divisible_by = 0;
-  std::vector<std::string> keep_dtype, include, exclude, allow, repair;
+  std::vector<std::string> keep_dtype, include, exclude;
+  std::set<Problem> allow;
+  std::set<Repair> repair;
   bool keep_unknown = false, merge_adapter = false, force = false, dry_run = false, as_json = false, shuffle = true;
   SourceOptions source_layout;
   ModelOptions model;

@@ -17,8 +17,8 @@ namespace {
 struct MergeLine : ConvertOptions {
   std::vector<std::string> places;  // the sources, then the destination
   std::string weights;              // the numbers of --weights, unless it is model or master
-  std::string ema, expression, accumulate = "float32", others_from;
-  bool average = false;
+  std::string ema, expression, others_from;
+  bool average = false, in_double = false;
 };
 
 bool is_name(std::string_view text) {
@@ -75,7 +75,7 @@ Result<int> merge(MergeLine line) {
     names.push_back(source.name);
   }
   merge.expression = TRY(expression_of(line, names));
-  merge.in_double = line.accumulate == "float64";
+  merge.in_double = line.in_double;
   merge.others_from = line.others_from;
   line.source = merge.sources.front().path;
   line.merge = std::move(merge);
@@ -98,9 +98,9 @@ void add_merge(CommandLine& line) {
   line.add_option("--expression", options->expression, "Formula of named sources: 'base + 0.7*(tuned - base)'")
       .takes("FORMULA")
       .common();
-  line.add_option("--accumulate", options->accumulate, "Precision of the arithmetic")
+  line.add_choice("--accumulate", options->in_double, {{"float32", false}, {"float64", true}},
+                  "Precision of the arithmetic")
       .takes("DTYPE")
-      .one_of({"float32", "float64"})
       .shows_default();
   line.add_option("--others-from", options->others_from,
                   "Source of tensors that are not floating-point (default: all must be equal)")

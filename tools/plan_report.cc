@@ -114,8 +114,7 @@ ChosenStrategy choose_strategy(const Conversion& conversion, const ConvertOption
   ChosenStrategy chosen;
   chosen.estimate = choose_strategy(conversion.plan(), conversion.source_view(), ranks, machines == 1);
   chosen.strategy = conversion.computes() ? Strategy::kDirect : chosen.estimate.strategy;
-  for (const Strategy s : {Strategy::kDirect, Strategy::kExchange})
-    if (options.strategy == strategy_name(s)) chosen.strategy = s;
+  if (options.strategy) chosen.strategy = *options.strategy;
   return chosen;
 }
 

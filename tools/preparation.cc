@@ -14,18 +14,26 @@
 namespace reshard::tools {
 namespace {
 
+// " --allow cover --allow config"
+std::string allow_text(const std::set<Problem>& problems) {
+  std::string out;
+  for (const Choice<Problem>& choice : problem_choices())
+    if (problems.contains(choice.value)) out += " --allow " + choice.word;
+  return out;
+}
+
 // Adds to an error what --allow cover would leave out and still write, if that is anything.
 Error with_way_out(const Error& error, ConvertOptions options, OpenOptions how) {
   const bool files_too = std::exchange(how.files_too, false);
   how.validated = false;
   const auto open = open_checkpoint(options.source, how);
   const auto faulty = open ? std::ssize(tensor_faults(open->reader->catalog(), true)) : 0;
-  for (const char* const more : {"cover", "config"}) {
+  for (const Problem more : {Problem::kCover, Problem::kConfig}) {
     if (faulty == 0) break;
-    options.allow.emplace_back(more);
+    options.allow.insert(more);
     const auto rest = prepare(options, !files_too);
     if (!rest || rest->target->write_view) continue;
-    return {error.code(), error.message() + "; --allow " + join(options.allow, " --allow ") + " would leave out " +
+    return {error.code(), error.message() + ";" + allow_text(options.allow) + " would leave out " +
                               count_of(faulty, "tensor") + " with faults and write the other " +
                               with_commas(std::ssize(rest->conversion->plan().tensors))};
   }
@@ -58,11 +66,8 @@ Result<PreparedConversion> open_sources(const ConvertOptions& options, bool file
   how.layout = layout ? &*layout : nullptr;
   how.weights = TRY(options.source_layout.which_weights());
   how.own_family = o.model.families.own();
-  const auto allows = [&](std::string_view what) {
-    return std::find(options.allow.begin(), options.allow.end(), what) != options.allow.end();
-  };
-  how.external_too = allows("external");
-  p.allows_objects = allows("objects");
+  how.external_too = options.allow.contains(Problem::kExternal);
+  p.allows_objects = options.allow.contains(Problem::kObjects);
   p.source = TRY(open_source(options, how, o.allow.cover));
   if (!options.donor.empty()) {
     p.donor = TRY(open_checkpoint(options.donor, {.own_family = how.own_family}));

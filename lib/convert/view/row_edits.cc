@@ -172,12 +172,6 @@ Result<Index> differing_rows(const Catalog& a, FilePool& a_files, std::size_t a_
   return different;
 }
 
-std::optional<PaddingFill> padding_fill(std::string_view name) {
-  for (const auto& [fill, text] : kPaddings)
-    if (text == name) return fill;
-  return std::nullopt;
-}
-
 std::string_view padding_fill_name(PaddingFill fill) {
   for (const auto& [value, text] : kPaddings)
     if (value == fill) return text;

@@ -31,8 +31,7 @@ Result<Index> differing_rows(const Catalog& a, FilePool& a_files, std::size_t a_
 
 // The values of rows that pad a vocabulary.
 enum class PaddingFill { kZero, kRepeatLast, kMean };
-std::optional<PaddingFill> padding_fill(std::string_view name);  // "zero", "repeat-last", "mean"
-std::string_view padding_fill_name(PaddingFill fill);
+std::string_view padding_fill_name(PaddingFill fill);  // "repeat-last"
 
 // Pads `tensor` (an index into `view`) to `rows` rows, at least as many as it has. Optimizer state other than a master
 // weight is padded with zeros whatever the fill. `files` is the view's pool; the added row is stored once, in an
