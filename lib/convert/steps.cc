@@ -308,19 +308,16 @@ class TargetDtypes {
   bool narrows_ = false;
 };
 
-}  // namespace
-
-Result<OutputTensors> name_tensors(const SourceView& view, const Translation& names, const Typing& typing,
-                                   ConversionNotes& notes) {
-  note_packed(view, names, typing, notes);
+// Returns the tensors of the view that the output stores, without a head that is tied to its embedding, which must then
+// be equal to it.
+std::vector<std::size_t> untied(const SourceView& view, const Translation& names, OutputTensors& out,
+                                ConversionNotes& notes) {
   const auto& tensors = view.catalog.tensors();
   const Model& model = names.model;
-  OutputTensors out;
   std::vector<std::size_t> taken;
   const bool ties = names.renames() && info(*names.to).ties_once && model.config && model.config->tie_word_embeddings();
   for (std::size_t i = 0; i < tensors.size(); ++i) {
-    if (view.values.contains(i)) continue;
-    if (view.applied.contains(i)) continue;
+    if (view.values.contains(i) || view.applied.contains(i)) continue;
     const NameRule* tied = ties ? tied_rule(*model.family, tensors[i].name) : nullptr;
     if (!tied) {
       taken.push_back(i);
@@ -334,59 +331,108 @@ Result<OutputTensors> name_tensors(const SourceView& view, const Translation& na
                                "embedding: writing only one of them would lose the other. Set " +
                                "tie_word_embeddings to false to keep both"});
   }
-  if (names.renames()) note_orphans(view, *model.family, taken, notes);
-  if (names.renames() && (names.to != Convention::kHf || model.convention != Convention::kHf)) {
-    std::vector<std::string> scales;
-    for (const std::size_t i : taken)
-      if (!can_name(view, model, tensors[i].name, *names.to))
-        scales.push_back("'" + printable(view.native(tensors[i].name)) + "'");
-    if (!scales.empty())
-      return unsupported(view.catalog.root + ": " + count_of(std::ssize(scales), "tensor") +
-                         " are quantized values or their scales (" + some_of(scales) + "), and " +
-                         std::string(info(*names.to).title) +
-                         " has no names for them: a loader would take the one without the other");
+  return taken;
+}
+
+// Fails if the output's convention has no names for some of the tensors.
+Status check_have_names(const SourceView& view, const Translation& names, const std::vector<std::size_t>& taken) {
+  if (!names.renames() || (names.to == Convention::kHf && names.model.convention == Convention::kHf)) return {};
+  std::vector<std::string> scales;
+  for (const std::size_t i : taken) {
+    const std::string& name = view.catalog.tensors()[i].name;
+    if (!can_name(view, names.model, name, *names.to)) scales.push_back("'" + printable(view.native(name)) + "'");
   }
-  const bool packs = names.renames() && names.to != Convention::kHf;
-  std::vector<PackedGroup> groups;
-  if (packs) groups = TRY(pack(*model.family, *names.to, view.catalog, taken));
-  const std::size_t n = packs ? groups.size() : taken.size();
-  out.tensors.reserve(n);
-  TargetDtypes dtypes(view, names, typing);
-  for (std::size_t g = 0; g < n; ++g) {
-    PackedGroup one;
-    if (!packs)
-      one = {names.target_name(tensors[taken[g]].name, view.key(tensors[taken[g]].name)), nullptr, {taken[g]}};
-    const PackedGroup& group = packs ? groups[g] : one;
+  if (scales.empty()) return {};
+  return unsupported(view.catalog.root + ": " + count_of(std::ssize(scales), "tensor") +
+                     " are quantized values or their scales (" + some_of(scales) + "), and " +
+                     std::string(info(*names.to).title) +
+                     " has no names for them: a loader would take the one without the other");
+}
+
+// Decides name, dtype and shape of the output's tensors, one after the other.
+class OutputNamer {
+ public:
+  OutputNamer(const SourceView& view, const Translation& names, const Typing& typing, OutputTensors& out)
+      : view_(view), names_(names), typing_(typing), dtypes_(view, names, typing), out_(out) {}
+
+  // Adds the tensor that is made of the tensors of a group.
+  Status add(const PackedGroup& group);
+  // Adds a tensor that is one of the view's.
+  Status add(std::size_t number) {
+    const std::string& name = view_.catalog.tensors()[number].name;
+    return add(PackedGroup{names_.target_name(name, view_.key(name)), nullptr, {number}});
+  }
+  void note(ConversionNotes& notes) const { dtypes_.note(notes); }
+
+ private:
+  Result<DType> dtype_of(const PackedGroup& group);
+
+  const SourceView& view_;
+  const Translation& names_;
+  const Typing& typing_;
+  TargetDtypes dtypes_;
+  OutputTensors& out_;
+};
+
+// Also counts the conversions. Scalars of a group, such as steps, must be equal.
+Result<DType> OutputNamer::dtype_of(const PackedGroup& group) {
+  std::optional<DType> dtype;
+  const Tensor& first = view_.catalog.tensors()[group.parts[0]];
+  for (const std::size_t part : group.parts) {
+    const Tensor& tensor = view_.catalog.tensors()[part];
+    const DType as = TRY(dtypes_.of(part));
+    if (dtype && *dtype != as)
+      return unsupported(tensor_text(group.name) + " of the output is made of tensors of " +
+                         std::string(info(*dtype).torch_name) + " and " + std::string(info(as).torch_name));
+    dtype = as;
+    if (as != tensor.dtype || (view_.computed.contains(part) && typing_.quantize == Quantization::kNone))
+      ++out_.converted;
+    if (&tensor != &first && tensor.shape.rank() == 0)
+      out_.equal.push_back({group.parts[0], part,
+                            tensor_text(tensor.name) + " differs from '" + printable(first.name) +
+                                "', and the output's '" + printable(group.name) + "' stands for both"});
+  }
+  return *dtype;
+}
+
+Status OutputNamer::add(const PackedGroup& group) {
+  const Tensor& first = view_.catalog.tensors()[group.parts[0]];
+  TargetTensor t;
+  t.name = group.name;
+  t.dtype = TRY(dtype_of(group));
+  t.shape = first.shape;
+  if (group.stored && first.shape.rank() > 0) {
     std::vector<Dims> shapes;
-    std::optional<DType> dtype;
-    const Tensor& first = tensors[group.parts[0]];
-    for (const std::size_t part : group.parts) {
-      const Tensor& tensor = tensors[part];
-      const DType as = TRY(dtypes.of(part));
-      if (dtype && *dtype != as)
-        return unsupported(tensor_text(group.name) + " of the output is made of tensors of " +
-                           std::string(info(*dtype).torch_name) + " and " + std::string(info(as).torch_name));
-      dtype = as;
-      if (as != tensor.dtype || (view.computed.contains(part) && typing.quantize == Quantization::kNone))
-        ++out.converted;
-      shapes.push_back(tensor.shape);
-      if (shapes.size() > 1 && tensor.shape.rank() == 0)
-        out.equal.push_back({group.parts[0], part,
-                             tensor_text(tensor.name) + " differs from '" + printable(first.name) +
-                                 "', and the output's '" + printable(group.name) + "' stands for both"});
-    }
-    TargetTensor t;
-    t.name = group.name;
-    t.dtype = *dtype;
-    t.shape = first.shape;
-    if (group.stored && first.shape.rank() > 0)
-      t.shape = TRY(packed_shape(*group.stored, shapes, model.config_or_null()).context(tensor_text(group.name)));
-    t.path = rename_path(first.path, view.key(first.name), t.name);
-    if (!names.renames()) t.plain_key = first.plain_key;
-    out.uncut.push_back(is_uncut(view, model, first.name));
-    out.tensors.push_back(std::move(t));
+    for (const std::size_t part : group.parts) shapes.push_back(view_.catalog.tensors()[part].shape);
+    const ModelConfig* const config = names_.model.config_or_null();
+    t.shape = TRY(packed_shape(*group.stored, shapes, config).context(tensor_text(group.name)));
   }
-  dtypes.note(notes);
+  t.path = rename_path(first.path, view_.key(first.name), t.name);
+  if (!names_.renames()) t.plain_key = first.plain_key;
+  out_.uncut.push_back(is_uncut(view_, names_.model, first.name));
+  out_.tensors.push_back(std::move(t));
+  return {};
+}
+
+}  // namespace
+
+Result<OutputTensors> name_tensors(const SourceView& view, const Translation& names, const Typing& typing,
+                                   ConversionNotes& notes) {
+  note_packed(view, names, typing, notes);
+  OutputTensors out;
+  const std::vector<std::size_t> taken = untied(view, names, out, notes);
+  if (names.renames()) note_orphans(view, *names.model.family, taken, notes);
+  TRY(check_have_names(view, names, taken));
+  OutputNamer namer(view, names, typing, out);
+  if (names.renames() && names.to != Convention::kHf) {
+    const std::vector<PackedGroup> groups = TRY(pack(*names.model.family, *names.to, view.catalog, taken));
+    out.tensors.reserve(groups.size());
+    for (const PackedGroup& group : groups) TRY(namer.add(group));
+  } else {
+    out.tensors.reserve(taken.size());
+    for (const std::size_t i : taken) TRY(namer.add(i));
+  }
+  namer.note(notes);
   return out;
 }
 

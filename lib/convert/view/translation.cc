@@ -181,6 +181,69 @@ void note_unknown_model(const Catalog& source, const ModelConfig& config, Conver
     notes.warnings.push_back((f.tensors.empty() ? "" : folded(f.tensors) + ": ") + f.what);
 }
 
+// What is known of a source whose names belong to no family.
+struct Unrecognised {
+  std::vector<const Tensor*> model, adapters;
+  std::optional<ModelConfig> config;
+  const Family* said = nullptr;  // the family that the config names; null: none, or one that is not known
+  // Whether the names are those of a model that may be written as it is: of no family, and told apart by nothing else.
+  bool has_model_names = false;
+
+  bool is_unknown() const { return config && !said; }
+};
+
+Unrecognised look_at_unrecognised(const Catalog& source, const ConfigFile& file, Families families) {
+  Unrecognised out;
+  for (const Tensor& t : source.tensors()) {
+    const StateKind kind = state_kind(t.key());
+    if (is_adapter(t.key()) && kind != StateKind::kOptimizer) out.adapters.push_back(&t);
+    if (kind == StateKind::kModel) out.model.push_back(&t);
+  }
+  if (file.is_there())
+    if (auto parsed = file.model()) out.config = *std::move(parsed);
+  out.said = out.config ? describing_family(*out.config) : nullptr;
+  out.has_model_names = (source.has_model_names || (out.is_unknown() && is_config_of(source, *out.config))) &&
+                        (out.said || !convention_without_config(source, families));
+  return out;
+}
+
+// Returns why adapters are not written as a model.
+std::string why_no_adapters(const Unrecognised& known) {
+  const auto is_of_adapter = [](const Tensor* t) {
+    return state_kind(t->key()) == StateKind::kModel && (is_adapter(t->key()) || t->key().starts_with(kPeftPrefix));
+  };
+  const bool are_alone = std::all_of(known.adapters.begin(), known.adapters.end(), is_of_adapter) &&
+                         std::all_of(known.model.begin(), known.model.end(), is_of_adapter);
+  if (are_alone)
+    return "it holds adapters alone (" + names_of(known.adapters) +
+           "); --merge-adapter with --adapter adds them to their model";
+  return "it holds adapters beside the weights they change (" + names_of(known.adapters) +
+         "), which are no model until they are merged";
+}
+
+// Returns the error for a source that is not a model under names that loaders know.
+Error no_model(const Catalog& source, const Unrecognised& known, const std::string& config_path, Families families) {
+  std::string why = "no tensor of it is a model's" +
+                    (known.said ? ", and " + config_path + " is of family " + known.said->name : std::string());
+  if (!known.model.empty())
+    why = other_names(source, known.config, known.said, config_path, names_of(known.model), families);
+  if (!known.adapters.empty()) why = why_no_adapters(known);
+  return unsupported(source.root + ": " + why + choice_of_part(source) +
+                     ": what would be written is no model that loaders know. " +
+                     "--family none writes it under the source's own names, --strip-prefix and --rename change " +
+                     "them, --family-file describes a family" + prefix_of_all(known.model));
+}
+
+void note_stacked_experts(const Catalog& source, ConversionNotes& notes) {
+  for (const Tensor& t : source.tensors())
+    if (t.name.ends_with(kStackedExperts)) {
+      notes.warnings.push_back(tensor_text(t.name) +
+                               ": all experts in one tensor, as transformers has them in memory; " +
+                               "files of most models have a tensor for each, which other loaders expect");
+      return;
+    }
+}
+
 }  // namespace
 
 Status check_names(const Catalog& source, const Translation& names, const Request& wanted, const Format& format,
@@ -189,52 +252,18 @@ Status check_names(const Catalog& source, const Translation& names, const Reques
                       (format.hf_names && !wanted.naming.keep_names);
   if (!claims || resumes_adapters(source, wanted.naming, format)) return {};
   if (names.model.family) return check_nothing_is_beside(source, wanted, true, notes);
-  std::vector<const Tensor*> model, adapters;
-  for (const Tensor& t : source.tensors()) {
-    const StateKind kind = state_kind(t.key());
-    if (is_adapter(t.key()) && kind != StateKind::kOptimizer) adapters.push_back(&t);
-    if (kind == StateKind::kModel) model.push_back(&t);
-  }
-  std::optional<ModelConfig> config;
-  if (file.is_there())
-    if (auto parsed = file.model()) config = *std::move(parsed);
-  const Family* said = config ? describing_family(*config) : nullptr;
-  const bool is_unknown = config && !said;
-  const bool has_model_names = (source.has_model_names || (is_unknown && is_config_of(source, *config))) &&
-                               (said || !convention_without_config(source, wanted.model.families));
-  if (!wanted.model.is_none() && !(has_model_names && !said && !wanted.naming.convention && adapters.empty())) {
-    std::string why =
-        "no tensor of it is a model's" + (said ? ", and " + file.path + " is of family " + said->name : std::string());
-    if (!model.empty()) why = other_names(source, config, said, file.path, names_of(model), wanted.model.families);
-    const auto is_of_adapter = [](const Tensor* t) {
-      return state_kind(t->key()) == StateKind::kModel && (is_adapter(t->key()) || t->key().starts_with(kPeftPrefix));
-    };
-    const bool are_alone = std::all_of(adapters.begin(), adapters.end(), is_of_adapter) &&
-                           std::all_of(model.begin(), model.end(), is_of_adapter);
-    if (!adapters.empty())
-      why = are_alone ? "it holds adapters alone (" + names_of(adapters) +
-                            "); --merge-adapter with --adapter adds them to their model"
-                      : "it holds adapters beside the weights they change (" + names_of(adapters) +
-                            "), which are no model until they are merged";
-    return unsupported(source.root + ": " + why + choice_of_part(source) +
-                       ": what would be written is no model that loaders know. " +
-                       "--family none writes it under the source's own names, --strip-prefix and --rename change " +
-                       "them, --family-file describes a family" + prefix_of_all(model));
-  }
+  const Families families = wanted.model.families;
+  const Unrecognised known = look_at_unrecognised(source, file, families);
+  const bool is_writable = known.has_model_names && !known.said && !wanted.naming.convention && known.adapters.empty();
+  if (!wanted.model.is_none() && !is_writable) return no_model(source, known, file.path, families);
   if (!wanted.model.is_none() && source.has_model_names) TRY(check_nothing_is_beside(source, wanted, false, notes));
-  if (is_unknown) {
-    note_unknown_model(source, *config, notes);
+  if (known.is_unknown()) {
+    note_unknown_model(source, *known.config, notes);
   } else {
     notes.warnings.push_back("names, shapes and rows are the source's own: nothing was compared with a model's config");
   }
-  for (const Tensor& t : source.tensors())
-    if (t.name.ends_with(kStackedExperts)) {
-      notes.warnings.push_back(tensor_text(t.name) +
-                               ": all experts in one tensor, as transformers has them in memory; " +
-                               "files of most models have a tensor for each, which other loaders expect");
-      break;
-    }
-  if (said || !has_model_names) {
+  note_stacked_experts(source, notes);
+  if (known.said || !known.has_model_names) {
     if (file.is_there() && !file.is_given) notes.warnings.push_back(file.path + " is not copied");
     file.is_copied = file.is_copied && file.is_given;
   }
