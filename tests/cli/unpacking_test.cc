@@ -6,6 +6,7 @@
 #include <cstring>
 #include <filesystem>
 #include <functional>
+#include <list>
 #include <map>
 #include <string>
 #include <vector>
@@ -53,6 +54,21 @@ TensorValue transposed(const TensorValue& matrix) {
       out.bytes +=
           matrix.bytes.substr(static_cast<std::size_t>((r * columns + c) * width), static_cast<std::size_t>(width));
   return out;
+}
+
+// Loads all tensors of a checkpoint as float32, in this process.
+Status unpack(const std::string& source) {
+  LoadOptions options;
+  options.model = {.detect = false};
+  options.run.threads = 2;
+  options.run.memory = 16 << 20;
+  options.typing.dtype = DType::kFloat32;
+  std::list<std::string> memory;
+  TRY(load(source, std::move(options), [&](const LoadTensor& t) -> Result<Destination> {
+    std::string& bytes = memory.emplace_back(static_cast<std::size_t>(t.bytes()), '\0');
+    return Destination{reinterpret_cast<std::byte*>(bytes.data()), std::nullopt};
+  }));
+  return {};
 }
 
 class UnpackingTest : public testing::TestWithParam<std::string> {
@@ -116,11 +132,11 @@ TEST_P(UnpackingTest, SurvivesTensorsOfOtherShapesAndValues) {
       changed[name] = changes[i](value);
       write_dcp(changed, source, Mesh());
       fs::copy_file(this->source() + "/config.json", source + "/config.json");
-      const CommandResult r = reshard_cli(command(source, source + ".out", "float32"));
-      EXPECT_THAT(r.exit_code, testing::AnyOf(0, 3, 4)) << name << " " << i << ": " << r.err;
-      if (r.exit_code != 0) {
-        EXPECT_THAT(r.err, HasSubstr("layers.0.proj.")) << name << " " << i;
-      }
+      const Status status = unpack(source);
+      if (status) continue;
+      EXPECT_THAT(status.error().code(), testing::AnyOf(ErrorCode::kCorrupt, ErrorCode::kUnsupported))
+          << name << " " << i << ": " << status.error().message();
+      EXPECT_THAT(status.error().message(), HasSubstr("layers.0.proj.")) << name << " " << i;
     }
   }
 }
