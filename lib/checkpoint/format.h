@@ -177,7 +177,7 @@ class Target {
   // Returns whether the files of tensors have LayoutRequest::header_metadata.
   virtual bool holds_header_metadata() const { return false; }
 
-  DataEncoder* encoder() const { return encoder_; }     // null: tensor data is stored as it is
+  DataEncoder* encoder() const { return encoder_; }         // null: tensor data is stored as it is
   SingleFile* single_file() const { return single_file_; }  // null: the output is a directory
 
   // Returns the length of a sealed file.

@@ -338,8 +338,8 @@ void Output::make_chunks() {
 }
 
 Status Output::encode(Index offset, Bytes bytes) {
-  return target_.encoder()->encode(offset, bytes,
-                        [&](const EncodedChunk& chunk, Bytes stored) { return chunks_->add(chunk, stored); });
+  return target_.encoder()->encode(
+      offset, bytes, [&](const EncodedChunk& chunk, Bytes stored) { return chunks_->add(chunk, stored); });
 }
 
 // Writes the whole pages in `bytes` bypassing the page cache, and the rest through it.

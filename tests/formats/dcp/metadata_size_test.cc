@@ -1,6 +1,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "formats/dcp/dcp.h"
 #include "formats/dcp/metadata.h"
 #include "formats/encoding/pickle_writer.h"
 #include "formats/open.h"
