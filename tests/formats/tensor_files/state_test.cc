@@ -56,9 +56,9 @@ TEST(IndexedFiles, KnowWhatIsStaleMissingAndTooMuch) {
   EXPECT_THAT(missing.error().message(), HasSubstr("2.bin: expected tensor 'b'"));
   EXPECT_TRUE(files->is_wanted("b", "2.bin"));
   ASSERT_TRUE(files->check(catalog));
-  EXPECT_THAT(catalog.warnings,
-              ElementsAre(HasSubstr("not in the index: 1 tensor: 'c'"), HasSubstr("other than the index says: 1 tensor: 'a'"),
-                          HasSubstr("total_size of 8; the tensors have 0 bytes")));
+  EXPECT_THAT(catalog.warnings, ElementsAre(HasSubstr("not in the index: 1 tensor: 'c'"),
+                                            HasSubstr("other than the index says: 1 tensor: 'a'"),
+                                            HasSubstr("total_size of 8; the tensors have 0 bytes")));
 }
 
 // ---- placeholders
