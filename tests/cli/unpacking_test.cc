@@ -61,7 +61,7 @@ Status unpack(const std::string& source) {
   LoadOptions options;
   options.model = {.detect = false};
   options.run.threads = 2;
-  options.run.memory = 16 << 20;
+  options.run.memory = 64 << 20;
   options.typing.dtype = DType::kFloat32;
   std::list<std::string> memory;
   TRY(load(source, std::move(options), [&](const LoadTensor& t) -> Result<Destination> {
