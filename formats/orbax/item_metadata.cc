@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "lib/base/json.h"
+#include "lib/base/json_parts.h"
 #include "lib/base/memory_limit.h"
 #include "lib/base/names.h"
 #include "lib/base/text.h"
@@ -14,14 +15,16 @@ namespace {
 
 constexpr Index kMaxJsonBytes = Index{256} << 20;
 
-// Reads a JSON file of an item member by member. Returns false if it does not exist.
-Result<bool> read_members(const PathSnapshot& item, std::string_view name, const OnJsonMember& member) {
+// Reads a JSON file of an item member by member, and one of its members part by part. Returns false if it does not
+// exist.
+Result<bool> read_members(const PathSnapshot& item, std::string_view name, const OnJsonMember& member,
+                          const JsonParts& parts = {}) {
   if (!item.has_file(name)) return false;
   const std::string path = path_join(item.path(), name);
   const auto entry = TRY(entry_at(path));
   const Index size = entry ? std::min(entry->size, kMaxJsonBytes) : 0;
   TRY(may_take(2 * size, [&] { return path; }));
-  TRY(parse_json_members(TRY(read_whole_file(path, kMaxJsonBytes)), path, member));
+  TRY(parse_json_parts(TRY(read_whole_file(path, kMaxJsonBytes)), path, member, parts));
   return true;
 }
 
@@ -68,17 +71,19 @@ Result<std::optional<ItemMetadata>> read_item_metadata(const PathSnapshot& item)
   const auto add = [&](const std::string& key, const Json& value) -> Status {
     if (key == "use_ocdbt" && value.is_bool()) out.uses_database = TRY(value.as_bool());
     if (key == "store_array_data_equal_to_fill_value" && value.is_bool()) out.stores_fill_values = TRY(value.as_bool());
-    if (key != "tree_metadata") return {};
-    for (const Json::Member& member : TRY(value.as_object().context(path))) {
-      Leaf leaf = TRY(leaf_of(member.value).context(path + ": '" + printable(member.key) + "'"));
-      std::string name = dotted_name(leaf.path);
-      if (!out.leaves.emplace(name, std::move(leaf)).second)
-        return unsupported(path + ": '" + printable(member.key) + "': another leaf also has the name '" +
-                           printable(name) + "': keys with dots cannot be told apart");
-    }
+    if (key == "tree_metadata" && !value.is_object())
+      return corrupt(path + ": tree_metadata: expected an object, got " + std::string(value.kind()));
     return {};
   };
-  if (!TRY(read_members(item, kItemMetadata, add))) return std::optional<ItemMetadata>();
+  const auto add_leaf = [&](const std::string& key, const Json& value) -> Status {
+    Leaf leaf = TRY(leaf_of(value).context(path + ": '" + printable(key) + "'"));
+    std::string name = dotted_name(leaf.path);
+    if (!out.leaves.emplace(name, std::move(leaf)).second)
+      return unsupported(path + ": '" + printable(key) + "': another leaf also has the name '" + printable(name) +
+                         "': keys with dots cannot be told apart");
+    return {};
+  };
+  if (!TRY(read_members(item, kItemMetadata, add, {"tree_metadata", add_leaf}))) return std::optional<ItemMetadata>();
   return std::optional(std::move(out));
 }
 
@@ -100,20 +105,17 @@ Result<std::map<std::string, std::string, std::less<>>> read_key_kinds(const Pat
   std::map<std::string, std::string, std::less<>> out;
   if (!item.has_directory(kArrayMetadatas)) return out;
   const PathSnapshot& directory = *TRY(item.inside(kArrayMetadatas));
-  const auto add = [&](const std::string& key, const Json& value) -> Status {
-    if (key != "array_metadatas") return {};
-    for (const Json& each : TRY(value.as_array().context(directory.path()))) {
-      const Json* const array = each.find("array_metadata");
-      const Json* const more = array ? array->find("ext_metadata") : nullptr;
-      const auto kind = more ? more->get_string("random_key_impl") : Result<std::string_view>(std::string_view());
-      if (!kind || kind->empty()) continue;
-      out.emplace(TRY(array->get_string("param_name").context(directory.path())), *kind);
-    }
+  const auto add = [&](const std::string&, const Json& value) -> Status {
+    const Json* const array = value.find("array_metadata");
+    const Json* const more = array ? array->find("ext_metadata") : nullptr;
+    const auto kind = more ? more->get_string("random_key_impl") : Result<std::string_view>(std::string_view());
+    if (kind && !kind->empty()) out.emplace(TRY(array->get_string("param_name").context(directory.path())), *kind);
     return {};
   };
+  const auto ignore = [](const std::string&, const Json&) { return Status(); };
   // Each process lists the arrays that it wrote a part of, and all random keys, so one file is enough.
   for (const DirectoryEntry& entry : directory.entries())
-    if (!entry.is_directory) return TRY(read_members(directory, entry.name, add)), out;
+    if (!entry.is_directory) return TRY(read_members(directory, entry.name, ignore, {"array_metadatas", add})), out;
   return out;
 }
 

@@ -16,7 +16,6 @@ namespace {
 constexpr std::size_t kCrcBytes = 4;
 constexpr Index kMaxManifestBytes = Index{256} << 20;
 constexpr std::size_t kMaxPathBytes = std::size_t{64} << 20;  // of all files of one table
-constexpr std::uint64_t kNoRoot = ~std::uint64_t{0};
 constexpr Index kUuidBytes = 16;
 
 // ---- Numbers and columns

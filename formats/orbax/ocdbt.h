@@ -41,9 +41,10 @@ namespace reshard::orbax {
 
 inline constexpr std::string_view kManifest = "manifest.ocdbt";
 inline constexpr std::uint32_t kManifestMagic = 0x0cdb3a2a, kNodeMagic = 0x0cdb20de;
-inline constexpr std::size_t kEnvelopeBytes = 18;         // with a version and a compression of one byte each
-inline constexpr std::size_t kMaxKeyBytes = 65'535;       // also of a path
-inline constexpr Index kMaxNodeBytes = Index{256} << 20;  // decoded; orbax's own limit is 100 MB
+inline constexpr std::uint64_t kNoRoot = ~std::uint64_t{0};  // offset and length of the root of a tree without keys
+inline constexpr std::size_t kEnvelopeBytes = 18;            // with a version and a compression of one byte each
+inline constexpr std::size_t kMaxKeyBytes = 65'535;          // also of a path
+inline constexpr Index kMaxNodeBytes = Index{256} << 20;     // decoded; orbax's own limit is 100 MB
 
 // A file of a table, and the directory that tables of nodes in it are relative to.
 struct DataFile {

@@ -13,7 +13,6 @@ namespace {
 constexpr std::size_t kNodeBytes = std::size_t{1} << 20;                             // a node ends when it has so many
 constexpr std::uint64_t kMaxInlineBytes = 1024, kMaxDecodedNodeBytes = 100'000'000;  // Orbax's configuration
 constexpr char kArityLog2 = 4;
-constexpr std::uint64_t kNoRoot = ~std::uint64_t{0};
 
 void put(std::string& out, std::uint64_t value) {
   for (; value >= 0x80; value >>= 7) out += static_cast<char>((value & 0x7f) | 0x80);

@@ -7,6 +7,7 @@
 #include <unordered_map>
 
 #include "formats/encoding/key_path.h"
+#include "formats/encoding/pickle_writer.h"
 #include "formats/encoding/torch_archive.h"
 #include "formats/encoding/zstd_frame.h"
 #include "formats/orbax/item_metadata.h"
@@ -104,6 +105,7 @@ class OrbaxReader : public TensorFileReader {
   Status check_leaves(const Reading& now, const std::vector<std::string>& names, const OpenOptions& options);
   Status read_strings(const Reading& now);
   Status read_objects(const Reading& now);
+  Status read_empty_leaves(const Reading& now);
   Status read_json_items(const Parts& parts);
   std::uint32_t memory_file(Reading& now);
   Status keep_memory(Reading& now);
@@ -346,6 +348,10 @@ Status OrbaxReader::add_tensor(Reading& now, const std::string& name, Tensor ten
 Status OrbaxReader::add_array(Reading& now, std::size_t value, std::string_view suffix, const OpenOptions& options) {
   const std::string_view key = now.values.key(value);
   const std::string name(key.substr(0, key.size() - suffix.size()));
+  if (now.key_kinds.contains(name) && archives_.contains(now.prefix + name)) {
+    for (std::size_t i = value + 1; i-- > 0 && now.values.key(i).starts_with(name + "/");) now.used[i] = true;
+    return {};  // the object is the same
+  }
   const std::string place = path_join(now.place->path(), key);
   const std::string text = TRY(text_of_value(now, value, printable(place)));
   Stored stored;
@@ -402,6 +408,33 @@ Status OrbaxReader::read_strings(const Reading& now) {
       if (const auto leaf = now.metadata->leaves.find(member.key); leaf != now.metadata->leaves.end())
         keys = leaf->second.path;
     TRY(add_json(now.prefix + member.key, std::move(keys), file, member.value));
+  }
+  return {};
+}
+
+// Adds the leaves without data as objects: a tree without them would not be the one that was saved.
+Status OrbaxReader::read_empty_leaves(const Reading& now) {
+  if (!now.metadata) return {};
+  std::optional<std::uint32_t> file;
+  for (const auto& [stored, leaf] : now.metadata->leaves) {
+    const std::string name = now.prefix + stored;
+    if (!leaf.is_empty || archives_.contains(name)) continue;
+    if (!file) {
+      file = static_cast<std::uint32_t>(catalog_.files.size());
+      const auto entry = TRY(entry_at(path_join(now.place->path(), kItemMetadata)));
+      catalog_.files.push_back({below(now.directory, kItemMetadata), entry ? entry->size : -1});
+    }
+    const KeyPath path = now.prefix.empty() ? leaf.path : KeyPath{name};
+    pickle::PickleWriter w;
+    if (leaf.type == "Dict")
+      w.empty_dict();
+    else if (leaf.type == "List")
+      w.empty_list();
+    else if (leaf.type == "Tuple")
+      w.empty_tuple();
+    else
+      w.none();
+    TRY(add_pickled(name, path, *file, std::move(w).finish()));
   }
   return {};
 }
@@ -463,6 +496,7 @@ Status OrbaxReader::read_item(const Item& item, bool is_only, const OpenOptions&
   TRY(check_finished(now));
   now.key_kinds = TRY(read_key_kinds(*item.place));
   TRY(read_values(now));
+  TRY(read_objects(now));
   std::vector<std::string> names;
   for (std::size_t i = 0; i < now.values.size(); ++i)
     for (const std::string_view suffix : {kZarr2, kZarr3}) {
@@ -474,8 +508,8 @@ Status OrbaxReader::read_item(const Item& item, bool is_only, const OpenOptions&
   std::sort(names.begin(), names.end());
   TRY(check_leaves(now, names, options));
   TRY(keep_memory(now));
-  TRY(read_objects(now));
   TRY(read_strings(now));
+  TRY(read_empty_leaves(now));
   TRY(list_files(now));
   std::vector<std::string> unused;
   for (std::size_t i = 0; i < now.values.size() && databases_ > 0; ++i)

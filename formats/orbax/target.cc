@@ -13,6 +13,7 @@
 #include <numeric>
 
 #include "formats/encoding/key_path.h"
+#include "formats/encoding/pickle.h"
 #include "formats/encoding/torch_archive.h"
 #include "formats/orbax/item_metadata.h"
 #include "formats/orbax/ocdbt.h"
@@ -47,7 +48,7 @@ Index parts_of(Index n, Index least, bool may_be_uneven) {
 
 // Returns the shape of a tensor's chunks: what one rank of the mesh holds, cut further into at most kMaxChunk bytes.
 // Only rows are cut unevenly, so that the padding of a chunk follows its elements.
-Dims grid_of(const TargetTensor& tensor, const Mesh& mesh) {
+Dims chunk_shape_of(const TargetTensor& tensor, const Mesh& mesh) {
   Dims grid = tensor.shape;
   for (const Split& split : tensor.placement->splits) {
     Index ranks = 1;
@@ -158,6 +159,53 @@ std::string member(std::string_view key, const Json& value) { return to_text(Jso
 
 // ---- The target
 
+// An object that is a leaf of the tree without an array.
+struct ObjectLeaf {
+  const TargetBlob* blob = nullptr;
+  std::string_view type;  // "string", "None", "Dict", ...
+  std::string text;       // of a string
+};
+
+// An object that is stored as an array of jax.random's keys.
+struct RandomKey {
+  const TargetBlob* blob = nullptr;
+  std::string kind;  // of generator
+  Dims shape;
+  std::string numbers;  // uint32, row-major
+};
+
+// Returns the type of a value without content; empty for others.
+std::string_view empty_type_of(const pickle::Value& value) {
+  if (value.is_none()) return "None";
+  if (value.size() > 0) return "";
+  if (value.kind() == pickle::Kind::kDict) return "Dict";
+  if (value.kind() == pickle::Kind::kList) return "List";
+  return value.kind() == pickle::Kind::kTuple ? "Tuple" : "";
+}
+
+// Returns the keys that an object describes as our reader does (reader.cc), if they fit into a node.
+std::optional<RandomKey> random_key_of(const pickle::Value& value) {
+  constexpr std::size_t kMaxNumbers = 256;
+  const auto kind = value.find("random_key_impl"), shape = value.find("shape"), data = value.find("key_data");
+  if (value.size() != 3 || !kind || !kind->as_string() || !shape || !shape->is_sequence() || !data ||
+      !data->is_sequence() || shape->size() > static_cast<std::size_t>(kMaxRank) || data->size() > kMaxNumbers)
+    return std::nullopt;
+  RandomKey out{nullptr, std::string(*kind->as_string()), {}, {}};
+  for (std::size_t i = 0; i < shape->size(); ++i) {
+    const auto extent = (*shape)[i].as_int();
+    if (!extent || *extent < 0) return std::nullopt;
+    out.shape.push_back(*extent);
+  }
+  for (std::size_t i = 0; i < data->size(); ++i) {
+    const auto number = (*data)[i].as_int();
+    if (!number || *number < 0 || *number > UINT32_MAX) return std::nullopt;
+    const auto stored = static_cast<std::uint32_t>(*number);
+    out.numbers.append(reinterpret_cast<const char*>(&stored), sizeof stored);
+  }
+  const bool is_whole = checked_volume(out.shape) == static_cast<Index>(data->size()) && data->size() > 0;
+  return is_whole ? std::optional(std::move(out)) : std::nullopt;
+}
+
 class OrbaxTarget : public Target {
  public:
   explicit OrbaxTarget(LayoutRequest request) : request_(std::move(request)) {}
@@ -176,10 +224,14 @@ class OrbaxTarget : public Target {
 
   Status add_tensor(TargetTensor& wanted);
   Extent place_chunk(Index bytes, Index stored);
+  const std::string& name_of(std::uint32_t array) const;
+  Dims grid_of(std::uint32_t array) const;
+  bool is_random_key(std::uint32_t array) const { return array >= catalog_.tensors().size(); }
+  const RandomKey& random_key(std::uint32_t array) const { return keys_[array - catalog_.tensors().size()]; }
   Status order_names();
   Status add_texts();
   Status add_text(std::string name, std::function<Status(const EmitText& emit)> write);
-  void find_strings();
+  void find_leaves();
   Status write_database(const EmitText& node, std::string& manifest) const;
   Status write_arrays(DatabaseWriter& database) const;
   Status write_item_metadata(const EmitText& emit) const;
@@ -187,16 +239,18 @@ class OrbaxTarget : public Target {
   Status write_sharding(const EmitText& emit) const;
   std::string strings() const;
   std::string objects() const;
-  Json sharding_of(std::size_t tensor) const;
+  Json sharding_of(std::uint32_t array) const;
   KeyPath path_of(const std::string& name, const KeyPath& path) const;
   Status seal_gap(const Extent& gap, const EmitBytes& emit) const;
 
-  LayoutRequest request_;              // its tensors' names move to the catalog
-  std::vector<Dims> grids_;            // of each tensor
-  std::vector<Extent> gaps_;           // bytes of chunks' files that are no tensor's, in order
-  std::vector<std::uint32_t> sorted_;  // tensors in the order of their keys
-  bool is_nested_ = true;              // names are trees: no name is also the beginning of another one
-  std::vector<std::pair<const TargetBlob*, std::string>> strings_;
+  LayoutRequest request_;     // its tensors' names move to the catalog
+  std::vector<Dims> grids_;   // of each tensor
+  std::vector<Extent> gaps_;  // bytes of chunks' files that are no tensor's, in order
+  // The arrays in the order of their database keys: tensors, and after them by number random keys.
+  std::vector<std::uint32_t> sorted_;
+  bool is_nested_ = true;  // names are trees: no name is also the beginning of another one
+  std::vector<ObjectLeaf> leaves_;
+  std::vector<RandomKey> keys_;
   std::uint32_t chunk_files_ = 0;
   std::vector<Text> texts_;
 };
@@ -228,7 +282,7 @@ Status OrbaxTarget::add_tensor(TargetTensor& wanted) {
   const auto bytes = elements ? checked_mul(*elements, byte_size(wanted.dtype)) : std::nullopt;
   if (!bytes || *bytes > kMaxBytes) return unsupported(tensor_text(wanted.name) + ": 2^62 bytes or more");
   if (!is_utf8(wanted.name)) return unsupported(tensor_text(wanted.name) + ": the name is not UTF-8");
-  const Dims grid = grid_of(wanted, request_.mesh);
+  const Dims grid = chunk_shape_of(wanted, request_.mesh);
   if (!zarr3_of_raw_chunks(wanted.dtype, wanted.shape, grid))
     return unsupported(tensor_text(wanted.name) + ": zarr has no dtype for " +
                        std::string(info(wanted.dtype).torch_name) + "; choose another with --dtype");
@@ -258,8 +312,8 @@ Status OrbaxTarget::add_tensor(TargetTensor& wanted) {
 
 // Sorts the tensors by their keys. Fails if keys of one array would be among those of another.
 Status OrbaxTarget::order_names() {
-  const auto name = [this](std::uint32_t i) -> const std::string& { return catalog_.tensors()[i].name; };
-  sorted_.resize(catalog_.tensors().size());
+  const auto name = [this](std::uint32_t i) -> const std::string& { return name_of(i); };
+  sorted_.resize(catalog_.tensors().size() + keys_.size());
   std::iota(sorted_.begin(), sorted_.end(), 0U);
   std::sort(sorted_.begin(), sorted_.end(), [&](auto a, auto b) { return is_before(name(a), name(b)); });
   for (std::size_t i = 1; i < sorted_.size(); ++i)
@@ -274,12 +328,29 @@ Status OrbaxTarget::order_names() {
   return {};
 }
 
-// A string is a leaf of the tree, too.
-void OrbaxTarget::find_strings() {
+const std::string& OrbaxTarget::name_of(std::uint32_t array) const {
+  return is_random_key(array) ? random_key(array).blob->name : catalog_.tensors()[array].name;
+}
+
+Dims OrbaxTarget::grid_of(std::uint32_t array) const {
+  return is_random_key(array) ? random_key(array).shape : grids_[array];
+}
+
+// Finds the objects that JAX's tree can hold, too.
+void OrbaxTarget::find_leaves() {
   for (const TargetBlob& blob : request_.blobs) {
     const auto document = torch_archive::read_object_item(blob.bytes);
-    const auto text = document ? document->root().as_string() : std::optional<std::string_view>();
-    if (text && is_utf8(*text)) strings_.emplace_back(&blob, *text);
+    if (!document || !is_utf8(blob.name)) continue;
+    const pickle::Value value = document->root();
+    const std::string_view type = empty_type_of(value);
+    if (const auto text = value.as_string(); text && is_utf8(*text)) {
+      leaves_.push_back({&blob, "string", std::string(*text)});
+    } else if (!type.empty()) {
+      leaves_.push_back({&blob, type, {}});
+    } else if (auto key = random_key_of(value)) {
+      key->blob = &blob;
+      keys_.push_back(*std::move(key));
+    }
   }
 }
 
@@ -287,8 +358,8 @@ Status OrbaxTarget::lay_out() {
   TRY(catalog_.reserve(request_.tensors.size()));
   grids_.reserve(request_.tensors.size());
   for (TargetTensor& tensor : request_.tensors) TRY(add_tensor(tensor));
+  find_leaves();
   TRY(order_names());
-  find_strings();
   return add_texts();
 }
 
@@ -317,9 +388,10 @@ Status OrbaxTarget::add_texts() {
   TRY(add_text(std::string(kItemMetadata), [this](const EmitText& emit) { return write_item_metadata(emit); }));
   TRY(add_text(std::string(kArrayMetadatas) + "/process_0",
                [this](const EmitText& emit) { return write_array_metadata(emit); }));
-  if (request_.mesh.ranks() > 1)
+  if (request_.mesh.ranks() > 1 || !keys_.empty())
     TRY(add_text(std::string(kSharding), [this](const EmitText& emit) { return write_sharding(emit); }));
-  if (!strings_.empty()) TRY(add_text(std::string(kStrings), fixed(strings())));
+  if (std::any_of(leaves_.begin(), leaves_.end(), [](const ObjectLeaf& leaf) { return leaf.type == "string"; }))
+    TRY(add_text(std::string(kStrings), fixed(strings())));
   if (!request_.blobs.empty()) {
     TRY(add_text(std::string(kObjects), fixed(objects())));
     TRY(add_text(std::string(kObjectBytes), [this](const EmitText& emit) -> Status {
@@ -343,17 +415,20 @@ Status OrbaxTarget::add_texts() {
 
 Status OrbaxTarget::write_arrays(DatabaseWriter& database) const {
   for (const std::uint32_t i : sorted_) {
-    const Tensor& tensor = catalog_.tensors()[i];
-    const Index stored = volume(grids_[i]) * byte_size(tensor.dtype);
-    const Dims counts = counts_of(tensor.shape, grids_[i]);
-    if (volume(counts) > 0)
-      TRY(each_key(counts, 0, tensor.name + "/c", 0, [&](const std::string& key, Index number) {
-        Extent place = tensor.fragments.extent(static_cast<std::size_t>(number));
-        place.length = stored;  // with its padding
-        return database.add(key, place);
-      }));
-    TRY(database.add_inline(tensor.name + std::string(kZarr3),
-                            *zarr3_of_raw_chunks(tensor.dtype, tensor.shape, grids_[i])));
+    const std::string& name = name_of(i);
+    const Dims grid = grid_of(i);
+    const bool is_key = is_random_key(i);
+    const DType dtype = is_key ? DType::kUint32 : catalog_.tensors()[i].dtype;
+    const Dims shape = is_key ? grid : catalog_.tensors()[i].shape;
+    const Dims counts = counts_of(shape, grid);
+    const auto add = [&](const std::string& key, Index number) {
+      if (is_key) return database.add_inline(key, random_key(i).numbers);
+      Extent place = catalog_.tensors()[i].fragments.extent(static_cast<std::size_t>(number));
+      place.length = volume(grid) * byte_size(dtype);  // with its padding
+      return database.add(key, place);
+    };
+    if (volume(counts) > 0) TRY(each_key(counts, 0, name + "/c", 0, add));
+    TRY(database.add_inline(name + std::string(kZarr3), *zarr3_of_raw_chunks(dtype, shape, grid)));
   }
   return {};
 }
@@ -388,16 +463,17 @@ std::string leaf_text(const KeyPath& path, Json value) {
 
 Status OrbaxTarget::write_item_metadata(const EmitText& emit) const {
   const std::string_view type = request_.mesh.ranks() > 1 ? "jax.Array" : "np.ndarray";
-  const auto value = [](std::string_view of) {
-    return Json::object().set("value_type", of).set("skip_deserialize", false);
+  const auto value = [](std::string_view of, bool is_empty) {
+    return Json::object().set("value_type", of).set("skip_deserialize", is_empty);
   };
   JsonRun leaves("{\"tree_metadata\": {", emit);
   for (const std::uint32_t i : sorted_) {
-    const Tensor& tensor = catalog_.tensors()[i];
-    TRY(leaves.add(leaf_text(path_of(tensor.name, tensor.path), value(type).set("write_shape", list_of(grids_[i])))));
+    const KeyPath& path = is_random_key(i) ? random_key(i).blob->path : catalog_.tensors()[i].path;
+    Json array = value(is_random_key(i) ? "jax.Array" : type, false).set("write_shape", list_of(grid_of(i)));
+    TRY(leaves.add(leaf_text(path_of(name_of(i), path), std::move(array))));
   }
-  for (const auto& [blob, text] : strings_)
-    TRY(leaves.add(leaf_text(path_of(blob->name, blob->path), value("string"))));
+  for (const ObjectLeaf& leaf : leaves_)
+    TRY(leaves.add(leaf_text(path_of(leaf.blob->name, leaf.blob->path), value(leaf.type, leaf.type != "string"))));
   return leaves.end(
       "}, \"use_ocdbt\": true, \"use_zarr3\": true, \"store_array_data_equal_to_fill_value\": true, "
       "\"custom_metadata\": null}");
@@ -406,26 +482,27 @@ Status OrbaxTarget::write_item_metadata(const EmitText& emit) const {
 Status OrbaxTarget::write_array_metadata(const EmitText& emit) const {
   JsonRun arrays("{\"array_metadatas\": [", emit);
   for (const std::uint32_t i : sorted_) {
-    Json array = Json::object().set("param_name", catalog_.tensors()[i].name).set("write_shape", list_of(grids_[i]));
-    array.set("chunk_shape", list_of(grids_[i])).set("ext_metadata", Json());
+    Json array = Json::object().set("param_name", name_of(i)).set("write_shape", list_of(grid_of(i)));
+    array.set("chunk_shape", list_of(grid_of(i)));
+    array.set("ext_metadata", is_random_key(i) ? Json::object().set("random_key_impl", random_key(i).kind) : Json());
     TRY(arrays.add(to_text(Json::object().set("array_metadata", std::move(array)))));
   }
   return arrays.end("]}");
 }
 
-// Returns a tensor's NamedSharding. A dimension that the mesh's axes do not divide is not sharded, as JAX needs it.
-Json OrbaxTarget::sharding_of(std::size_t tensor) const {
-  const Dims& shape = catalog_.tensors()[tensor].shape;
+// Returns which axes of the mesh shard each dimension. A dimension that they do not divide is not sharded, as JAX needs
+// it.
+Json partition_of(const Dims& shape, const Placement& placement, const Mesh& mesh) {
   std::vector<std::vector<std::string>> axes(static_cast<std::size_t>(shape.rank()));
-  for (const Split& split : request_.tensors[tensor].placement->splits)
+  for (const Split& split : placement.splits)
     for (const std::string& axis : split.axes)
-      if (request_.mesh.size(axis) > 1) axes[static_cast<std::size_t>(split.dim)].push_back(axis);
-  Json spec = Json::array();
+      if (mesh.size(axis) > 1) axes[static_cast<std::size_t>(split.dim)].push_back(axis);
+  Json out = Json::array();
   for (int d = 0; d < shape.rank(); ++d) {
     const auto& by = axes[static_cast<std::size_t>(d)];
     Index parts = 1;
-    for (const std::string& axis : by) parts *= request_.mesh.size(axis);
-    Json& place = spec.add_item(Json());
+    for (const std::string& axis : by) parts *= mesh.size(axis);
+    Json& place = out.add_item(Json());
     if (by.empty() || shape[d] % parts != 0) continue;
     if (by.size() == 1) {
       place = by[0];
@@ -433,30 +510,42 @@ Json OrbaxTarget::sharding_of(std::size_t tensor) const {
     }
     for (const std::string& axis : by) place.push_back(axis);
   }
-  Json sizes = Json::array(), names = Json::array(), types = Json::array();
-  for (const MeshAxis& axis : request_.mesh.axes()) {
+  return out;
+}
+
+// Returns an array's NamedSharding. Random keys are replicated, or on the first device if there is no mesh.
+Json OrbaxTarget::sharding_of(std::uint32_t array) const {
+  Json sizes = Json::array(), names = Json::array(), types = Json::array(), partition = Json::array();
+  std::vector<MeshAxis> axes = request_.mesh.axes();
+  const bool is_alone = request_.mesh.ranks() == 1;
+  if (is_alone) axes = {{"device", 1}};
+  for (const MeshAxis& axis : axes) {
     sizes.push_back(axis.size);
     names.push_back(axis.name);
     types.push_back("AxisType.Auto");
   }
-  return Json::object()
-      .set("sharding_type", "NamedSharding")
-      .set("shape", std::move(sizes))
-      .set("axis_names", std::move(names))
-      .set("axis_types", std::move(types))
-      .set("partition_spec", std::move(spec));
+  if (!is_random_key(array))
+    partition = partition_of(catalog_.tensors()[array].shape, request_.tensors[array].placement, request_.mesh);
+  Json out = Json::object().set("sharding_type", "NamedSharding").set("shape", std::move(sizes));
+  out.set("axis_names", std::move(names)).set("axis_types", std::move(types));
+  out.set("partition_spec", std::move(partition));
+  if (is_alone)
+    out.set("device_mesh", Json::object().set("mesh", Json::array().push_back(Json::object().set("id", 0))));
+  return out;
 }
 
 Status OrbaxTarget::write_sharding(const EmitText& emit) const {
   JsonRun members("{", emit);
   for (const std::uint32_t i : sorted_)
-    TRY(members.add(member(base64(catalog_.tensors()[i].name), to_text(sharding_of(i)))));
+    if (request_.mesh.ranks() > 1 || is_random_key(i))
+      TRY(members.add(member(base64(name_of(i)), to_text(sharding_of(i)))));
   return members.end("}");
 }
 
 std::string OrbaxTarget::strings() const {
   Json out = Json::object();
-  for (const auto& [blob, text] : strings_) out.set(blob->name, text);
+  for (const ObjectLeaf& leaf : leaves_)
+    if (leaf.type == "string") out.set(leaf.blob->name, leaf.text);
   return to_text(out);
 }
 

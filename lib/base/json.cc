@@ -13,6 +13,7 @@
 
 #include "lib/base/cursor.h"
 #include "lib/base/json_list.h"
+#include "lib/base/json_parts.h"
 #include "lib/base/number_table.h"
 #include "lib/base/text.h"
 
@@ -319,8 +320,8 @@ class KeySet {
 class Builder {
  public:
   Builder(std::string_view text, std::string_view path, Index base, const JsonLimits& limits,
-          const OnJsonMember* member)
-      : text_(text), path_(path), base_(base), limits_(limits), member_(member) {
+          const OnJsonMember* member, const JsonParts* parts = nullptr)
+      : text_(text), path_(path), base_(base), limits_(limits), member_(member), parts_(parts) {
     const auto has = [&](const PythonNumber& number) { return text.find(number.word) != std::string_view::npos; };
     if (std::any_of(std::begin(kPythonNumbers), std::end(kPythonNumbers), has)) text_ = python_.emplace(text).text;
     reached_ = text_.data();
@@ -368,6 +369,9 @@ class Builder {
       if (is_at_end_) return false;
       value_ = keys_.add(key) ? &value_of_root_ : nullptr;
       last_key_ = key;
+    } else if (is_in_parts()) {
+      value_ = part_keys_.add(key) ? &part_ : nullptr;
+      part_key_ = key;
     } else {
       value_ = open_.back()->try_add(key);
     }
@@ -407,6 +411,7 @@ class Builder {
   // Stores a value at the current position.
   Json* place(Json value) {
     if (open_.empty()) return &(root_ = std::move(value));
+    if (is_in_parts()) return &(part_ = std::move(value));
     if (open_.back()->is_array()) return &open_.back()->add_item(std::move(value));
     return &(*value_ = std::move(value));
   }
@@ -431,14 +436,22 @@ class Builder {
     return finish(closed);
   }
 
-  // Passes a finished member of the root to the caller. Its key stays in keys_ to detect duplicates.
+  // Returns whether the enclosing container is the one whose parts are passed on.
+  bool is_in_parts() const { return parts_ && open_.size() == 2 && last_key_ == parts_->name; }
+
+  // Passes a finished member of the root, or a part of it, to the caller. Its key is kept to detect duplicates.
   bool finish(Json* value) {
+    if (is_in_parts()) return pass_on(parts_->part, part_key_, value);
     if (!member_ || open_.size() != 1) return true;
-    if (Status status = (*member_)(last_key_, std::exchange(*value, Json())); !status) {
+    return pass_on(*member_, last_key_, value);
+  }
+
+  bool pass_on(const OnJsonMember& to, const std::string& key, Json* value) {
+    if (Status status = to(key, std::exchange(*value, Json())); !status) {
       error_ = std::move(status).error();
       return false;
     }
-    held_ = keys_.size();
+    held_ = keys_.size() + part_keys_.size();
     return true;
   }
 
@@ -448,6 +461,7 @@ class Builder {
   Index base_;
   const JsonLimits& limits_;
   const OnJsonMember* member_;  // null: build the whole value
+  const JsonParts* parts_;      // null: pass on whole members
   const char* reached_ = nullptr;
   Json root_;
   std::vector<Json*> open_;  // the enclosing containers, outermost first; only the last one changes
@@ -455,6 +469,9 @@ class Builder {
   KeySet keys_;              // of the root, if its members are passed on
   std::string last_key_;     // of the root
   Json value_of_root_;       // the value of last_key_
+  KeySet part_keys_;         // of the member whose parts are passed on
+  std::string part_key_;     // empty in an array
+  Json part_;                // the value of part_key_
   Index held_ = 0;
   bool is_at_end_ = false;  // reached JsonLimits::until
   std::optional<Error> error_;
@@ -469,6 +486,12 @@ Result<Json> parse_json(std::string_view text, std::string_view path, const Json
 Status parse_json_members(std::string_view text, std::string_view path, const OnJsonMember& member,
                           const JsonLimits& limits, Index base) {
   TRY(Builder(text, path, base, limits, &member).run());
+  return {};
+}
+
+Status parse_json_parts(std::string_view text, std::string_view path, const OnJsonMember& member,
+                        const JsonParts& parts, const JsonLimits& limits, Index base) {
+  TRY(Builder(text, path, base, limits, &member, &parts).run());
   return {};
 }
 

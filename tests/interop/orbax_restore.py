@@ -30,7 +30,7 @@ WORDS = {"bfloat16": "BF16", "float32": "F32", "float64": "F64", "float16": "F16
 def digests(tree):
     out = {}
     for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
-        if isinstance(leaf, str):
+        if isinstance(leaf, str) or jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             continue
         array = np.asarray(leaf)
         name = ".".join(str(getattr(p, "key", getattr(p, "idx", p))) for p in path)

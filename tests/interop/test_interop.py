@@ -2265,6 +2265,19 @@ class Orbax(Case):
         for truth, got in zip(truths, self.restored(*written)):
             self.assertEqual(got, json.loads(truth.read_text()), f"{truth.stem}, {seed}")
 
+    def test_the_tree_is_the_one_that_was_saved(self):
+        print_trees = ("import sys, jax, orbax.checkpoint as ocp\nfor p in sys.argv[1:]:\n"
+                       "  tree = ocp.PyTreeCheckpointer().restore(p)\n"
+                       "  print(jax.tree.structure(tree), tree.get('rng'))")
+        self.out("trees.py").write_text("import os\nos.environ['XLA_FLAGS'] = '--xla_force_host_platform_device_count=8'\n" + print_trees)
+        for name in "zarr3", "raw":
+            source = ROOT / "tests/data/orbax" / name
+            reshard("convert", source, self.out(f"{name}.one"), "--to", "orbax", "--family", "none")
+            reshard("convert", source, self.out(f"{name}.eight"), "--to", "orbax", "--family", "none", "--mesh", "dp_shard=8")
+            trees = self.jax(self.out("trees.py"), source, self.out(f"{name}.one"), self.out(f"{name}.eight"))
+            saved, *ours = trees.replace("\n[", " [").splitlines()
+            self.assertEqual(ours, [saved, saved])
+
     def test_every_dtype_and_shape_is_restored(self):
         state = {f"dtypes.{k}": v for k, v in all_dtypes().items() if v.dtype != torch.complex32}
         state |= {"scalar": torch.tensor(2.5), "empty": torch.zeros(0, 3), "row.7": torch.arange(13), "a/b'c": torch.ones(2),

@@ -83,6 +83,31 @@ TEST_F(OrbaxTarget, KeepsTheObjectsOfATrainingState) {
   EXPECT_EQ(leaf->find("value_metadata")->get_string("value_type").value(), "string");
 }
 
+// Random keys, strings and what is empty are leaves of the tree, also if they come back from another format.
+TEST_F(OrbaxTarget, KeepsLeavesWithoutArrays) {
+  const std::string source = test_data("orbax/zarr3");
+  const std::string first = convert(source, "first", {"orbax"});
+  const std::string second = convert(convert(first, "dcp", {"dcp"}), "second", {"orbax", "--mesh", "dp_shard=2"});
+  const Json wanted = json(source + "/_METADATA");
+  for (const std::string& out : {first, second}) {
+    const CommandResult r = reshard_cli({"diff", source, out});
+    EXPECT_EQ(r.exit_code, 0) << out << r.out;
+    const Json metadata = json(out + "/_METADATA");
+    const Json& leaves = *metadata.find("tree_metadata");
+    EXPECT_EQ(leaves.size(), wanted.find("tree_metadata")->size());
+    for (const char* leaf : {"('nothing',)", "('empty',)", "('name',)"}) {
+      const Json* const got = leaves.find(leaf);
+      ASSERT_TRUE(got) << leaf;
+      EXPECT_EQ(to_text(*got), to_text(*wanted.find("tree_metadata")->find(leaf)));
+    }
+    EXPECT_THAT(read_file(out + "/array_metadatas/process_0"), HasSubstr(R"({"random_key_impl":"threefry2x32"})"));
+    EXPECT_TRUE(json(out + "/_sharding").contains("cm5n"));  // rng
+    const CommandResult inspected = reshard_cli({"inspect", out});
+    EXPECT_THAT(inspected.out, AllOf(HasSubstr("empty = {}"), HasSubstr("nothing = None"), HasSubstr("threefry2x32")));
+    EXPECT_THAT(inspected.out, testing::Not(HasSubstr("written for other files")));
+  }
+}
+
 TEST_F(OrbaxTarget, ResumesAndReplacesItsOwn) {
   const std::string source = sample("tp8") + "/checkpoint", out = convert(source, "out", {"orbax"});
   dir_.write("out/foreign.txt", "mine");

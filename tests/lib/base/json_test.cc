@@ -1,5 +1,6 @@
 #include "lib/base/json.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -9,6 +10,7 @@
 #include <random>
 
 #include "lib/base/json_list.h"
+#include "lib/base/json_parts.h"
 
 namespace reshard {
 namespace {
@@ -240,6 +242,33 @@ TEST(Json, HandsOverMembersOneByOne) {
   EXPECT_EQ(message(parse_json_members(R"({"a":1,"a":2})", "t.json", collect)), "t.json@0x9: duplicate key 'a'");
   const auto refuse = [](const std::string& key, Json) -> Status { return unsupported("no " + key); };
   EXPECT_EQ(message(parse_json_members(R"({"a":1,"b":2)", "t.json", refuse)), "no a");
+}
+
+TEST(Json, HandsOverOneMemberInParts) {
+  std::string seen, parts;
+  const auto collect = [](std::string& into) {
+    return [&into](const std::string& key, const Json& value) -> Status {
+      into += key + "=" + to_text(value) + ";";
+      return {};
+    };
+  };
+  const auto read = [&](std::string_view text, const JsonLimits& limits = {}) {
+    seen = parts = "";
+    return parse_json_parts(text, "t.json", collect(seen), {"b", collect(parts)}, limits);
+  };
+  EXPECT_TRUE(read(R"({"a":{"b":{"x":1}},"b":{"c":[2,{"b":3}],"b":{"b":4},"e":5},"f":6})"));
+  EXPECT_EQ(parts, R"(c=[2,{"b":3}];b={"b":4};e=5;)");
+  EXPECT_EQ(seen, R"(a={"b":{"x":1}};b={};f=6;)");
+  EXPECT_TRUE(read(R"({"b":[1,[2],{"b":[3]},[]]})"));
+  EXPECT_EQ(parts, R"(=1;=[2];={"b":[3]};=[];)");
+  EXPECT_EQ(seen, "b=[];");
+  EXPECT_TRUE(read(R"({"b":7})"));
+  EXPECT_EQ(parts + seen, "b=7;");
+  EXPECT_EQ(message(read(R"({"b":{"c":1,"c":2}})")), "t.json@0xe: duplicate key 'c'");
+  EXPECT_THAT(message(read("[1]")), testing::HasSubstr("expected an object"));
+  // What was passed on takes no room, but for its keys.
+  EXPECT_TRUE(read(R"({"b":[[1,2],[3,4],[5,6],[7,8]]})", {.values = 6}));
+  EXPECT_FALSE(read(R"({"b":[[1,2,3,4,5]]})", {.values = 6}));
 }
 
 TEST(Json, AListMadeItemByItemIsWrittenAsItStands) {
