@@ -24,7 +24,7 @@ bool fits(const Dims& shape, const Dims& expected) {
 bool uses(const std::string& formula, const std::set<std::string>& fields) {
   std::string name;
   for (const char c : formula + ";") {
-    if (std::string_view("+*/;").find(c) == std::string_view::npos) {
+    if (std::string_view("+-*/:^;").find(c) == std::string_view::npos) {
       name += c;
       continue;
     }
@@ -67,6 +67,7 @@ class ArchitectureComparison {
     prefix_ = has_prefix ? architecture.prefix : "";
     for (const NamedTensor& t : tensors) stored_.emplace(current_name(t.name), t.tensor);
     for (const std::string& name : others) others_.insert(current_name(name));
+    is_in_memory_ = count_of_names(StandsIn::kMemory) > count_of_names(StandsIn::kFiles);
   }
 
   ArchitectureAudit audit() {
@@ -74,7 +75,7 @@ class ArchitectureComparison {
       const auto found = stored_.find(name_of(p));
       if (found != stored_.end())
         compare(p, *found->second);
-      else if (p.is_required && !others_.contains(name_of(p)) && !uses_any(p.row->counts, contradicted_))
+      else if (is_required(p) && !others_.contains(name_of(p)) && !uses_any(p.row->counts, contradicted_))
         missing_.push_back(&p);
     }
     out_.unknown = std::ssize(stored_) - std::ssize(known_);
@@ -88,9 +89,22 @@ class ArchitectureComparison {
  private:
   std::string name_of(const ArchitectureParameter& p) const { return (p.row->is_base ? prefix_ : "") + p.name; }
 
+  std::ptrdiff_t count_of_names(StandsIn place) const {
+    return std::count_if(model_.parameters.begin(), model_.parameters.end(), [&](const ArchitectureParameter& p) {
+      return p.row->stands_in == place && stored_.contains(name_of(p));
+    });
+  }
+  // Names that stand in files only need not be in memory, and the other way around.
+  bool is_there(const ArchitectureParameter& p) const {
+    return p.row->stands_in != (is_in_memory_ ? StandsIn::kFiles : StandsIn::kMemory);
+  }
+  bool is_required(const ArchitectureParameter& p) const {
+    return p.is_required && p.row->stands_in != StandsIn::kMemoryTied && is_there(p);
+  }
+
   void compare(const ArchitectureParameter& p, const Tensor& t) {
-    known_.insert(&t);
-    elements_ += t.elements();
+    if (!is_there(p)) return;
+    if (known_.insert(&t).second) elements_ += t.elements();
     if (fits(t.shape, p.shape)) return;
     for (int d = 0; d < p.shape.rank(); ++d)
       if (uses(p.row->dims[static_cast<std::size_t>(d)], contradicted_)) return;
@@ -186,6 +200,7 @@ class ArchitectureComparison {
   std::map<const ArchitectureRow*, std::vector<WrongShape>> wrong_shapes_;
   std::vector<const ArchitectureParameter*> missing_;
   Index elements_ = 0;
+  bool is_in_memory_ = false;  // the names are those of transformers' memory
   ArchitectureAudit out_;
 };
 

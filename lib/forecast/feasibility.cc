@@ -10,6 +10,7 @@
 #include "lib/base/text.h"
 #include "lib/layout/padded_vocabulary.h"
 #include "lib/layout/stages.h"
+#include "lib/model/class_family.h"
 
 namespace reshard {
 namespace {
@@ -317,7 +318,8 @@ class Audit {
 
   void check_stages() {
     const Index stages = size("pp"), layers = config_.num_hidden_layers();
-    begin("stages", "every pipeline stage has layers, and stages of equal work are possible", layers);
+    CheckRun& check = begin("stages", "every pipeline stage has layers, and stages of equal work are possible", layers);
+    if (stages == 1 && layers < 1) return skip(check, "the config gives no num_hidden_layers");
     if (stages > layers) {
       Finding f;
       f.id = "stages-exceeded";
@@ -506,6 +508,11 @@ std::string to_string(const Degrees& degrees) {
 
 Result<Feasibility> check_feasibility(const Family& family, const ModelConfig& config,
                                       const FeasibilityRequest& request) {
+  if (is_class_family(family))
+    for (const std::string_view axis : {std::string_view("pp"), std::string_view("tp"), kEp})
+      if (const Index n = axis == kEp ? request.degrees.ep : request.degrees.size(axis); n > 1)
+        return unsupported(config.path + ": no family describes how " + degree_text(axis, n) + " cuts a " +
+                           family.name + "; use dp_shard, dp_replicate or cp");
   return Audit(family, config, request).run();
 }
 

@@ -4,9 +4,11 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <unordered_set>
+#include <utility>
 
 #include "lib/base/text.h"
-#include "lib/model/formula.h"
+#include "lib/model/config_members.h"
 
 namespace reshard {
 namespace {
@@ -16,112 +18,177 @@ constexpr Index kMaxListed = 500'000;
 // The line of a model_type; empty if there is none.
 std::string_view line_of(std::string_view model_type) {
   const std::string_view table = builtin_architectures();
-  const std::string start = "{\"type\": \"" + std::string(model_type) + "\"";
+  const std::string start = "{\"type\":\"" + std::string(model_type) + "\"";
   for (std::size_t at = table.find(start); at != std::string_view::npos; at = table.find(start, at + 1))
     if (at == 0 || table[at - 1] == '\n') return table.substr(at, table.find('\n', at) - at);
   return {};
+}
+
+using Texts = std::vector<std::string_view>;
+
+// Returns the text of a column; empty if that is.
+Result<std::string> text_of(const std::string& column, const Texts& texts) {
+  if (column.empty()) return std::string();
+  const auto number = parse_number(column);
+  if (!number || *number >= std::ssize(texts)) return corrupt("'" + printable(column) + "' is no text");
+  return std::string(texts[static_cast<std::size_t>(*number)]);
 }
 
 std::vector<std::string> list_of(const std::string& text) {
   return text.empty() ? std::vector<std::string>() : split(text, ',');
 }
 
-Status read_rows(const Json& groups, Index of_class, bool is_base, std::vector<ArchitectureRow>& out) {
+// Replaces the first components of a name, whose number its digit is, by those of the name before.
+std::string whole_name(std::string_view text, std::string_view before) {
+  std::size_t end = 0;
+  for (int shared = text.front() - '0'; shared > 0; --shared) end = before.find('.', end) + 1;
+  return std::string(before.substr(0, end)).append(text.substr(1));
+}
+
+StandsIn take_mark(std::string& name) {
+  static constexpr std::pair<char, StandsIn> kMarks[] = {
+      {'<', StandsIn::kFiles}, {'>', StandsIn::kMemory}, {'~', StandsIn::kMemoryTied}};
+  for (const auto& [mark, stands_in] : kMarks) {
+    if (!name.starts_with(mark)) continue;
+    name.erase(0, 1);
+    return stands_in;
+  }
+  return StandsIn::kEverywhere;
+}
+
+Status read_rows(std::string_view text, const Texts& texts, bool is_base, std::vector<ArchitectureRow>& out) {
+  std::string before;
+  for (const std::string& line : split(text, ' ')) {
+    std::vector<std::string> parts = split(line, '|');
+    if (parts.size() > 4 || parts[0].empty()) return corrupt("'" + printable(line) + "' is not a row");
+    parts.resize(4);
+    before = whole_name(parts[0], before);
+    ArchitectureRow row{before,
+                        list_of(TRY(text_of(parts[1], texts))),
+                        list_of(TRY(text_of(parts[2], texts))),
+                        TRY(text_of(parts[3], texts)),
+                        is_base,
+                        StandsIn::kEverywhere};
+    row.stands_in = take_mark(row.name);
+    out.push_back(std::move(row));
+  }
+  return {};
+}
+
+// Reads the rows of the groups that have this class. Of another class: of those that have the type's first class.
+Status read_groups(const Json& groups, Index of_class, const Texts& texts, bool is_base,
+                   std::vector<ArchitectureRow>& out) {
   for (const Json& group : TRY(groups.as_array())) {
     bool is_in = false;
     for (const Json& number : TRY(group.get_array("in"))) is_in = is_in || TRY(number.as_index()) == of_class;
-    if (!is_in) continue;
-    for (const Json& row : TRY(group.get_array("rows"))) {
-      const std::vector<std::string> parts = split(TRY(row.as_string()), '|');
-      if (parts.size() != 4) return corrupt("a row has not four parts");
-      out.push_back({parts[0], list_of(parts[1]), list_of(parts[2]), parts[3], is_base});
-    }
+    if (is_in) TRY(read_rows(TRY(group.get_string("rows")), texts, is_base, out));
   }
   return {};
 }
 
 Result<std::optional<Architecture>> parse_line(std::string_view line, std::string_view name) {
-  std::optional<Architecture> out;
   const Json json = TRY(parse_json(line, "architectures.jsonl"));
-  Index of_class = 0;
-  for (const Json& known : TRY(json.get_array("classes"))) {
-    if (TRY(known.as_string()) == name) out.emplace();
-    if (out) break;
-    ++of_class;
+  std::vector<std::string_view> classes;
+  for (const Json& known : TRY(json.get_array("classes"))) classes.push_back(TRY(known.as_string()));
+  const auto found = std::find(classes.begin(), classes.end(), name);
+  const Index of_class = found == classes.end() ? 0 : found - classes.begin();
+  Architecture out;
+  out.is_other_class = found == classes.end();
+  out.name = std::string(classes.at(static_cast<std::size_t>(of_class)));
+  out.transformers = std::string(TRY(json.get_string("transformers")));
+  out.prefix = std::string(TRY(json.get_string("prefix")));
+  out.has_prefix = !out.prefix.empty();
+  for (const Json& bare : TRY(json.get_array("bare"))) out.has_prefix &= TRY(bare.as_index()) != of_class;
+  for (const auto& [word, member] :
+       {std::pair{"defaults", &out.defaults}, std::pair{"computed", &out.computed}, std::pair{"fixed", &out.fixed}}) {
+    TRY(json.get_object(word));
+    *member = *json.find(word);
   }
-  if (!out) return out;
-  out->name = std::string(name);
-  out->transformers = std::string(TRY(json.get_string("transformers")));
-  out->prefix = std::string(TRY(json.get_string("prefix")));
-  TRY(json.get_object("defaults"));
-  TRY(json.get_object("fixed"));
-  out->defaults = *json.find("defaults");
-  out->fixed = *json.find("fixed");
+  Texts texts;
+  for (const Json& text : TRY(json.get_array("texts"))) texts.push_back(TRY(text.as_string()));
   TRY(json.get_array("base"));
   TRY(json.get_array("own"));
-  TRY(read_rows(*json.find("base"), of_class, true, out->rows));
-  TRY(read_rows(*json.find("own"), of_class, false, out->rows));
-  return out;
+  TRY(read_groups(*json.find("base"), of_class, texts, true, out.rows));
+  if (!out.is_other_class) TRY(read_groups(*json.find("own"), of_class, texts, false, out.rows));
+  return out.rows.empty() ? std::nullopt : std::optional(std::move(out));
 }
 
-std::optional<Index> number_in(const Json* value) {
-  if (!value) return {};
-  if (value->is_bool()) return *value->as_bool() ? 1 : 0;
-  const auto number = value->as_index();
-  return value->is_integer() && number ? std::optional(*number) : std::nullopt;
-}
-
-// Lists the parameters of one row, or adds to the rows that cannot be listed.
+// Lists the parameters of rows.
 class Expansion {
  public:
-  Expansion(const Architecture& architecture, const Json& config) : architecture_(architecture), config_(config) {}
+  Expansion(const Architecture& architecture, const Json& config)
+      : architecture_(architecture), members_(config, architecture.defaults, architecture.computed) {}
 
   Status add(const ArchitectureRow& row) {
-    const auto dims = values_of(row.dims);
-    const auto counts = values_of(row.counts);
-    if (!dims || !counts) {
+    const auto counts = values_of(row.counts, {});
+    if (!counts) {
       ++out_.not_derived;
       return {};
     }
-    Dims shape;
-    for (const Index dim : *dims) shape.push_back(dim);
     std::vector<Index> numbers(counts->size(), 0);
     if (std::find(counts->begin(), counts->end(), 0) != counts->end()) return {};
+    std::optional<Index> last;
+    Entry entry;
     do {
-      if (std::ssize(out_.parameters) == kMaxListed)
-        return corrupt("the config describes more than " + with_commas(kMaxListed) + " tensors");
-      out_.parameters.push_back({named(row.name, numbers), shape, &row, holds(row.condition)});
+      const std::optional<Index> first = numbers.empty() ? std::nullopt : std::optional(numbers[0]);
+      if (first != last || !entry.is_read) entry = read(row, first);
+      last = first;
+      if (entry.is_derived) TRY(add(row, numbers, entry));
     } while (advance(numbers, *counts));
     return {};
   }
-  ArchitectureModel take() { return std::move(out_); }
+
+  // Parameters whose condition does not hold may be there all the same, if their names are no others'.
+  ArchitectureModel take() {
+    std::unordered_set<std::string_view> names;
+    for (const ArchitectureParameter& p : out_.parameters) names.insert(p.name);
+    std::erase_if(excluded_, [&](const ArchitectureParameter& p) { return names.contains(p.name); });
+    std::move(excluded_.begin(), excluded_.end(), std::back_inserter(out_.parameters));
+    return std::move(out_);
+  }
 
  private:
-  std::optional<Index> number(std::string_view name) const {
-    const Json* const said = member_at(config_, name);
-    return said ? number_in(said) : number_in(architecture_.defaults.find(name));
+  // What a row says for one number of its first {}.
+  struct Entry {
+    bool is_read = false, is_derived = false, is_required = false, is_excluded = false;
+    Dims shape;
+  };
+
+  Entry read(const ArchitectureRow& row, std::optional<Index> number) {
+    Entry out{true, false, false, false, {}};
+    const auto dims = values_of(row.dims, number);
+    out.is_derived = dims.has_value();
+    if (!dims) ++out_.not_derived;
+    for (const Index dim : dims.value_or(std::vector<Index>())) out.shape.push_back(dim);
+    if (row.condition == "?") return out;
+    const std::optional<bool> holds = members_.holds(row.condition, number);
+    out.is_required = holds.value_or(false) && !architecture_.is_other_class;
+    out.is_excluded = holds && !*holds;
+    return out;
+  }
+
+  Status add(const ArchitectureRow& row, const std::vector<Index>& numbers, const Entry& entry) {
+    if (std::ssize(out_.parameters) + std::ssize(excluded_) == kMaxListed)
+      return corrupt("the config describes more than " + with_commas(kMaxListed) + " tensors");
+    auto& list = entry.is_excluded ? excluded_ : out_.parameters;
+    list.push_back({named(row.name, numbers), entry.shape, &row, entry.is_required});
+    return {};
   }
 
   // Nothing if one of them cannot be computed, or is no size.
-  std::optional<std::vector<Index>> values_of(const std::vector<std::string>& formulas) const {
+  std::optional<std::vector<Index>> values_of(const std::vector<std::string>& formulas,
+                                              std::optional<Index> number) const {
     std::vector<Index> out;
     for (const std::string& formula : formulas) {
       if (formula == "?") {
         out.push_back(kAnySize);
         continue;
       }
-      const auto n = evaluate(formula, [this](std::string_view name) { return number(name); });
+      const auto n = members_.evaluate(formula, number);
       if (!n || *n < 0) return {};
       out.push_back(*n);
     }
     return out;
-  }
-
-  bool holds(std::string_view condition) const {
-    if (condition.empty() || condition == "?") return condition.empty();
-    const bool is_negated = condition.front() == '!';
-    const auto n = number(condition.substr(is_negated ? 1 : 0));
-    return n && (*n != 0) != is_negated;
   }
 
   static std::string named(std::string_view pattern, const std::vector<Index>& numbers) {
@@ -144,35 +211,54 @@ class Expansion {
   }
 
   const Architecture& architecture_;
-  const Json& config_;
+  ConfigMembers members_;
   ArchitectureModel out_;
+  std::vector<ArchitectureParameter> excluded_;
 };
+
+// 4 and 4.0 are the same.
+bool is_same_value(const Json& a, const Json& b) {
+  const auto x = a.as_double(), y = b.as_double();
+  return a.is_number() && b.is_number() ? x && y && *x == *y : to_text(a) == to_text(b);
+}
+
+// Fails if a config has another value for a member than those that were tried: "norm" has one, "layer_types[]" several
+// for its entries, and "depths.#" a length.
+Status check_fixed(const Json& config, const Json::Member& fixed) {
+  std::string_view path = fixed.key;
+  const bool is_length = path.ends_with(".#"), is_entries = path.ends_with("[]");
+  if (is_length || is_entries) path.remove_suffix(2);
+  const Json* const said = member_at(config, path);
+  if (!said) return {};
+  const std::string tried = to_text(fixed.value);
+  if (is_entries) {
+    const auto entries = said->as_array();
+    const auto known = fixed.value.as_array();
+    if (!entries || !known) return unsupported(std::string(path) + " is no list");
+    for (const Json& entry : *entries)
+      if (std::none_of(known->begin(), known->end(), [&](const Json& k) { return to_text(k) == to_text(entry); }))
+        return unsupported(std::string(path) + " has " + printable(to_text(entry)));
+    return {};
+  }
+  const bool is_tried = is_length ? std::to_string(said->size()) == tried : is_same_value(*said, fixed.value);
+  return is_tried ? Status()
+                  : unsupported(std::string(path) + (is_length ? " has not " : " is not ") + tried +
+                                (is_length ? " entries" : ""));
+}
 
 }  // namespace
 
 std::optional<Architecture> find_architecture(std::string_view model_type, std::string_view name) {
   const std::string_view line = line_of(model_type);
-  if (line.empty() || name.empty()) return {};
+  if (line.empty()) return {};
   auto parsed = parse_line(line, name);
   if (parsed) return *std::move(parsed);
   std::fprintf(stderr, "%s\n", parsed.error().message().c_str());  // as for families: a test would have found it
   std::abort();
 }
 
-const Json* member_at(const Json& config, std::string_view path) {
-  const Json* at = &config;
-  while (at && !path.empty()) {
-    const std::size_t dot = std::min(path.find('.'), path.size());
-    at = at->find(path.substr(0, dot));
-    path.remove_prefix(std::min(dot + 1, path.size()));
-  }
-  return at;
-}
-
 Result<ArchitectureModel> parameters_of(const Architecture& architecture, const Json& config) {
-  for (const Json::Member& fixed : TRY(architecture.fixed.as_object()))
-    if (const Json* said = member_at(config, fixed.key); said && to_text(*said) != to_text(fixed.value))
-      return unsupported(fixed.key + " is not " + to_text(fixed.value));
+  for (const Json::Member& fixed : TRY(architecture.fixed.as_object())) TRY(check_fixed(config, fixed));
   Expansion expansion(architecture, config);
   for (const ArchitectureRow& row : architecture.rows) TRY(expansion.add(row));
   return expansion.take();

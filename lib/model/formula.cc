@@ -10,7 +10,7 @@ namespace {
 
 // A number or name in a formula, with the operator before it.
 struct Factor {
-  char sign = '+';  // +, * or /
+  char sign = '+';  // + - * / : ^
   std::string_view text;
 };
 
@@ -19,7 +19,7 @@ std::vector<Factor> factors_of(std::string_view formula) {
   std::vector<Factor> out;
   char sign = '+';
   while (true) {
-    const std::size_t end = std::min(formula.find_first_of("+*/"), formula.size());
+    const std::size_t end = std::min(formula.find_first_of("+-*/:^"), formula.size());
     std::string_view text = formula.substr(0, end);
     while (!text.empty() && text.front() == ' ') text.remove_prefix(1);
     while (!text.empty() && text.back() == ' ') text.remove_suffix(1);
@@ -42,6 +42,16 @@ Result<Index> value_of(std::string_view text, const NumberOf& number_of) {
   return corrupt(printable(text) + " is not given");
 }
 
+constexpr Index kMaxPower = 64;  // of anything but 0 and 1, the rest overflows
+
+// Nothing on overflow, and for an exponent below 0 or above kMaxPower.
+std::optional<Index> power(Index base, Index exponent) {
+  if (exponent < 0 || exponent > kMaxPower) return {};
+  std::optional<Index> out = 1;
+  for (Index i = 0; i < exponent && out; ++i) out = checked_mul(*out, base);
+  return out;
+}
+
 }  // namespace
 
 Result<Index> evaluate(std::string_view formula, const NumberOf& number_of) {
@@ -51,16 +61,22 @@ Result<Index> evaluate(std::string_view formula, const NumberOf& number_of) {
   for (const Factor& f : factors) {
     const Index n = TRY(value_of(f.text, number_of));
     std::optional<Index> next;
-    if (f.sign == '+') {
+    if (f.sign == '+' || f.sign == '-') {
       next = checked_add(sum, product);
       if (next) sum = *next;
-      product = n;
+      const auto term = checked_mul(n, f.sign == '+' ? 1 : -1);
+      if (term) product = *term;
+      if (!term) next = std::nullopt;
     } else if (f.sign == '*') {
       next = checked_mul(product, n);
       if (next) product = *next;
+    } else if (f.sign == '^') {
+      next = power(product, n);
+      if (next) product = *next;
     } else {
       if (n == 0) return corrupt("'" + printable(formula) + "' divides by " + printable(f.text) + ", which is 0");
-      next = n == -1 ? checked_mul(product, n) : product / n;
+      const bool rounds_up = f.sign == ':' && product % n != 0 && (product > 0) == (n > 0);
+      next = n == -1 ? checked_mul(product, n) : product / n + (rounds_up ? 1 : 0);
       if (next) product = *next;
     }
     if (!next) return corrupt("'" + printable(formula) + "' overflows");
@@ -78,7 +94,8 @@ bool is_single_name(std::string_view formula) {
 std::string explain(std::string_view formula, const NumberOf& number_of) {
   std::string out;
   for (const Factor& f : factors_of(formula)) {
-    if (!out.empty()) out += f.sign == '*' ? " x " : f.sign == '/' ? " / " : " + ";
+    if (!out.empty())
+      out += f.sign == '*' ? " x " : f.sign == '+' ? " + " : f.sign == '-' ? " - " : f.sign == '^' ? " ^ " : " / ";
     out += f.text;
     if (is_number(f.text)) continue;
     if (const auto n = number_of(f.text)) out += " " + with_commas(*n);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Formulas for sizes in the tables of model families: "num_key_value_heads*head_dim",
-// "hidden_size/num_attention_heads". They are sums of products of whole numbers and members of a config.json; division
-// rounds down.
+// "hidden_size/num_attention_heads". They are sums and differences of products of whole numbers and members of a
+// config.json; "/" rounds down, ":" up, "^" raises the product before.
 #pragma once
 
 #include <functional>

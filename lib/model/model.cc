@@ -2,6 +2,7 @@
 #include "lib/model/model.h"
 
 #include "lib/base/text.h"
+#include "lib/model/class_family.h"
 
 namespace reshard {
 namespace {
@@ -53,6 +54,7 @@ Result<const Family*> family_of(const ModelConfig& config, const ModelChoice& ch
   if (!choice.detect) return choice.family;
   if (const Family* family = family_of_model_type(config.model_type, config.text_model_type, config.families))
     return family;
+  if (const Family* family = TRY(class_family(config))) return family;
   return unsupported(config.path + ": model_type '" + printable(config.model_type) + "'" +
                      (config.text_model_type.empty() ? "" : " around '" + printable(config.text_model_type) + "'") +
                      " belongs to no known family (" + join(family_names(config.families), ", ") + ")");

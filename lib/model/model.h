@@ -34,7 +34,8 @@ const Family* describing_family(const ModelConfig& config);
 // named as in the chosen family; a usage error if the config describes a model of another family.
 Result<Model> recognise(const Catalog& catalog, const ModelChoice& choice, std::optional<ModelConfig> config);
 
-// Returns the family of a model given only by a config; `choice` may name it. Unsupported if the family is unknown.
+// Returns the family of a model given only by a config; `choice` may name it. If no family describes the model, its
+// class_family(). Unsupported if there is none.
 Result<const Family*> family_of(const ModelConfig& config, const ModelChoice& choice = {});
 
 }  // namespace reshard

@@ -2,17 +2,22 @@
 
 A class is built at many configs on torch's meta device, without weights:
 1. at its default config with few layers and experts, the base;
-2. with each number or boolean of the config changed alone, which shows what depends on it;
+2. with each member of the config changed alone, which shows what depends on it;
 3. again beside each change that adds tensors ("tie_word_embeddings": false adds a head);
-4. with several changes at a time, drawn at random, which no formula may contradict.
-Then each dimension, each count of numbered modules and each condition is the simplest formula that holds in all of them.
-A dimension without a formula is "?", a parameter whose presence has no condition is optional, and a member of the config that
-cannot be changed, or is no number, is fixed: the rows hold only for its default value.
+4. with several changes at a time, drawn at random. A config that contradicts the rows joins the samples and the rows are
+   derived again, until the rows hold for CONFIRMATIONS configs in a row that no derivation has seen;
+5. at its whole default config.
+Each dimension, count of numbered modules and condition is the simplest formula that holds in all samples. A dimension without
+a formula is "?", and a parameter whose presence has no condition is optional. A member of the config that changes the model in
+a way no formula describes is fixed: the rows hold only for its default value.
 
 The lines of architectures.jsonl are described in lib/model/architecture.h.
 """
 import collections
+import contextlib
 import copy
+import functools
+import gc
 import itertools
 import json
 import random
@@ -21,7 +26,7 @@ import re
 import torch
 import transformers
 
-# Members that affect no tensor's name or shape.
+# Members that change no tensor's name or shape.
 HARMLESS = re.compile(
     r"(^|\.)(hidden_act|\w*_act|act_\w+|\w*activation|\w*activation_function|dtype|torch_dtype|model_type|_?name_or_path|architectures"
     r"|transformers_version|\w*attn_implementation\w*|experts_implementation|initializer_\w+|\w*_initializer_\w+|init_std|\w*_init_value"
@@ -29,58 +34,102 @@ HARMLESS = re.compile(
     r"|\w*epsilon|id2label|label2id|problem_type|finetuning_task|ctc_loss_reduction|ctc_zero_infinity|output_attentions"
     r"|output_hidden_states|output_past|return_dict|use_cache|is_decoder|is_encoder_decoder|rope_\w+|\w*_theta|attention_window"
     r"|sliding_window|use_sliding_window|max_window_layers|task_specific_params|summary_\w+|stage_names|out_features|out_indices"
-    r"|image_mean|scale_embedding|\w*loss_weight|\w*loss_ignore_index|time_step_init_scheme|init_device|dense_act_fn|scale_decoder_outputs|gradient_checkpointing|mask_(time|feature)_\w+|apply_spec_augment|chunk_size_feed_forward|tokenizer_class|prefix"
-    r"|begin_suppress_tokens|suppress_tokens|forced_\w+|\w*temperature|\w*softcap\w*|max_length|min_length)$")
-# Parameters that files may lack: computed buffers, and parameters that depend on how the model was trained.
-MAY_LACK = re.compile(r"(^|\.)(masked_spec_embed|final_logits_bias|position_ids|token_type_ids|embed_positions\.weight)$")
-LAYER_TYPES = "layer_types", "mlp_layer_types", "layers_block_type"  # made anew of the number of layers
+    r"|image_mean|image_std|scale_embedding|\w*loss_weight|\w*loss_ignore_index|time_step_init_scheme|init_device|dense_act_fn"
+    r"|scale_decoder_outputs|gradient_checkpointing|mask_(time|feature)_\w+|apply_spec_augment|chunk_size_feed_forward"
+    r"|tokenizer_class|prefix|begin_suppress_tokens|suppress_tokens|forced_\w+|\w*temperature|\w*softcap\w*|max_length|min_length"
+    r"|\w*_coef|\w*_cost|\w*_coefficient|logits_scaling|\w*_multiplier|router_dtype|router_jitter_noise|scoring_func|topk_method"
+    r"|num_experts_per_tok|moe_topk|norm_topk_prob|topk_group|n_group|\w*_scaling|\w*_scaling_factor|pad_mode|\w*padding_idx"
+    r"|residual_scale\w*|is_causal|use_mems_\w+|mem_len|clamp_len|same_length|reuse_len|bi_data|output_\w+|quantization_config)$")
+# Parameters that files may lack: buffers that are computed, and what depends on the training.
+MAY_LACK = re.compile(r"(^|\.)(masked_spec_embed|final_logits_bias|position_ids|token_type_ids|embed_positions\.weight"
+                      r"|num_batches_tracked|inv_freq|attn\.masked_bias)$")
+OPAQUE = re.compile(r"(^|\.)(id2label|label2id|rope_\w+|quantization_config|task_specific_params|per_layer_config)$")  # dicts
 DEPTHS = re.compile(
-    r"(num_hidden_layers|num_layers|n_layers?|(en|de)coder_layers|num_(en|de)coder_layers|num_blocks|num_hidden_groups|depth)$")
-EXPERTS = re.compile(r"(num_experts|num_local_experts|n_routed_experts|moe_num_experts|num_moe_experts)$")
-FEW_LAYERS, FEW_EXPERTS = 3, 4
-RANDOM_CONFIGS = 6
+    r"(^|\.)(num_hidden_layers|num_layers|n_layers?|n_enc|n_dec|(en|de)coder_layers|num_(en|de)coder_layers|num_blocks"
+    r"|num_hidden_groups|depth|\w*_num_hidden_layers|\w+_depth|layers)$")
+KINDS = "full_attention", "sliding_attention", "linear_attention", "chunked_attention"  # of layers
+EXPERTS = re.compile(r"(^|\.)(num_experts|num_local_experts|n_routed_experts|moe_num_experts|num_moe_experts)$")
+# Numbers that a config may lack, and for which a class has a rule then.
+NUMBERS = re.compile(r"(^|\.)(num|n)_\w+$|_(size|dim|rank|heads|layers|channels|width|length|groups)$")
+FEW_LAYERS, MORE_LAYERS, FEW_EXPERTS = 2, 6, 4
+LONGEST_LIST = 8  # of sizes per stage
+MOST_NUMBERS = 64
+CONFIRMATIONS = 6
+ATTEMPTS = 3
 SECONDS = 20  # for one model
-MAX_CLASSES = 6
+MAX_CLASSES, MAX_CONTEXTS = 3, 4
 HEADS = ("ForMaskedLM", "ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "ForPreTraining", "ForSequenceClassification",
          "ForImageClassification", "ForCTC", "ForTokenClassification", "ForQuestionAnswering", "ForObjectDetection")
 NUMBER = re.compile(r"(?<=\.)\d+(?=\.)|^\d+(?=\.)|(?<=\.)\d+$")
+# A name begins with one of these if it stands only in files, only in memory, or in memory for another tensor that it is tied to.
+FILES, MEMORY, TIED = "<", ">", "~"
 
 
 def chosen(classes):
-    """Returns the classes of a type to derive: models without a head first, then those with the most common heads."""
+    """Those of a type that are derived: the model without a head first, then the most common heads."""
     heads = [c for end in HEADS for c in classes if c.__name__.endswith(end)]
-    bare = [c for c in classes if c not in heads and c.__name__.endswith("Model")][:2]
-    return (bare + heads)[:MAX_CLASSES] or classes[:2]
+    bare = [c for c in classes if c not in heads and c.__name__.endswith("Model")]
+    bare.sort(key=lambda c: (c.__name__.endswith("EncoderModel"), len(c.__name__)))
+    encoders = [c for c in bare[1:] if c.__name__.endswith("EncoderModel")]
+    return (bare[:1] + encoders[:1] + heads)[:MAX_CLASSES + len(encoders[:1])] or classes[:2]
+
+
+@contextlib.contextmanager
+def without_initialization():
+    """Models are made faster: their values do not matter."""
+    names = [n for n in dir(torch.nn.init) if n.endswith("_") and not n.startswith("_")]
+    before = {n: getattr(torch.nn.init, n) for n in names}
+    for n in names:
+        setattr(torch.nn.init, n, lambda tensor, *_, **__: tensor)
+    try:
+        yield
+    finally:
+        for n, function in before.items():
+            setattr(torch.nn.init, n, function)
 
 
 # ---- configs
 
 def members(config, prefix=""):
-    """Returns {path: value} of a config and of its parts, which have a model_type of their own."""
+    """{path: value} of a config and of its parts; short lists of numbers also by element, "depths.0"."""
     out = {}
     for key, value in config.items():
-        if isinstance(value, dict):
-            out.update(members(value, f"{prefix}{key}.") if "model_type" in value else {})
+        path = prefix + str(key)
+        if key == "id2label" and isinstance(value, dict):
+            out[path + ".#"] = len(value)
+        elif isinstance(value, dict):
+            out.update({} if OPAQUE.search(path) else members(value, path + "."))
         else:
-            out[prefix + key] = value
+            out[path] = int(value) if isinstance(value, float) and value.is_integer() else value
+            if is_sizes(value):
+                out.update({f"{path}.{i}": n for i, n in enumerate(value)})
     return out
+
+
+def is_sizes(value):
+    return isinstance(value, (list, tuple)) and 0 < len(value) <= LONGEST_LIST and all(type(n) is int for n in value)
 
 
 def place_of(config, path):
     *parts, last = path.split(".")
     for part in parts:
-        config = config[part]
-    return config, last
+        config = config[int(part) if isinstance(config, list) else part]
+    return config, int(last) if isinstance(config, list) else last
 
 
 def put(config, path, value):
+    if path.endswith("id2label.#"):
+        config, _ = place_of(config, path.removesuffix(".id2label.#")) if "." in path.removesuffix(".#") else (config, None)
+        config.update(id2label={i: f"LABEL_{i}" for i in range(value)}, label2id={f"LABEL_{i}": i for i in range(value)})
+        return
     place, last = place_of(config, path)
     place[last] = value
 
 
-def remove(config, path):
-    place, last = place_of(config, path)
-    place.pop(last, None)
+def as_lists(value):
+    if isinstance(value, dict):
+        return {k: as_lists(v) for k, v in value.items()}
+    return [as_lists(v) for v in value] if isinstance(value, (list, tuple)) else value
 
 
 def is_number(value):
@@ -88,9 +137,11 @@ def is_number(value):
 
 
 def changes_of(value):
-    """Returns values to try instead of a given one."""
+    """Numbers to try in place of one."""
     if isinstance(value, bool):
         return [not value]
+    if value is None:
+        return [4, 8, 48, 1]
     if value == 0:
         return [1, 2, 4]
     if value < 8:
@@ -98,291 +149,931 @@ def changes_of(value):
     return [value * 2, value + 8, value + 1, value * 3, value // 2]
 
 
-# ---- formulas
+# ---- formulas, evaluated as lib/model/formula.h does
 
+TOKEN = re.compile(r"[+\-*/:^]|[^+\-*/:^]+")
+
+
+def evaluate(formula, number_of):
+    """The value, or None if a name has none. Alternatives are separated by ";"."""
+    for alternative in formula.split(";"):
+        total, product, sign = 0, 0, "+"
+        for token in TOKEN.findall(alternative):
+            if token in "+-*/:^":
+                sign = token
+                continue
+            n = int(token) if token.isdigit() else number_of(token)
+            if not is_number(n) or (sign in "/:" and n == 0):
+                break
+            if sign in "+-":
+                total, product = total + product, n if sign == "+" else -n
+            elif sign == "*":
+                product *= n
+            elif sign == "^":
+                product **= n
+            else:
+                product = product // n if sign == "/" else -(-product // n)
+        else:
+            return total + product
+    return None
+
+
+@functools.lru_cache(maxsize=4096)
 def terms(fields):
-    """Yields (text, function of the values) for products and quotients, simple ones first."""
-    out = [(f, lambda v, f=f: v[f]) for f in fields]
-    for f, g in itertools.combinations(fields, 2):
-        out.append((f"{f}*{g}", lambda v, f=f, g=g: v[f] * v[g]))
-    for f, g in itertools.permutations(fields, 2):
-        out.append((f"{f}/{g}", lambda v, f=f, g=g: v[f] // v[g] if v[g] else -1))
-        out.append((f"{f}/{g}*{g}", lambda v, f=f, g=g: v[f] // v[g] * v[g] if v[g] else -1))
-    for f in fields:
-        out.append((f"{f}*{f}", lambda v, f=f: v[f] ** 2))
-        out += [(f"{f}/{k}", lambda v, f=f, k=k: v[f] // k) for k in (2, 3, 4, 8)]
-    for three in itertools.combinations(fields, 3):
-        out.append(("*".join(three), lambda v, t=three: v[t[0]] * v[t[1]] * v[t[2]]))
-    for f, g, h in itertools.permutations(fields, 3):
-        if f < g:
-            out.append((f"{f}*{g}/{h}", lambda v, f=f, g=g, h=h: v[f] * v[g] // v[h] if v[h] else -1))
-    return out
+    """Texts of products and quotients of the fields, simple ones first."""
+    out = list(fields)
+    out += [f"{f}*{g}" for f, g in itertools.combinations(fields, 2)]
+    out += [f"{f}/{g}" for f, g in itertools.permutations(fields, 2)]
+    out += [f"{f}*{f}" for f in fields]
+    out += [f"{f}/{k}" for f in fields for k in (2, 3, 4, 8, 16, 32)]
+    out += [f"{f}:{g}" for f, g in itertools.permutations(fields, 2)]
+    out += [f"{f}/{g}*{g}" for f, g in itertools.permutations(fields, 2)]
+    out += ["*".join(three) for three in itertools.combinations(fields, 3)]
+    out += [f"{f}*{g}/{h}" for f, g, h in itertools.permutations(fields, 3) if f < g]
+    out += [f"{f}/{g}*{h}" for f, g, h in itertools.permutations(fields, 3)]
+    out += [f"{f}/{g}/{h}" for f, g, h in itertools.permutations(fields, 3) if g < h]
+    out += [f"{f}*{g}/{k}" for f, g in itertools.combinations(fields, 2) for k in (2, 3, 4, 8)]
+    out += [f"{f}:{k}" for f in fields for k in (2, 3, 4, 8, 16)]
+    out += [f"{f}/{g}^2" for f, g in itertools.permutations(fields, 2)]
+    out += [f"{f}/{k}^2" for f in fields for k in (2, 4, 8, 14, 16, 32)]
+    out += [f"{f}/{g}*{h}/{g}" for f, g, h in itertools.permutations(fields, 3) if f < h]
+    out += [f"{f}/{k}*{k}" for f in fields for k in (2, 4, 8, 16)]
+    out += [f"{f}*{f}*{g}" for f, g in itertools.permutations(fields, 2)]
+    out += [f"{f}*{f}/{g}" for f, g in itertools.permutations(fields, 2)]
+    out += ["*".join(four) for four in itertools.combinations(fields, 4)]
+    return tuple(out)
 
 
 def times(factor, term):
     return term if factor == 1 else f"{factor}*{term}"
 
 
+def with_constant(text, c):
+    return text if c == 0 else f"{text}+{c}" if c > 0 else f"{text}-{-c}"
+
+
 def sums(known, results):
-    """Yields formulas that are sums of terms with factors: a*x+c, a*x+b*y, x+y+c, a*x+b*y+c*z."""
-    plain = [(t, x) for t, x in known if "/" not in t]
-    for (t, x), k in itertools.product(plain, (1, 2, 3, 4, 6, 8)):
-        c = results[0] - k * x[0]
-        if 0 < c <= 512 and [k * n + c for n in x] == results:
-            yield f"{times(k, t)}+{c}"
-    for (t, x), (u, y) in itertools.combinations(known, 2):
-        for a, b in itertools.product((1, 2, 3, 4), repeat=2):
-            if (a > 1 and "/" in t) or (b > 1 and "/" in u):
-                continue
-            if [a * n + b * m for n, m in zip(x, y)] == results:
-                yield f"{times(a, t)}+{times(b, u)}"
-        c = results[0] - x[0] - y[0]
-        if 0 < c <= 16 and [n + m + c for n, m in zip(x, y)] == results:
-            yield f"{t}+{u}+{c}"
-    if len(plain) < 40:
+    """Formulas that are sums of terms with factors: a*x+c, a*x+b*y+c, x+y+z."""
+    plain = [(t, x) for t, x in known if "/" not in t and ":" not in t]
+    for t, x in known:
+        for k in (1, 2, 3, 4, 6, 8) if "/" not in t and ":" not in t else (1,):
+            c = results[0] - k * x[0]
+            if c != 0 and -16 <= c <= 4096 and all(k * n + c == r for n, r in zip(x, results)):
+                yield with_constant(times(k, t), c)
+    by_differences = {}
+    for t, x in known:
+        by_differences.setdefault(tuple(n - x[0] for n in x), []).append((t, x))
+    for t, x in known[:400]:
+        for a in (1, 2, 3, 4, 6, 8) if "/" not in t and ":" not in t else (1,):
+            for b in (1, 2, 3, 4):
+                rest = [r - a * n for n, r in zip(x, results)]
+                differences = tuple(n - rest[0] for n in rest)
+                if any(d % b for d in differences):
+                    continue
+                for u, y in by_differences.get(tuple(d // b for d in differences), ()):
+                    c = rest[0] - b * y[0]
+                    if (b == 1 or ("/" not in u and ":" not in u)) and -8 <= c <= 64 and t != u:
+                        yield with_constant(f"{times(a, t)}+{times(b, u)}", c)
+    if len(plain) < 60:
         for three in itertools.combinations(plain, 3):
             for factors in itertools.product((1, 2), repeat=3):
-                if [sum(k * n for k, n in zip(factors, ns)) for ns in zip(*(x for _, x in three))] == results:
+                if all(sum(k * n for k, n in zip(factors, ns)) == r for r, *ns in zip(results, *(x for _, x in three))):
                     yield "+".join(times(k, t) for k, (t, _) in zip(factors, three))
 
 
-def formula_of(fields, samples):
-    """Returns a formula over these fields that holds in all samples, [(values, result)]; None if there is none."""
-    results = [result for _, result in samples]
-    if not fields:
-        return str(results[0]) if len(set(results)) == 1 else None
-    known = [(text, [function(values) for values, _ in samples]) for text, function in terms(fields)]
-    known = [(text, x) for text, x in known if all(n > 0 for n in x)]
-    for text, x in known:
-        if x == results:
-            return text
+def search(fields, values, results):
+    known = []
+    for text in terms(tuple(fields)):
+        x = [evaluate(text, v.get) for v in values]
+        if all(n is not None and n > 0 for n in x):
+            if x == results:
+                return text
+            known.append((text, x))
     for text, x in known:
         factor = results[0] // x[0]
-        if "/" not in text and factor <= 64 and [factor * n for n in x] == results:
+        if "/" not in text and ":" not in text and 1 < factor <= 4096 and all(factor * n == r for n, r in zip(x, results)):
             return f"{factor}*{text}"
     return next(sums(known, results), None)
 
 
-# ---- One class
+def formula_of(fields, samples):
+    """The formula over these fields that holds in all samples, [(values, result)]; None if there is none."""
+    unique = {}
+    for values, result in samples:
+        key = tuple(values.get(f) if is_number(values.get(f)) else None for f in fields)
+        if unique.setdefault(key, result) != result:
+            return None
+    return formula_of_values(tuple(fields), tuple(unique.items()))
+
+
+@functools.lru_cache(maxsize=65536)
+def formula_of_values(fields, samples):
+    results = [result for _, result in samples]
+    if len(set(results)) == 1:
+        return str(results[0])
+    given = [f for i, f in enumerate(fields) if all(key[i] is not None for key, _ in samples)]
+    if len(given) < len(fields):  # a rule for configs that give a number, and one for those that do not
+        lacking = next(f for f in fields if f not in given)
+        k = fields.index(lacking)
+        with_it = formula_of_values(fields, tuple(s for s in samples if s[0][k] is not None))
+        others = fields[:k] + fields[k + 1:]
+        without = formula_of(others, [(dict(zip(fields, key)), r) for key, r in samples if key[k] is None])
+        uses_it = with_it and lacking in TOKEN.findall(with_it)
+        return f"{with_it};{without}" if uses_it and without and ";" not in with_it + without else None
+    if len(fields) > 6:
+        return None
+    return search(fields, [dict(zip(fields, key)) for key, _ in samples], results)
+
+
+# ---- conditions, evaluated as lib/model/architecture.h says
+
+def holds(condition, values, number=None):
+    """Whether a condition holds for the number of the first {}; None if a member that it needs is not given."""
+    if condition in ("", "?"):
+        return True
+    return any_of(all_of(atom_holds(atom, values, number) for atom in group.split("&")) for group in condition.split(";"))
+
+
+def all_of(results):
+    results = list(results)
+    return False if False in results else None if None in results else True
+
+
+def any_of(results):
+    results = list(results)
+    return True if True in results else None if None in results else False
+
+
+def atom_holds(atom, values, number):
+    if atom.startswith("!"):
+        result = atom_holds(atom[1:], values, number)
+        return None if result is None else not result
+    parts = re.fullmatch(r"(.*?)([=<@%])(.*)", atom)
+    if not parts:
+        value = listed(atom, values, number)
+        return None if value is None else bool(value)
+    left, operation, right = parts.groups()
+    if operation == "@":
+        members = values.get(right)
+        return number in members if isinstance(members, list) else None
+    if operation == "%":
+        divisor, _, rest = right.partition("=")
+        n = evaluate(divisor, values.get)
+        return None if not n else number % n == evaluate(rest, values.get)
+    if right.startswith("'"):
+        value = listed(left, values, number)
+        return None if value is None else value == right[1:-1]
+    a = number if left == "#" else listed(left, values, number)
+    b = evaluate(right, values.get)
+    if not is_number(a) or b is None:
+        return None
+    return a == b if operation == "=" else a < b
+
+
+def listed(name, values, number):
+    """The value of a member, or of the element of a list: "layer_types[#]"."""
+    if not name.endswith("[#]"):
+        return values.get(name)
+    members = values.get(name[:-3])
+    return members[number] if isinstance(members, list) and number < len(members) else None
+
+
+def literal(value):
+    return f"'{value}'" if isinstance(value, str) else str(int(value))
+
+
+# ---- samples
 
 def patterns_of(shapes):
-    """Returns {name with {} for numbers: {numbers: shape}}."""
+    """{name with {} for numbers: {numbers: shape}}."""
     out = collections.defaultdict(dict)
     for name, shape in shapes.items():
         out[NUMBER.sub("{}", name)][tuple(int(n) for n in NUMBER.findall(name))] = shape
     return dict(out)
 
 
-class Derivation:
-    """Derives the rows of a class. `shapes(config)` returns {name in files: shape}, or raises if it cannot be built."""
+class Sample:
+    """A config as a file has it, and the tensors of its model."""
 
-    def __init__(self, model_type, name, prefix, shapes):
+    def __init__(self, values, shapes):
+        self.values, self.shapes, self.patterns = values, shapes, patterns_of(shapes)
+
+    @functools.cached_property
+    def numbers(self):
+        """{(pattern up to a number, numbers before it): numbers}, of all names."""
+        out = collections.defaultdict(set)
+        for pattern, found in self.patterns.items():
+            parts = pattern.split("{}")
+            for k in range(len(parts) - 1):
+                begin = "{}".join(parts[:k + 1]).lstrip(FILES + MEMORY + TIED)
+                for numbers in found:
+                    out[begin, numbers[:k]].add(numbers[k])
+        return out
+
+
+Row = collections.namedtuple("Row", "name dims counts when")
+
+
+class Derivation:
+    """`shapes(config)` gives {name: shape} of the class; it raises where it cannot be built."""
+
+    def __init__(self, model_type, name, prefix, shapes, default=None):
         self.model_type, self.name, self.prefix, self.build = model_type, name, prefix, shapes
         self.random = random.Random(f"{model_type}/{name}")
-        self.default = transformers.AutoConfig.for_model(model_type).to_dict()
-        self.config_class = type(transformers.AutoConfig.for_model(model_type))
-        self.samples = []  # (values, patterns)
-        self.affected = collections.defaultdict(set)  # ("dim" or "count", pattern, which one): fields
-        self.presence = collections.defaultdict(set)  # pattern: fields
-        self.moves = {}  # field: values that make a model
-        self.fixed = {}
-        self.problem, self.builds, self.confirmed = "", 0, 0
+        made = default or transformers.AutoConfig.for_model(model_type)
+        self.default, self.config_class = as_lists(made.to_dict()), type(made)
+        self.samples, self.pairs = [], []  # pairs: (sample, sample with one more change, the changed member)
+        self.moves, self.joint = {}, []  # member: values that make a model; several together
+        self.fixed, self.computed = {}, {}
+        self.problem, self.builds, self.confirmed, self.holds_for_default = "", 0, 0, None
+        self.caught = {}
 
-    def start_from(self, config):
-        self.base = config
-        self.values = {path: v for path, v in members(config).items() if is_number(v)}
-        return self.sample({})
-
-    def small(self):
-        config = copy.deepcopy(self.default)
-        for path, value in members(self.default).items():
-            if path.split(".")[-1] in LAYER_TYPES:
-                remove(config, path)
-            elif is_number(value) and value > FEW_LAYERS and DEPTHS.search(path):
-                put(config, path, FEW_LAYERS)
-            elif is_number(value) and value > FEW_EXPERTS and EXPERTS.search(path):
-                put(config, path, FEW_EXPERTS)
-        return config
+    def try_config(self, config):
+        config = copy.deepcopy(config)
+        config.pop("model_type", None)
+        self.builds += 1
+        if self.builds % 20 == 0:
+            gc.collect()
+        try:
+            made = self.config_class(**config)
+            shapes = self.build(made)
+        except Exception as e:  # the config describes no model
+            self.problem = f"{type(e).__name__}: {' '.join(str(e).split())[:100]}"
+            return None
+        return Sample(members(as_lists(made.to_dict())), shapes)
 
     def sample(self, changed):
         config = copy.deepcopy(self.base)
         for path, value in changed.items():
-            put(config, path, value)
-        config.pop("model_type", None)
-        self.builds += 1
-        try:
-            shapes = self.build(self.config_class(**config))
-        except Exception as e:  # the config describes no model
-            self.problem = f"{type(e).__name__}: {str(e)[:80]}"
-            return None
-        return {**self.values, **changed}, patterns_of(shapes)
+            put(config, path, float(value) if self.is_real(path) else value)
+            if DEPTHS.search(path):
+                self.resize_lists(config, path, value)
+        return self.try_config(config)
 
-    def compare(self, before, after, field):
-        """Records which shapes a change of the field affects. Returns whether it affects any."""
-        changed = False
-        for pattern in before.keys() | after.keys():
-            a, b = before.get(pattern), after.get(pattern)
-            if a is None or b is None:
-                self.presence[pattern].add(field)
-                changed = True
+    def is_real(self, path):
+        """Whether a member is a float, if a whole one."""
+        try:
+            place, last = place_of(self.base, path.removesuffix(".#"))
+            return isinstance(place[last], float)
+        except (KeyError, IndexError, TypeError):  # which the config leaves out
+            return False
+
+    def resize_lists(self, config, depth, layers):
+        """Repeats or cuts the lists that have an entry for each layer."""
+        part = depth.rpartition(".")[0]
+        for path, value in self.values.items():
+            if path.rpartition(".")[0] == part and isinstance(value, list) and len(value) == self.values[depth]:
+                place, last = place_of(config, path)
+                place[last] = list(itertools.islice(itertools.cycle(place[last]), layers))
+
+    def small(self, layers):
+        """The default config with few layers and experts. Lists with an entry for each layer keep one of each kind."""
+        config = copy.deepcopy(self.default)
+        depths = {}
+        for path, value in members(self.default).items():
+            if isinstance(value, bool) or not is_number(value):
                 continue
-            for k in range(pattern.count("{}")):
-                if len({i[k] for i in a}) != len({i[k] for i in b}):
-                    self.affected["count", pattern, k].add(field)
-                    changed = True
-            for numbers in a.keys() & b.keys():
-                for d, (x, y) in enumerate(zip(a[numbers], b[numbers])):
-                    if x != y:
-                        self.affected["dim", pattern, d].add(field)
-                        changed = True
-        return changed
+            if value > layers and DEPTHS.search(path):
+                put(config, path, layers)
+                depths.setdefault(value, path)
+            elif value > FEW_EXPERTS and EXPERTS.search(path):
+                put(config, path, FEW_EXPERTS)
+        for path, value in members(self.default).items():
+            if isinstance(value, list) and len(value) in depths:
+                put(config, path, shortened(value, layers))
+        return config
+
+    def without_lists(self, config):
+        config = copy.deepcopy(config)
+        depths = {v for p, v in members(self.default).items() if is_number(v) and DEPTHS.search(p) and v > 1}
+        for path, value in members(self.default).items():
+            if isinstance(value, list) and len(value) in depths:
+                place, last = place_of(config, path)
+                if isinstance(place, dict):
+                    place.pop(last, None)
+        return config
+
+    def start(self):
+        """Finds a config of few layers that shows every kind of tensor of the default config."""
+        whole = self.try_config(self.default)
+        self.whole = whole
+        best = None
+        for layers in (FEW_LAYERS, MORE_LAYERS):
+            for config in (self.small(layers), self.without_lists(self.small(layers))):
+                sample = self.try_config(config)
+                if sample and (not best or len(sample.patterns) > len(best[1].patterns)):
+                    best = config, sample
+                if sample and (not whole or sample.patterns.keys() >= whole.patterns.keys()):
+                    break
+            else:
+                continue
+            break
+        if not best and whole:
+            best = self.default, whole
+        if not best:
+            return None
+        self.base, sample = best
+        self.values = members(self.base)
+        return sample
+
+    def mentions(self, path):
+        """Whether the code of the class or of its parts names this member of the config."""
+        if path.endswith("id2label.#"):
+            return "num_labels" in self.words
+        names = {path.split(".")[-1], *(p for p in path.split(".")[-2:-1] if path.split(".")[-1].isdigit())}
+        names |= {alias for alias, name in getattr(self.config_class, "attribute_map", {}).items() if name in names}
+        return bool(names & self.words) or "." in path and not path.split(".")[-1].isdigit() and any(
+            n in self.words for n in names)
+
+    @functools.cached_property
+    def words(self):
+        return set(re.findall(r"\w+", self.source))
+
+    source = ""  # of the modules that the class is made of
+
+    def texts_for(self, path):
+        """Other texts with which the code compares a member."""
+        name = re.escape(path.split(".")[-1])
+        texts = re.findall(rf"\b{name}\s*(?:==|!=)\s*[\"'](\w+)[\"']", self.source)
+        for group in re.findall(rf"\b{name}\s+(?:not\s+)?in\s*[\[(]([^\])]*)[\])]", self.source):
+            texts += re.findall(r"[\"'](\w+)[\"']", group)
+        return list(dict.fromkeys(texts))[:4]
+
+    def candidates(self, path, value):
+        if isinstance(value, str):
+            return [t for t in self.texts_for(path) if t != value]
+        if isinstance(value, list):
+            return self.other_lists(value)
+        if value is None and not NUMBERS.search(path):
+            return []
+        if isinstance(value, float):
+            return [value * 2, value / 2]
+        return changes_of(value) if is_number(value) or value is None else []
+
+    def other_lists(self, value):
+        """Lists of the same length, of the same entries in other orders or with one of another kind."""
+        if not value or is_sizes(value) and not self.is_per_layer(value):
+            return []
+        kinds = list(dict.fromkeys(map(str, value)))
+        others = [k for k in KINDS if k in self.words and k not in kinds] if isinstance(value[0], str) else []
+        orders = [value[1:] + value[:1], value[::-1]] if len(kinds) > 1 else []
+        return orders + [value[:-1] + [k] for k in others]
+
+    def is_per_layer(self, value):
+        return any(is_number(v) and v == len(value) and DEPTHS.search(p) for p, v in self.values.items())
 
     def change_each(self, base):
-        for field, value in self.values.items():
-            if HARMLESS.search(field):
+        failed = []
+        for path, value in self.values.items():
+            if HARMLESS.search(re.sub(r"\.\d+$", "", path)) or not self.mentions(path):
                 continue
-            for to in changes_of(value):
-                sample = self.sample({field: to})
-                if sample is None:
-                    continue
-                self.moves.setdefault(field, []).append(to)
-                self.samples.append(sample)
-                if not self.compare(base[1], sample[1], field) or len(self.moves[field]) == 2 or isinstance(value, bool):
+            self.change(base, path, value)
+            if path not in self.moves and value not in (None, False, 0, "", []) and not is_sizes(value):
+                failed.append(path)
+        self.change_two(base, [f for f in failed if type(self.values[f]) is int])
+        for path in failed:
+            if path not in self.moves and not any(path in move for move in self.joint):
+                self.fix(path, self.values[path])
+        for path in {f for *_, f in self.pairs}:
+            if isinstance(self.values[path], list):
+                self.fix(path, self.values[path])
+
+    def fix(self, path, value):
+        if isinstance(value, list) and self.is_per_layer(value):
+            tried = [v for move in self.moves.get(path, ()) for v in move]
+            self.fixed[path + "[]"] = list(dict.fromkeys([*value, *tried]))
+        elif not isinstance(value, list) or path not in self.moves:
+            self.fixed[path] = members(self.default).get(path, value)
+
+    def change(self, base, path, value):
+        """Tries other values of a member."""
+        tried = 0
+        for to in self.candidates(path, value):
+            sample = self.sample({path: to})
+            if sample is None:
+                continue
+            self.moves.setdefault(path, []).append(to)
+            tried += 1
+            self.add_pair(base, sample, path)
+            if tried == (3 if isinstance(value, (str, list)) else 1):
+                break
+
+    def add_pair(self, base, sample, *paths):
+        if sample.patterns != base.patterns:
+            self.samples.append(sample)
+            self.pairs += [(base, sample, path) for path in paths]
+
+    def change_two(self, base, paths):
+        """Changes numbers together that cannot be changed alone: a width and the number of its heads."""
+        for f, g in itertools.combinations(paths[:8], 2):
+            if f.rpartition(".")[0] != g.rpartition(".")[0]:
+                continue
+            for a, b in ((2 * self.values[f], 2 * self.values[g]), (2 * self.values[f], self.values[g] // 2)):
+                sample = self.sample({f: a, g: b})
+                if sample:
+                    self.joint.append({f: a, g: b})
+                    self.add_pair(base, sample, f, g)
                     break
-            if field not in self.moves and value:
-                self.fixed[field] = members(self.default).get(field)
 
     def change_beside_additions(self, base):
         contexts = {}
-        for values, found in self.samples[1:]:
-            change = {f: v for f, v in values.items() if v != self.values[f]}
-            added = frozenset(found.keys() - base[1].keys())
-            if len(change) == 1 and added and not any(added <= other for other in contexts.values()):
-                contexts[tuple(change.items())] = added
-        movable = [f for f in self.moves if any(f in fields for fields in self.affected.values())]
-        for context, added in contexts.items():
-            there = self.sample(dict(context))
-            for field in movable:
-                sample = field not in dict(context) and self.sample({**dict(context), field: self.moves[field][-1]})
-                if sample:
-                    self.samples.append(sample)
-                    only = [{p: x for p, x in s[1].items() if p in added} for s in (there, sample)]
-                    self.compare(*only, field)
-
-    def fix_others(self, base):
-        for path, value in members(self.default).items():
-            if is_number(value) or HARMLESS.search(path) or value in (None, []) or path.split(".")[-1] in LAYER_TYPES:
-                continue
-            if isinstance(value, float):
-                sample = self.sample({path: value * 2})
-                if sample and sample[1] == base[1]:
+        for _, sample, path in list(self.pairs):
+            added = frozenset(sample.patterns.keys() - base.patterns.keys())
+            if added and not any(added <= other for other, _ in contexts.values()):
+                contexts[path] = added, sample
+        used = sorted({f for *_, f in self.pairs})
+        used = [f for f in used if not isinstance(self.values[f], (bool, str))]
+        for context, (added, there) in list(contexts.items())[:MAX_CONTEXTS]:
+            change = {context: there.values.get(context)}
+            for path in used:
+                if path == context or context.startswith(path + ".") or path.startswith(context + "."):
                     continue
-            self.fixed[path] = value
+                sample = path in self.moves and self.sample({**change, path: self.moves[path][-1]})
+                if sample and sample.patterns != there.patterns:
+                    self.samples.append(sample)
+                    self.pairs.append((there, sample, path))
+
+    def find_computed(self):
+        """Numbers that a config without them computes from others."""
+        depends = collections.defaultdict(list)
+        plain = members(self.default)
+        for path in {f for *_, f in self.pairs}:
+            if not is_number(plain.get(path)) or isinstance(plain[path], bool) or "." in path:
+                continue
+            for factor in (2, 4, 1):
+                try:
+                    value = plain[path] * factor + (factor == 1) * 8
+                    other = members(as_lists(self.config_class(**{path: value}).to_dict()))
+                except Exception:  # no config
+                    continue
+                for name, number in other.items():
+                    if name != path and is_number(number) and plain.get(name) != number and "." not in name:
+                        depends[name].append((other, path))
+        for name, changes in depends.items():
+            fields = sorted({path for _, path in changes})
+            samples = [(plain, plain.get(name))] + [(other, other[name]) for other, _ in changes]
+            for more in ([], [f for f in self.values if re.search(r"(^|_)(heads?|groups?|size)$", f) and "." not in f][:3]):
+                fields = sorted({*fields, *more} - {name})
+                formula = plain.get(name) is not None and formula_of(fields, samples)
+                if formula and not formula.isdigit():
+                    self.computed[name] = formula
+                    break
+            else:
+                self.computed[name] = "?"
+
+    def draw(self):
+        used = sorted({f for *_, f in self.pairs if f in self.moves})
+        some = self.random.sample(used, min(len(used), self.random.randint(2, 5)))
+        changes = {f: self.random.choice(self.further(f)) for f in some}
+        if self.joint and self.random.random() < 0.5:
+            changes.update(self.random.choice(self.joint))
+        return self.sample(changes) if changes else None
+
+    def further(self, path):
+        """Values to draw from: those that make a model, and more of their kind."""
+        value = self.moves[path][0]
+        if type(value) is not int or value < 2:
+            return self.moves[path]
+        return [*self.moves[path], value * 2, value * 3 if value > 8 else value + 1]
 
     def confirm(self):
-        used = set().union(*self.affected.values(), *self.presence.values())
-        fields = [f for f in self.moves if f in used]
-        for _ in range(7 * RANDOM_CONFIGS):
-            if self.confirmed == RANDOM_CONFIGS or not fields:
-                return
-            some = self.random.sample(fields, min(len(fields), self.random.randint(2, 6)))
-            sample = self.sample({f: self.random.choice(self.moves[f]) for f in some})
-            if sample:
-                self.samples.append(sample)
-                self.confirmed += 1
+        """Derives the rows until they hold for further random configs."""
+        for _ in range(ATTEMPTS):
+            self.confirmed, failures = 0, 0
+            rows = self.rows()
+            for _ in range(4 * CONFIRMATIONS):
+                sample = self.draw()
+                if sample is None:
+                    continue
+                self.caught = contradictions(rows, sample)
+                if self.caught:
+                    self.samples.append(sample)
+                    failures += 1
+                else:
+                    self.confirmed += 1
+                if self.confirmed == CONFIRMATIONS or failures == 3:
+                    break
+            if not failures:
+                break
+        return rows
 
     def derive(self):
-        """Returns whether the class could be built."""
-        base = self.start_from(self.small()) or self.start_from(copy.deepcopy(self.default))
+        """Returns the rows, or None if the class could not be built."""
+        base = self.start()
         if not base:
-            return False
+            return None
+        self.source = self.build.source()
         self.samples.append(base)
         self.change_each(base)
         self.change_beside_additions(base)
-        self.fix_others(base)
-        self.confirm()
-        return True
+        self.find_computed()
+        rows = self.confirm()
+        if self.whole:
+            wrong = contradictions(rows, self.whole)
+            if wrong:
+                self.samples.append(self.whole)
+                rows = self.confirm()
+            self.caught = contradictions(rows, self.whole)
+            self.holds_for_default = not self.caught
+        return rows
 
     # rows
 
-    def when(self, pattern):
-        if MAY_LACK.search(pattern):
-            return "?"
-        present = [(values, pattern in found) for values, found in self.samples]
-        if all(is_there for _, is_there in present):
-            return ""
-        for field in sorted(self.presence[pattern]):
-            if all(bool(values[field]) == is_there for values, is_there in present):
-                return field
-            if all(bool(values[field]) != is_there for values, is_there in present):
-                return "!" + field
-        return "?"
-
-    def dims(self, pattern, there):
-        """Returns formulas for [(values, [shapes])]; None if the rank changes."""
-        shapes = [shape for _, shapes in there for shape in shapes]
-        if len({len(shape) for shape in shapes}) != 1:
-            return None
-        out = []
-        for d in range(len(shapes[0])):
-            alike = all(len({shape[d] for shape in shapes}) == 1 for _, shapes in there)
-            fields = sorted(self.affected["dim", pattern, d])
-            out.append((alike and formula_of(fields, [(v, shapes[0][d]) for v, shapes in there])) or "?")
-        return out
-
-    def rows_of(self, pattern):
-        """Returns the rows of a pattern. Numbers that are equal in all samples are part of the names."""
-        there = [(values, found[pattern]) for values, found in self.samples if pattern in found]
-        places = range(pattern.count("{}"))
-        literal = [k for k in places if len({frozenset(i[k] for i in found) for _, found in there}) == 1]
-        counted = [k for k in places if k not in literal]
-        for numbers in sorted({tuple(i[k] for k in literal) for _, found in there for i in found}):
-            parts = pattern.split("{}")
-            words = {k: str(n) for k, n in zip(literal, numbers)}
-            name = parts[0] + "".join(words.get(k, "{}") + part for k, part in enumerate(parts[1:]))
-            own = [(values, {i: x for i, x in found.items() if tuple(i[k] for k in literal) == numbers}) for values, found in there]
-            yield name, *self.row_of(pattern, counted, [(values, found) for values, found in own if found], len(there))
-
-    def row_of(self, pattern, counted, there, samples):
-        """Returns the dimensions, counts and condition for [(values, {numbers: shape})]."""
-        counts, is_whole = [], len(there) == samples
-        for k in counted:
-            fields = sorted(self.affected["count", pattern, k])
-            counts.append(formula_of(fields, [(values, max(i[k] for i in found) + 1) for values, found in there]))
-        for _, found in there:
-            product = 1
-            for k in counted:
-                product *= max(i[k] for i in found) + 1
-            is_whole = is_whole and product == len(found)
-        dims = self.dims(pattern, [(values, list(found.values())) for values, found in there])
-        return dims, None if None in counts else counts, self.when(pattern) if is_whole else "?"
+    def fields_of(self, quantity):
+        """The members on which a quantity of a sample depends."""
+        out = set()
+        for before, after, path in self.pairs:
+            a, b = quantity(before), quantity(after)
+            if a is not None and b is not None and a != b:
+                out.add(path)
+        return sorted(out)
 
     def rows(self):
-        """Returns the rows as text, and the names that could not be derived."""
-        rows, failed = [], []
-        for pattern in sorted({p for _, found in self.samples for p in found}):
-            for name, dims, counts, when in self.rows_of(pattern):
-                if dims is None or counts is None:
-                    failed.append(name)
-                else:
-                    rows.append("|".join([name, ",".join(dims), ",".join(counts), when]))
-        return rows, failed
+        self.counts = {}
+        out = []
+        for pattern in sorted({p for s in self.samples for p in s.patterns}):
+            out += self.rows_of(pattern)
+        return merged(out)
 
-    def defaults(self, rows):
-        used = {word for row in rows for word in re.findall(r"[A-Za-z_][\w.]*", row.partition("|")[2])}
-        default = members(self.default)
-        return {f: int(default[f]) for f in sorted(used) if is_number(default.get(f))}
+    def rows_of(self, pattern):
+        """Rows of a pattern: numbers that are the same in all samples are part of the names."""
+        there = [s for s in self.samples if pattern in s.patterns]
+        places = range(pattern.count("{}"))
+        fixed = [k for k in places if len({frozenset(i[k] for i in s.patterns[pattern]) for s in there}) == 1]
+        # A list whose length depends on a member is counted even where all samples have as many.
+        counted = [k for k in places if k not in fixed]
+        for numbers in sorted({tuple(i[k] for k in fixed) for s in there for i in s.patterns[pattern]}):
+            words = dict(zip(fixed, numbers))
+            name = fill(pattern, words)
+            own = {id(s): {i: x for i, x in s.patterns[pattern].items() if all(i[k] == n for k, n in words.items())}
+                   for s in self.samples if pattern in s.patterns}
+            yield from Quantities(self, pattern, name, words, counted, own).rows()
+
+
+def shortened(value, layers):
+    """The first of each kind and then as many of the first as there are layers."""
+    kinds = {}
+    for i, v in enumerate(value):
+        kinds.setdefault(str(v), i)
+    keep = sorted([*kinds.values(), *[i for i in range(len(value)) if i not in kinds.values()]][:layers])
+    return [value[i] for i in keep]
+
+
+def fill(pattern, words):
+    parts = pattern.split("{}")
+    return parts[0] + "".join(str(words.get(k, "{}")) + part for k, part in enumerate(parts[1:]))
+
+
+class Quantities:
+    """The dimensions, counts and condition of one name in the samples of a derivation."""
+
+    def __init__(self, derivation, pattern, name, words, counted, own):
+        self.d, self.pattern, self.name, self.words, self.counted, self.own = derivation, pattern, name, words, counted, own
+
+    def found(self, sample):
+        return self.own.get(id(sample)) or {}
+
+    def count(self, sample, k):
+        """The numbers at a place in all names that begin alike."""
+        begin = "{}".join(self.pattern.split("{}")[:k + 1]).lstrip(FILES + MEMORY + TIED)
+        top = -1
+        for (b, before), numbers in sample.numbers.items():
+            if b == begin and all(before[j] == n for j, n in self.words.items() if j < k):
+                top = max(top, *numbers)
+        return top + 1
+
+    def rows(self):
+        there = [s for s in self.d.samples if self.found(s)]
+        if not there:
+            return
+        counts = [self.formula(lambda s, k=k: self.count(s, k), there) for k in self.counted]
+        if None in counts:
+            yield from self.each_number(there)
+        else:
+            yield from self.split(self.when(there), counts, there)
+
+    def each_number(self, there):
+        """A row for each number that was seen, where no formula counts them."""
+        for numbers in sorted({i for s in there for i in self.found(s)})[:MOST_NUMBERS]:
+            facts = [(s, numbers, self.found(s)[numbers]) for s in there if numbers in self.found(s)]
+            dims = self.dims(facts)
+            if dims is not None:
+                yield Row(fill(self.pattern, dict(enumerate(numbers))), tuple(dims), (), "?")
+
+    def formula(self, quantity, there):
+        fields = self.d.fields_of(lambda s: quantity(s) if self.found(s) else None)
+        return formula_of(fields, [(s.values, quantity(s)) for s in there])
+
+    def row(self, facts, counts, when):
+        dims = self.dims(facts)
+        return [] if dims is None else [Row(self.name, tuple(dims), tuple(counts), when)]
+
+    # presence
+
+    def when(self, there):
+        """The condition under which the tensor is there, and in which layers."""
+        if MAY_LACK.search(self.name):
+            return "?"
+        conditions = self.overall(), self.layers(there)
+        return "?" if "?" in conditions else "&".join(c for c in conditions if c)
+
+    def overall(self):
+        samples = [(s, bool(self.found(s))) for s in self.d.samples]
+        if all(x for _, x in samples):
+            return ""
+        fields = self.d.fields_of(lambda s: bool(self.found(s)))
+        return condition_of(atoms(fields, self.d.samples), [(s.values, None, x) for s, x in samples]) or "?"
+
+    def layers(self, there):
+        """The condition on the number of the first {} that is not written."""
+        samples = []
+        for s in there:
+            found = self.found(s)
+            sizes = [self.count(s, k) for k in self.counted]
+            total = 1
+            for n in sizes:
+                total *= n
+            if total == len(found):
+                samples.append((s, None))
+                continue
+            numbers = {i[self.counted[0]] for i in found} if self.counted else set()
+            others = total // sizes[0] if sizes and sizes[0] else 0
+            if len(numbers) * others != len(found):
+                return "?"
+            samples.append((s, numbers))
+        if all(numbers is None for _, numbers in samples):
+            return ""
+        facts = [(s.values, n, numbers is None or n in numbers) for s, numbers in samples for n in range(self.count(s, self.counted[0]))]
+        return condition_of(layer_atoms(facts, self.d), facts) or "?"
+
+    # shapes
+
+    def split(self, when, counts, there):
+        """One row, or one for each kind of layer that has shapes of its own."""
+        facts = [(s, i, shape) for s in there for i, shape in self.found(s).items()]
+        if self.counted and when != "?" and ";" not in when and not alike(facts):
+            layer = self.counted[0]
+            for atom in layer_atoms([(s.values, i[layer], True) for s, i, _ in facts], self.d):
+                parts = [[f for f in facts if holds(atom, f[0].values, f[1][layer]) is wanted] for wanted in (True, False)]
+                if all(parts) and sum(map(len, parts)) == len(facts) and all(map(alike, parts)):
+                    for part, sign in zip(parts, ("", "!")):
+                        yield from self.row(part, counts, "&".join(c for c in (when, sign + atom) if c))
+                    return
+        yield from self.row(facts, counts, when)
+
+    def dims(self, facts):
+        """Formulas for [(sample, numbers, shape)]; None where the rank changes."""
+        if len({len(shape) for *_, shape in facts}) != 1:
+            return None
+        by_sample = collections.defaultdict(list)
+        for s, i, shape in facts:
+            by_sample[id(s)].append((s, i, shape))
+        out = []
+        for d in range(len(facts[0][2])):
+            sizes = {key: {shape[d] for _, _, shape in group} for key, group in by_sample.items()}
+            if any(len(x) > 1 for x in sizes.values()):
+                out.append(self.per_layer(facts, d) or "?")
+                continue
+            size_of = {key: next(iter(x)) for key, x in sizes.items()}
+            fields = self.d.fields_of(lambda s: size_of.get(id(s)))
+            out.append(formula_of(fields, [(group[0][0].values, size_of[key]) for key, group in by_sample.items()]) or "?")
+        return out
+
+    def per_layer(self, facts, d):
+        """A formula over the entries of lists that have one for each layer."""
+        if not self.counted:
+            return None
+        layer = self.counted[0]
+        lists = [p for p, v in facts[0][0].values.items() if isinstance(v, list) and v and all(type(n) is int for n in v)]
+        for path in lists:
+            samples = []
+            for s, i, shape in facts:
+                entry = listed(path + "[#]", s.values, i[layer])
+                samples.append(({**s.values, path + "[#]": entry}, shape[d]))
+            if all(is_number(v[path + "[#]"]) for v, _ in samples):
+                formula = formula_of([path + "[#]"], samples)
+                if formula:
+                    return formula
+        return None
+
+
+def alike(facts):
+    by_sample = collections.defaultdict(set)
+    for s, _, shape in facts:
+        by_sample[id(s)].add(tuple(shape))
+    return all(len(x) == 1 for x in by_sample.values())
+
+
+def atoms(fields, samples):
+    """Conditions over members that might say whether a tensor is there."""
+    out = []
+    for f in fields:
+        values = {json.dumps(s.values.get(f)): s.values.get(f) for s in samples}.values()
+        out.append(f)
+        out += [f"{f}={literal(v)}" for v in values if isinstance(v, str) or (is_number(v) and not isinstance(v, bool))]
+        out += [f"{f}<{v}" for v in sorted({v for v in values if is_number(v)}) if v > 1]
+    numbers = [f for f in fields if any(is_number(s.values.get(f)) and not isinstance(s.values.get(f), bool) for s in samples)]
+    out += [f"{f}={g}" for f, g in itertools.combinations(numbers, 2)]
+    out += [f"{f}<{g}" for f, g in itertools.permutations(numbers, 2)]
+    out += [f"{f}={g}*{h}" for f, g, h in itertools.permutations(numbers, 3) if g < h]
+    return out
+
+
+def layer_atoms(facts, derivation):
+    """Conditions on the number of a layer. facts: [(values, number, whether it is there)]."""
+    values = facts[0][0]
+    used = {f for *_, f in derivation.pairs}
+    out = ["#=0", "#%2=0", "#%2=1"]
+    for path, value in values.items():
+        if isinstance(value, list) and value and not HARMLESS.search(path):
+            out += [f"{path}[#]={literal(v)}" for v in dict.fromkeys(x for x in value if isinstance(x, (str, int)))]
+            out.append(f"{path}[#]")
+            out.append(f"#@{path}")
+    numbers = [f for f in sorted(used) if is_number(values.get(f)) and not isinstance(values.get(f), bool)]
+    for f in numbers:
+        out += [f"#<{f}", f"#<{f}-1", f"#={f}-1", f"#%{f}=0", f"#%{f}={f}-1", f"#%{f}=1"]
+    return out
+
+
+def condition_of(known, facts):
+    """The simplest condition that tells in which facts, [(values, number, result)], the result is true. None: no one."""
+    vectors = {}
+    for atom in known:
+        for text in (atom, "!" + atom):
+            x = tuple(holds(text, v, n) for v, n, _ in facts)
+            if None not in x:
+                vectors.setdefault(x, text)
+    wanted = tuple(r for *_, r in facts)
+    if wanted in vectors:
+        return vectors[wanted]
+    few = [(x, t) for x, t in vectors.items()][:120]
+    above = [(x, t) for x, t in few if all(a or not w for a, w in zip(x, wanted))]
+    for (x, t), (y, u) in itertools.combinations(above, 2):
+        if tuple(a and b for a, b in zip(x, y)) == wanted:
+            return f"{t}&{u}"
+    below = [(x, t) for x, t in few if all(w or not a for a, w in zip(x, wanted))]
+    for (x, t), (y, u) in itertools.combinations(below, 2):
+        if tuple(a or b for a, b in zip(x, y)) == wanted:
+            return f"{t};{u}"
+    return None
+
+
+def merged(rows):
+    """Joins rows that differ in one number only, where the numbers are 0 to n: the count is n then."""
+    while True:
+        groups = collections.defaultdict(dict)
+        for row in rows:
+            for match in NUMBER.finditer(row.name):
+                if "#" in row.when or any("[#]" in d for d in row.dims):
+                    continue
+                before = row.name[:match.start()].count("{}")
+                key = row.name[:match.start()], row.name[match.end():], before, row.dims, row.counts, row.when
+                groups[key][int(match[0])] = row
+        joined, out = set(), []
+        for (begin, end, place, dims, counts, when), found in groups.items():
+            whole = sorted(found) == list(range(len(found)))
+            if len(found) > 1 and whole and not any(r in joined for r in found.values()):
+                joined.update(found.values())
+                out.append(Row(f"{begin}{{}}{end}", dims, (*counts[:place], str(len(found)), *counts[place:]), when))
+        if not out:
+            return sorted(rows)
+        rows = [r for r in rows if r not in joined] + out
+
+
+# ---- what the rows say of a config
+
+def expand(rows, values):
+    """{name: [(row, shape, whether it must be there)]} of a config."""
+    out = collections.defaultdict(list)
+    for row in rows:
+        counts = [evaluate(c, values.get) for c in row.counts]
+        if None in counts:
+            continue
+        for numbers in itertools.product(*map(range, counts)):
+            first = numbers[0] if numbers else None
+            there = holds(row.when, values, first)
+            if there is False:
+                continue
+            number_of = lambda name, n=first: listed(name, values, n)
+            dims = [None if d == "?" else evaluate(d, number_of) for d in row.dims]
+            out[row.name.replace("{}", "%d") % numbers].append((row, dims, there and row.when != "?"))
+    return out
+
+
+def unknown_names(rows, sample):
+    """How many tensors of a sample are in no row."""
+    return len(sample.shapes.keys() - expand(rows, sample.values).keys())
+
+
+def contradictions(rows, sample):
+    """{name: what is wrong} of rows and a sample. Names that are in no row are not checked, and so never wrong."""
+    wanted, out = expand(rows, sample.values), {}
+    for name, shape in sample.shapes.items():
+        known = wanted.get(name)
+        if not known:
+            continue
+        if not any(len(dims) == len(shape) and all(a in (None, b) for a, b in zip(dims, shape)) for _, dims, _ in known):
+            out[name] = f"{shape} for {known[0][1]}"
+    for name, known in wanted.items():
+        if name not in sample.shapes and any(must for *_, must in known):
+            out[name] = "not in the model"
+    return out
+
+
+# ---- one type
+
+class Texts:
+    """The texts of a type's rows, which stand for their numbers in it."""
+
+    def __init__(self):
+        self.numbers = {}
+
+    def number(self, text):
+        return str(self.numbers.setdefault(text, len(self.numbers))) if text else ""
+
+
+def compact(rows, texts):
+    """Rows as texts. A name begins with the number of components that it shares with the one before."""
+    out, before = [], []
+    for row in rows:
+        parts = row.name.split(".")
+        same = next((i for i, (a, b) in enumerate(zip(parts, before)) if a != b), min(len(parts), len(before)))
+        same = min(same, 9, len(parts) - 1)
+        columns = (",".join(row.dims), ",".join(row.counts), row.when)
+        out.append("|".join([f"{same}{'.'.join(parts[same:])}", *map(texts.number, columns)]).rstrip("|"))
+        before = parts
+    return " ".join(out)
+
+
+def line_of(model_type, derived):
+    """The line of a type in architectures.jsonl. `derived`: [(derivation, rows)]."""
+    prefix = next((d.prefix + "." for d, _ in derived if d.prefix), "")
+    owners = collections.defaultdict(list)  # (whether it is the base's, row): classes
+    bare = []
+    for i, (d, rows) in enumerate(derived):
+        has_prefix = any(row.name.lstrip(FILES + MEMORY + TIED).startswith(prefix) for row in rows)
+        bare += [] if has_prefix else [i]
+        for row in rows:
+            mark = row.name[0] if row.name[0] in FILES + MEMORY + TIED else ""
+            name = row.name[len(mark):]
+            is_base = bool(prefix) and (name.startswith(prefix) or not has_prefix)
+            owners[is_base, row._replace(name=mark + (name.removeprefix(prefix) if is_base else name))].append(i)
+    groups = collections.defaultdict(list)
+    for (is_base, row), classes in owners.items():
+        groups[is_base, tuple(classes)].append(row)
+    texts = Texts()
+    parts = {word: [{"in": list(classes), "rows": compact(sorted(rows), texts)} for (b, classes), rows in sorted(groups.items()) if b == is_base]
+             for word, is_base in (("base", True), ("own", False))}
+    defaults, fixed, computed = {}, {}, {}
+    for d, rows in derived:
+        used = used_members(rows)
+        default = members(d.default)
+        defaults.update({f: default[f] for f in sorted(used) if isinstance(default.get(f), (int, str))})
+        computed.update({f: c for f, c in d.computed.items() if f in used})
+        computed.update({f: f"{f[:-len('id2label.#')]}num_labels;2" for f in used if f.endswith("id2label.#")})
+        lists = {f.rpartition(".")[0] for f in used if f.rpartition(".")[2].isdigit()}
+        fixed.update({f"{path}.#": len(default[path]) for path in lists if isinstance(default.get(path), list)})
+        fixed.update(d.fixed)
+    for f in computed:
+        defaults.pop(f, None)
+    return json.dumps({"type": model_type, "prefix": prefix, "transformers": transformers.__version__,
+                       "classes": [d.name for d, _ in derived], "bare": bare, "defaults": defaults, "computed": computed, "fixed": fixed,
+                       "texts": list(texts.numbers), **parts},
+                      separators=(",", ":"))
+
+
+def used_members(rows):
+    texts = {text for row in rows for text in (*row.dims, *row.counts, row.when)}
+    return {word.removesuffix("[") for text in texts for word in re.findall(r"[A-Za-z_](?:\w|\.(?=\w))*(?:\.#|\[)?", re.sub(r"'[^']*'", "", text))}
+
+
+def derive_type(model_type, classes, builder):
+    """The line of a type, or None, and what to report of each class. `builder(cls)` gives {name: shape} of a config."""
+    made, report = [], []
+    for cls in chosen(classes):
+        d = Derivation(model_type, cls.__name__, cls.base_model_prefix, builder(cls))
+        rows = d.derive()
+        if not rows:
+            report.append({"class": cls.__name__, "why": d.problem or "it has no tensors"})
+            continue
+        made.append((d, rows))
+        sizes = [size for row in rows for size in row.dims]
+        report.append({"class": cls.__name__, "rows": len(rows), "sizes": len(sizes), "unknown": sizes.count("?"),
+                       "optional": sum(row.when == "?" for row in rows), "configs": d.confirmed, "builds": d.builds,
+                       "default": d.holds_for_default,
+                       "unlisted": unknown_names(rows, d.whole) if d.whole else 0, "wrong": dict(list(d.caught.items())[:3]), "fixed": d.fixed})
+    return line_of(model_type, made) if made else None, report
 
 
 def further_model(model_type, cls, build):
-    """Returns (config, {name in files: shape}) of a model with few layers and with three values that no derivation used;
-    None if transformers cannot build one."""
+    """(config, {name in files: shape}) of a model of few layers and of some numbers that no derivation drew; None where
+    transformers builds none."""
     d = Derivation(model_type, cls.__name__, cls.base_model_prefix, build)
     draw = random.Random(f"further {model_type}/{cls.__name__}")
-    base = d.start_from(d.small())
+    base = d.start()
     if not base:
         return None
-    fields = [f for f, v in d.values.items() if not HARMLESS.search(f) and v and not isinstance(v, bool)]
+    fields = [f for f, v in d.values.items() if is_number(v) and v and not isinstance(v, bool) and not HARMLESS.search(f)]
     for _ in range(20):
         config = copy.deepcopy(d.base)
         for field in draw.sample(fields, min(3, len(fields))):
@@ -393,45 +1084,6 @@ def further_model(model_type, cls, build):
             shapes = build(made)
         except Exception:  # the config describes no model
             continue
-        if shapes and patterns_of(shapes) != base[1]:
+        if shapes and shapes != base.shapes:
             return made, shapes
     return None
-
-
-# ---- One model type
-
-def line_of(model_type, derivations):
-    """Returns the line of a type in architectures.jsonl."""
-    prefix = next((d.prefix + "." for d in derivations if d.prefix), "")
-    owners = collections.defaultdict(list)  # (whether it is the base's, row): classes
-    defaults, fixed = {}, {}
-    for i, d in enumerate(derivations):
-        rows, _ = d.rows()
-        has_prefix = any(row.startswith(prefix) for row in rows)
-        for row in rows:
-            is_base = bool(prefix) and (row.startswith(prefix) or not has_prefix)
-            owners[is_base, row.removeprefix(prefix) if is_base else row].append(i)
-        defaults.update(d.defaults(rows))
-        fixed.update(d.fixed)
-    groups = collections.defaultdict(list)
-    for (is_base, row), classes in owners.items():
-        groups[is_base, tuple(classes)].append(row)
-    parts = {word: [{"in": list(classes), "rows": sorted(rows)} for (b, classes), rows in sorted(groups.items()) if b == is_base]
-             for word, is_base in (("base", True), ("own", False))}
-    return json.dumps({"type": model_type, "prefix": prefix, "transformers": transformers.__version__,
-                       "classes": [d.name for d in derivations], "defaults": defaults, "fixed": fixed, **parts})
-
-
-def derive_type(model_type, classes, build):
-    """Returns the line of a type, or None, and a report. `build(cls, config)` returns {name in files: shape}."""
-    made, report = [], []
-    for cls in chosen(classes):
-        d = Derivation(model_type, cls.__name__, cls.base_model_prefix, lambda config, cls=cls: build(cls, config))
-        if not d.derive():
-            report.append(f"{model_type}: {cls.__name__}: not derived: {d.problem}")
-            continue
-        rows, failed = d.rows()
-        made.append(d)
-        report.append(f"{model_type}: {cls.__name__}: {len(rows)} names, {len(failed)} not derived, "
-                      f"confirmed on {d.confirmed} random configs of {d.builds}")
-    return line_of(model_type, made) if made else None, report

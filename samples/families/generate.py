@@ -38,6 +38,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import textwrap
 
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "critical")
 
@@ -51,13 +52,15 @@ import architectures as derivation
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 MODELS = ROOT / "tests/data/architectures.jsonl"
-ARCHITECTURES = ROOT / "samples/families/architectures.jsonl"
+ARCHITECTURES = pathlib.Path(os.environ.get("RESHARD_ARCHITECTURES", ROOT / "samples/families/architectures.jsonl"))
+DERIVED = pathlib.Path(os.environ.get("RESHARD_DERIVED", ROOT / "build/derived.jsonl"))  # what was found out of each class
 TABLE = ROOT / "samples/families/kept_float32.json"
 REPORT = ROOT / "docs/families.md"
 SAMPLES = ROOT / "tests/data/kept_float32.json"
 ORDERS = ROOT / "samples/families/parameter_order.json"
 TRANSPOSED = ROOT / "samples/families/transposed.json"
 MARKS = "<!-- generate.py: begin -->", "<!-- generate.py: end -->"
+ARCHITECTURE_MARKS = "<!-- generate.py architectures: begin -->", "<!-- generate.py architectures: end -->"
 SECONDS = 90  # for one model
 
 
@@ -92,6 +95,12 @@ def classes_of(model_type):
         names.update([found] if isinstance(found, str) else found)
     found = (getattr(transformers, name, None) for name in sorted(names))
     return [cls for cls in found if isinstance(cls, type) and hasattr(cls, "_keep_in_fp32_modules_strict")]
+
+
+def own_classes(model_type):
+    """Those whose config is the type's own, and not that of a part."""
+    config = configuration_auto.CONFIG_MAPPING[model_type]
+    return [cls for cls in classes_of(model_type) if issubclass(config, cls.config_class or config)]
 
 
 def declares_kept(model_type):
@@ -494,12 +503,43 @@ def orders(arguments):
 
 # ---- Model types without a family
 
-def shapes_in_files(cls, config):
-    """Returns {name: shape} as save_pretrained writes a model of the config."""
-    with made_as(torch.bfloat16, derivation.SECONDS):
-        model = cls(config)
-    state = revert_weight_conversion(model, remove_tied_weights_from_state_dict(model.state_dict(), model))
-    return {name: list(tensor.shape) for name, tensor in state.items()}
+class Builder:
+    """Gives {name: shape} of a model of a config. A name that stands only in files, only in memory, or in memory for what
+    another name stands for in files begins with a mark (architectures.py)."""
+
+    def __init__(self, cls):
+        self.cls, self.model, self.calls, self.is_plain = cls, None, 0, False
+
+    def __call__(self, config):
+        with made_as(torch.bfloat16, derivation.SECONDS), derivation.without_initialization():
+            self.model = model = self.cls(config)
+        memory = model.state_dict()
+        kept = remove_tied_weights_from_state_dict(memory, model)
+        files = self.in_files(model, kept)
+        shape = {name: list(tensor.shape) for name, tensor in files.items()}
+        out = {}
+        for name, tensor in memory.items():
+            if shape.get(name) != list(tensor.shape):
+                out[(derivation.MEMORY if name in kept else derivation.TIED) + name] = list(tensor.shape)
+        for name, sizes in shape.items():
+            is_same = name in memory and list(memory[name].shape) == sizes
+            out[name if is_same else derivation.FILES + name] = sizes
+        return out
+
+    def in_files(self, model, kept):
+        """What files have for these tensors. A class whose first models are saved as they are is asked now and then."""
+        self.calls += 1
+        if self.is_plain and self.calls % 8:
+            return kept
+        files = revert_weight_conversion(model, dict(kept))
+        self.is_plain = files.keys() == kept.keys() and all(files[n].shape == kept[n].shape for n in kept) and self.calls > 1
+        return files
+
+    def source(self):
+        """The code of the modules that the model is made of."""
+        names = {type(module).__module__ for module in self.model.modules()}
+        names = {name for name in names if not name.startswith("torch.")}
+        return "\n".join(pathlib.Path(sys.modules[name].__file__).read_text() for name in sorted(names))
 
 
 def described_types():
@@ -508,26 +548,62 @@ def described_types():
     return {model_type for file in files for model_type in file.get("model_types", ())}
 
 
+def by_type(path):
+    """{model type: line} of a file of lines of JSON."""
+    return {json.loads(line)["type"]: line for line in path.read_text().splitlines()} if path.exists() else {}
+
+
 def architectures(arguments):
-    lines = {json.loads(line)["type"]: line for line in ARCHITECTURES.read_text().splitlines()} if ARCHITECTURES.exists() else {}
-    described = described_types()
-    for model_type in arguments.types or [t for t in model_types() if t not in described]:
-        line, report = derivation.derive_type(model_type, classes_of(model_type), shapes_in_files)
-        print("\n".join(report), flush=True)
+    lines, reports = by_type(ARCHITECTURES), by_type(DERIVED)
+    for model_type in arguments.types or [t for t in model_types() if arguments.all or t not in reports]:
+        classes = own_classes(model_type)
+        if not classes:
+            continue
+        line, report = derivation.derive_type(model_type, classes, Builder)
+        reports[model_type] = json.dumps({"type": model_type, "transformers": transformers.__version__, "classes": report})
+        print(reports[model_type], flush=True)
+        lines.pop(model_type, None)
         if line:
             lines[model_type] = line
-            ARCHITECTURES.write_text("".join(lines[t] + "\n" for t in sorted(lines)))
+        ARCHITECTURES.write_text("".join(lines[t] + "\n" for t in sorted(lines)))
+        write_report(ARCHITECTURE_MARKS, architectures_report(lines, reports))
+        DERIVED.write_text("".join(reports[t] + "\n" for t in sorted(reports)))
     return 0
+
+
+def architectures_report(lines, reports):
+    """What docs/families.md says of the types that were tried."""
+    classes = [c for t in lines for c in json.loads(reports[t])["classes"] if "rows" in c]
+    sizes, unknown = sum(c["sizes"] for c in classes), sum(c["unknown"] for c in classes)
+    names = ", ".join(f"{t} {sum('rows' in c for c in json.loads(reports[t])['classes'])}" for t in sorted(lines))
+    refused = collections.defaultdict(list)
+    for t in sorted(t for t in reports if not any("rows" in c for c in json.loads(reports[t])["classes"])):
+        refused[json.loads(reports[t])["classes"][0]["why"]].append(t)
+    text = (f"`generate.py architectures` with transformers {transformers.__version__}: {len(lines)} model types, {len(classes)} "
+           f"classes. Formulas give {sizes - unknown:,} of {sizes:,} sizes; the rows hold for {derivation.CONFIRMATIONS} further random "
+           f"configs of each class ({sum(c['configs'] == derivation.CONFIRMATIONS for c in classes)} classes) and for its default "
+           f"({sum(c['default'] is True for c in classes)}). Types, with the number of classes:")
+    out = [*textwrap.wrap(text, 118), "", *textwrap.wrap(names, 118)]
+    if refused:
+        out += ["", "| not derived | why |", "| --- | --- |", *(f"| {', '.join(t)} | `{why.replace('|', ' ')[:90]}` |" for why, t in refused.items())]
+    return "\n".join(out) + "\n"
+
+
+def write_report(marks, text):
+    before, _, rest = REPORT.read_text().partition(marks[0])
+    REPORT.write_text(f"{before}{marks[0]}\n{text}{marks[1]}{rest.partition(marks[1])[2]}")
 
 
 def samples(arguments):
     lines = []
     for model_type in arguments.types:
         for cls in derivation.chosen(classes_of(model_type))[:2]:
-            found = derivation.further_model(model_type, cls, lambda config, cls=cls: shapes_in_files(cls, config))
+            found = derivation.further_model(model_type, cls, Builder(cls))
             if found:
                 config, files = found
                 config.architectures = [cls.__name__]
+                files = {name.removeprefix(derivation.FILES): shape for name, shape in files.items()
+                         if name[0] not in derivation.MEMORY + derivation.TIED}
                 lines.append(json.dumps({"class": cls.__name__, "config": json.loads(config.to_json_string()), "files": files}))
     MODELS.write_text("\n".join(lines) + "\n")
     return 0
@@ -552,6 +628,7 @@ def main():
     command.add_argument("--check", action="store_true")
     command.set_defaults(run=transposed)
     command = commands.add_parser("architectures")
+    command.add_argument("--all", action="store_true")
     command.add_argument("types", nargs="*")
     command.set_defaults(run=architectures)
     command = commands.add_parser("samples")

@@ -34,6 +34,17 @@ TEST(Formula, DividesFromTheLeftAndRoundsDown) {
   EXPECT_EQ(*evaluate("7*2/2", number), 7);
 }
 
+TEST(Formula, SubtractsRoundsUpAndRaises) {
+  EXPECT_EQ(*evaluate("heads-1", number), 31);
+  EXPECT_EQ(*evaluate("7-2*3-4", number), -3);
+  EXPECT_EQ(*evaluate("7:2", number), 4);
+  EXPECT_EQ(*evaluate("8:2+1", number), 5);
+  EXPECT_EQ(*evaluate("minus*7:2", number), -3);
+  EXPECT_EQ(*evaluate("hidden_size/300^2+1", number), 13 * 13 + 1);
+  EXPECT_EQ(error_of("heads^100"), "'heads^100' overflows");
+  EXPECT_EQ(error_of("2-least"), "'2-least' overflows");
+}
+
 TEST(Formula, SaysWhatIsWrong) {
   EXPECT_EQ(error_of("experts*heads"), "experts is not given");
   EXPECT_EQ(error_of("heads/zero"), "'heads/zero' divides by zero, which is 0");

@@ -1,0 +1,139 @@
+#!/usr/bin/env python3
+"""Every model class in samples/families/architectures.jsonl, through the program.
+
+    architectures.py audit [--draw N] [--report FILE] [TYPE...]
+
+audit: a model of a config that no derivation saw, as save_pretrained writes it (a header, and a hole for the data), has no
+finding in `reshard verify`. Three kinds of damage each are found, with the right finding: the rows of one of two ranks, a
+transposed matrix, and a layer less.
+
+All types, N drawn by a fixed seed, or those that are named. RESHARD is the program (default build/release/reshard).
+"""
+import argparse
+import concurrent.futures
+import json
+import os
+import pathlib
+import random
+import re
+import subprocess
+import sys
+import tempfile
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "samples/families"))
+
+import architectures as derivation
+import generate
+
+RESHARD = os.environ.get("RESHARD", str(ROOT / "build/release/reshard"))
+LAYERS = re.compile(r"((?:^|.*?\.)(?:layers?|h|blocks?))\.(\d+)\.")
+
+
+def types_of(arguments):
+    known = sorted(generate.by_type(generate.ARCHITECTURES))
+    if arguments.types:
+        return arguments.types
+    return sorted(random.Random(36).sample(known, arguments.draw)) if arguments.draw else known
+
+
+def classes_in_table(model_type):
+    line = json.loads(generate.by_type(generate.ARCHITECTURES)[model_type])
+    return [cls for cls in generate.classes_of(model_type) if cls.__name__ in line["classes"]]
+
+
+def in_files(shapes):
+    """{name in files: shape} of what a Builder gives."""
+    return {n.removeprefix(derivation.FILES): x for n, x in shapes.items() if n[0] not in derivation.MEMORY + derivation.TIED}
+
+
+def write_model(directory, shapes, config):
+    directory.mkdir(parents=True)
+    header, end = {}, 0
+    for name, shape in sorted(shapes.items()):
+        size = 2
+        for n in shape:
+            size *= n
+        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [end, end + size]}
+        end += size
+    text = json.dumps(header).encode()
+    with open(directory / "model.safetensors", "wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        file.truncate(8 + len(text) + end)
+    (directory / "config.json").write_text(config)
+
+
+def verify(shapes, config):
+    """(ids of the findings, the row that says what was compared)."""
+    with tempfile.TemporaryDirectory() as directory:
+        write_model(pathlib.Path(directory) / "m", shapes, config)
+        done = subprocess.run([RESHARD, "verify", f"{directory}/m", "--json"], capture_output=True, text=True)
+    if not done.stdout.startswith("{"):
+        return ["no report: " + done.stderr.strip()[-200:]], ""
+    report = json.loads(done.stdout)
+    return [f"{f['id']} {f['what']} {f['tensors'][:2]}" for f in report["findings"]], report["facts"].get("config", "")
+
+
+def damages(shapes):
+    """(words of the finding, shapes) of three kinds of damage, where the model has something to damage."""
+    matrices = [n for n, x in shapes.items() if len(x) == 2 and x[0] != x[1] and x[0] % 2 == 0 and x[1] > 1 and ".0." in n]
+    if matrices:
+        name = max(matrices, key=lambda n: (shapes[n][0] * shapes[n][1], n))
+        rows, columns = shapes[name]
+        yield "shape-part", {**shapes, name: [rows // 2, columns]}
+        yield "shape-transposed", {**shapes, name: [columns, rows]}
+    layers = {}
+    for name in shapes:
+        if found := LAYERS.match(name):
+            layers.setdefault(found[1], set()).add(int(found[2]))
+    whole = {stack: numbers for stack, numbers in layers.items() if len(numbers) > 1}
+    if whole:
+        stack = max(whole, key=lambda s: (len(whole[s]), s))
+        last = f"{stack}.{max(whole[stack])}."
+        yield "missing", {n: x for n, x in shapes.items() if not n.startswith(last)}
+
+
+def audit_class(model_type, cls):
+    """What `verify` says of a class: {"healthy": findings, "row": text, "missed": damages, "damages": number}."""
+    found = derivation.further_model(model_type, cls, generate.Builder(cls))
+    if not found:
+        return {"class": cls.__name__, "why": "no further config makes a model"}
+    config, shapes = found
+    config.architectures = [cls.__name__]
+    shapes, text = in_files(shapes), config.to_json_string()
+    ids, row = verify(shapes, text)
+    out = {"class": cls.__name__, "healthy": ids, "row": row, "missed": [], "damages": 0}
+    for word, damaged in damages(shapes):
+        got, _ = verify(damaged, text)
+        out["damages"] += 1
+        if not any(line.startswith(word) for line in got):
+            out["missed"].append([word, got[:2]])
+    return out
+
+
+def audit(arguments):
+    alarms = missed = damaged = classes = whole = 0
+    for model_type in types_of(arguments):
+        for cls in classes_in_table(model_type):
+            report = {"type": model_type, **audit_class(model_type, cls)}
+            classes += 1
+            damaged += report.get("damages", 0)
+            missed += len(report.get("missed", ()))
+            alarms += bool(report.get("healthy"))
+            whole += "not checked" not in report.get("row", "not checked")
+            print(json.dumps(report), flush=True)
+    print(f"{classes} classes, {whole} checked whole; {damaged - missed} of {damaged} damages found; {alarms} false alarms", flush=True)
+    return bool(alarms or missed)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("command", choices=["audit"])
+    parser.add_argument("--draw", type=int, help="this many types, always the same ones")
+    parser.add_argument("types", nargs="*")
+    arguments = parser.parse_args()
+    sys.exit({"audit": audit}[arguments.command](arguments))
+
+
+if __name__ == "__main__":
+    main()
