@@ -40,7 +40,7 @@ struct Checked {
 };
 
 Result<DType> find_dtype(const std::string& text) {
-  const auto dtype = dtype_from_torch(text);
+  const auto dtype = dtype_from_user(text);
   if (dtype && is_floating(*dtype)) return *dtype;
   return unknown_word("dtype", text, {"float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2"});
 }

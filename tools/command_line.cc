@@ -42,6 +42,14 @@ std::vector<std::string> command_names(const CLI::App& app) {
   return out;
 }
 
+// "; repeat --include for each value" if an option of several values was given. Otherwise "".
+std::string repeat_hint(const CLI::App& app) {
+  for (const CLI::Option* option : app.get_options())
+    if (!option->get_positional() && option->get_items_expected_max() > 1 && option->count() > 0)
+      return "; repeat " + option->get_name() + " for each value";
+  return "";
+}
+
 // "unknown option --byte; did you mean --bytes?" of the words that no option takes, in the order they were given.
 std::string unknown_text(const CLI::App& app, const std::vector<std::string>& words) {
   const auto is_option = [](const std::string& word) { return word.starts_with("-"); };
@@ -50,7 +58,7 @@ std::string unknown_text(const CLI::App& app, const std::vector<std::string>& wo
   const auto option = std::find_if(words.begin(), words.end(), is_option);
   const bool all_options = std::all_of(words.begin(), words.end(), is_option);
   return std::string("unknown ") + (all_options ? "option" : "argument") + (words.size() == 1 ? " " : "s ") +
-         join(shown, " ") + (option == words.end() ? "" : near_name(*option, option_names(app)));
+         join(shown, " ") + (option == words.end() ? repeat_hint(app) : near_name(*option, option_names(app)));
 }
 
 // "expected SRC, DST and --to": the required options and positional arguments that are missing; empty: none.
@@ -206,11 +214,6 @@ const Option& Option::or_environment(const std::string& variable) const {
   return *this;
 }
 
-const Option& Option::one_value_each() const {
-  option_->allow_extra_args(false);
-  return *this;
-}
-
 const Option& Option::described_as(const std::string& text) const {
   option_->description(text);
   return *this;
@@ -265,7 +268,10 @@ Option CommandLine::add_option(const std::string& name, std::string& value, cons
 }
 
 Option CommandLine::add_option(const std::string& name, std::vector<std::string>& value, const std::string& help) {
-  return with_hints(app_.add_option(name, value, help)->check(CLI::Validator(refuse_empty, "")));
+  CLI::Option* const option = app_.add_option(name, value, help)->check(CLI::Validator(refuse_empty, ""));
+  // Otherwise `--include a SRC DST` would take SRC and DST for names.
+  if (!option->get_positional()) option->allow_extra_args(false);
+  return with_hints(option);
 }
 
 Option CommandLine::add_option(const std::string& name, int& value, const std::string& help) {

@@ -53,7 +53,6 @@ class Option {
   const Option& positive() const;
   const Option& not_negative() const;
   const Option& or_environment(const std::string& variable) const;
-  const Option& one_value_each() const;  // a list option takes one value each time it is given
   const Option& described_as(const std::string& text) const;
   const Option& suggests(std::vector<std::string> words) const;   // lists values; others are accepted, too
   const Option& completes(std::vector<std::string> words) const;  // the same, for the shell only
@@ -103,6 +102,7 @@ class CommandLine {
   // `name`: "--memory"; a word without dashes is a positional argument. `value` is set when the command line is parsed
   // and keeps its initial value if the option is absent.
   Option add_option(const std::string& name, std::string& value, const std::string& help);
+  // An option of several values takes one each time it is given.
   Option add_option(const std::string& name, std::vector<std::string>& value, const std::string& help);
   Option add_option(const std::string& name, int& value, const std::string& help);
   Option add_option(const std::string& name, Index& value, const std::string& help);

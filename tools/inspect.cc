@@ -44,7 +44,6 @@ void add_inspect(CommandLine& line) {
   line.add_flag("--shards", options->report.shards, "List the file, offset and length of each shard").common();
   line.add_option("--filter", options->report.filters, "List tensors whose names match, one per line")
       .common()
-      .one_value_each()
       .names_tensors();
   options->source_layout.add(line);
   line.examples({{"reshard inspect step-1000", ""},

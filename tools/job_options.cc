@@ -119,8 +119,7 @@ void SourceOptions::add(CommandLine& line) {
       .takes("NAME")
       .completes({"model", "optimizer", "ema"});
   line.add_option("--rename", renames, "Replace whole components of names: transformer.h=model.layers")
-      .takes("FROM=TO")
-      .one_value_each();
+      .takes("FROM=TO");
   line.add_option("--weights", weights, "Copy of the weights to use, if the state has two")
       .takes("NAME")
       .suggests({"model", "master"})
@@ -376,7 +375,7 @@ Status ConvertOptions::read_files(const Format& format, ConversionOptions& o) co
 
 Status ConvertOptions::read_typing(Typing& typing) const {
   if (dtype != "keep") {
-    typing.dtype = dtype_from_torch(dtype);
+    typing.dtype = dtype_from_user(dtype);
     if (!typing.dtype || !can_convert(DType::kFloat32, *typing.dtype) || *typing.dtype == DType::kFloat64)
       return unknown_word("dtype", dtype, target_dtypes());
   }

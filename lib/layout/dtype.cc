@@ -2,6 +2,7 @@
 #include "lib/layout/dtype.h"
 
 #include <array>
+#include <string>
 
 namespace reshard {
 namespace {
@@ -46,6 +47,14 @@ const DTypeInfo& info(DType dtype) { return kTable[static_cast<std::size_t>(dtyp
 std::optional<DType> dtype_from_torch(std::string_view name) { return find(&DTypeInfo::torch_name, name); }
 std::optional<DType> dtype_from_safetensors(std::string_view name) { return find(&DTypeInfo::safetensors_name, name); }
 std::optional<DType> dtype_from_storage_class(std::string_view name) { return find(&DTypeInfo::storage_class, name); }
+
+std::optional<DType> dtype_from_user(std::string_view name) {
+  constexpr std::string_view kModule = "torch.";
+  if (name.starts_with(kModule)) name.remove_prefix(kModule.size());
+  if (const auto full = dtype_from_torch(name)) return full;
+  const bool is_fp = name.starts_with("fp");
+  return find(&DTypeInfo::short_name, is_fp ? "f" + std::string(name.substr(2)) : std::string(name));
+}
 
 bool is_floating(DType dtype) {
   return dtype == DType::kFloat16 || dtype == DType::kBFloat16 || dtype == DType::kFloat32 || dtype == DType::kFloat64;

@@ -139,8 +139,8 @@ TEST_F(UsageTest, DescriptionsAreShort) {
 TEST_F(UsageTest, WrongValuesAreNamedWithWhatIsExpected) {
   const std::string to = dir_ / "to";
   const std::vector<std::pair<Words, std::string>> rows = {
-      {{"convert", one_, to, "--to", "hf", "--dtype", "bf16"},
-       "unknown dtype 'bf16'; choose one of: keep, float32, bfloat16, float16, float8_e4m3fn, float8_e5m2"},
+      {{"convert", one_, to, "--to", "hf", "--dtype", "bf17"},
+       "unknown dtype 'bf17'; choose one of: keep, float32, bfloat16, float16, float8_e4m3fn, float8_e5m2"},
       {{"convert", one_, to, "--to", "hf", "--names", "mine"}, "unknown naming convention 'mine'; choose one of: hf, "},
       {{"convert", one_, to, "--to", "hf", "--family", "lama"},
        "unknown family 'lama'; choose one of: auto, none, llama"},
@@ -166,6 +166,39 @@ TEST_F(UsageTest, WrongValuesAreNamedWithWhatIsExpected) {
     EXPECT_EQ(result.exit_code, 2) << result.out;
     EXPECT_THAT(result.err, HasSubstr(expected));
   }
+}
+
+// Otherwise SRC and DST behind `--include a` would be names as well.
+TEST_F(UsageTest, OptionsOfSeveralValuesTakeOneEachTime) {
+  const std::string to = dir_ / "to";
+  const std::vector<Words> lines = {{"convert", "--include", "x", one_, to, "--to", "dcp", "--family", "none"},
+                                    {"convert", "--keep-dtype", "x", one_, to, "--to", "dcp", "--family", "none"},
+                                    {"convert", "--exclude", "y", one_, to, "--to", "dcp", "--family", "none"},
+                                    {"plan", "--allow", "cover", "--include", "*", one_, "--to", "dcp"},
+                                    {"inspect", "--filter", "x", one_},
+                                    {"diff", "--rename", "x=y", one_, one_},
+                                    {"synth", "--without", "lm_head.weight", to, "--model", "llama3-tiny"}};
+  for (const Words& words : lines) {
+    const CommandResult result = reshard_cli(words);
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    std::filesystem::remove_all(to);
+  }
+  const CommandResult two = reshard_cli({"convert", "--include", "x", "y", one_, to, "--to", "dcp"});
+  EXPECT_EQ(two.exit_code, 2);
+  EXPECT_THAT(two.err, HasSubstr("unknown argument " + to + "; repeat --include for each value; see"));
+}
+
+TEST_F(UsageTest, DtypesHaveTheNamesOfTorchAndShortOnes) {
+  const std::string to = dir_ / "to";
+  for (const char* const name : {"bfloat16", "bf16", "torch.bfloat16"}) {
+    ASSERT_EQ(
+        reshard_cli({"convert", one_, to, "--to", "hf", "--family", "none", "--force", "--dtype", name}).exit_code, 0);
+    EXPECT_THAT(reshard_cli({"inspect", to, "--filter", "*"}).out, HasSubstr("bfloat16")) << name;
+  }
+  for (const char* const name : {"fp32", "f32", "fp16", "half-bf16"})
+    EXPECT_EQ(reshard_cli({"check", "--config", config_, "--mesh", "tp=1", "--dtype", name}).exit_code,
+              std::string(name) == "half-bf16" ? 2 : 0)
+        << name;
 }
 
 TEST_F(UsageTest, DoctorReportsBuildAndMachine) {
