@@ -49,11 +49,8 @@ Result<std::optional<OpenCheckpoint>> open_snapshot(const PathSnapshot& place, c
 }
 
 // What other programs keep models in, by the ends of names.
-constexpr std::pair<std::string_view, std::string_view> kOthers[] = {{".gguf", "llama.cpp's"},
-                                                                     {"tf_model.h5", "TensorFlow's"},
-                                                                     {".ckpt.index", "TensorFlow's"},
-                                                                     {".msgpack", "Flax's"},
-                                                                     {".onnx", "ONNX's"}};
+constexpr std::pair<std::string_view, std::string_view> kOthers[] = {
+    {"tf_model.h5", "TensorFlow's"}, {".ckpt.index", "TensorFlow's"}, {".msgpack", "Flax's"}, {".onnx", "ONNX's"}};
 
 std::string others_text(const PathSnapshot& place) {
   std::vector<std::string> names, told;

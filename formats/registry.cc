@@ -6,6 +6,7 @@
 #include "formats/dcp/dcp.h"
 #include "formats/deepspeed/deepspeed.h"
 #include "formats/fsdp/fsdp.h"
+#include "formats/gguf/gguf.h"
 #include "formats/hdf5/hdf5.h"
 #include "formats/hf/hf.h"
 #include "formats/megatron/fsdp_dtensor.h"
@@ -20,16 +21,34 @@
 
 namespace reshard {
 FormatTable& formats() {
-  static FormatTable table({&kMegatronLegacyFormat, &kMegatronLegacyLocalFormat, &kMegatronFormat, &kDcpFormat,
-                            &kTorchCheckpointingFormat, &kNanotronFormat, &kColossalaiFormat, &kFsdpFormat,
-                            &kDeepspeedFormat, &kDeepspeedUniversalFormat, &kVllmFormat, &kVllm013Format, &kRanksFormat,
-                            &kMetaFormat, &kHfFormat, &kBinFormat, &kOrbaxFormat, &kHdf5Format, &kHdf5ViewFormat});
+  static FormatTable table({&kMegatronLegacyFormat,
+                            &kMegatronLegacyLocalFormat,
+                            &kMegatronFormat,
+                            &kDcpFormat,
+                            &kTorchCheckpointingFormat,
+                            &kNanotronFormat,
+                            &kColossalaiFormat,
+                            &kFsdpFormat,
+                            &kDeepspeedFormat,
+                            &kDeepspeedUniversalFormat,
+                            &kVllmFormat,
+                            &kVllm013Format,
+                            &kRanksFormat,
+                            &kMetaFormat,
+                            &kHfFormat,
+                            &kBinFormat,
+                            &kOrbaxFormat,
+                            &kHdf5Format,
+                            &kHdf5ViewFormat,
+                            &kGgufFormat});
   return table;
 }
 
 Result<const Format*> find_format(std::string_view name) {
   std::vector<std::string> names;
   for (const Format* f : formats()) {
+    if (f->name == name && !f->written_by.empty())
+      return unsupported(std::string(f->title) + " can be read but not written; " + std::string(f->written_by));
     if (f->name == name) return f;
     if (f->lay_out || f->write_view) names.emplace_back(f->name);
   }

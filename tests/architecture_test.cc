@@ -336,6 +336,7 @@ bool means_something_else(const std::string& path, const std::string& word) {
       {"vllm", {"lib/layout/stages.cc"}},                      // a rule of stages
       {"nanotron", {"lib/model/"}},                            // a naming convention
       {"megatron", {"lib/model/"}},                            // likewise
+      {"gguf", {"lib/model/"}},                                // likewise
       {"meta", {"lib/model/packed_layouts.cc"}},               // a tensor of compressed-tensors' marlin-24
       {"bin", {"tools/job_options.cc"}},                       // a container, of --shard-format
       {"ranks", {"tools/", "lib/audit/"}},                     // a member of JSON objects, a row of a table

@@ -271,6 +271,7 @@ struct Format {
   std::string_view own_names = {};                    // the only names it can hold, as in --names
   Index vocab_divisible_by = 0;                       // default multiple of vocabulary rows, times tp; 0: none
   std::span<const std::string_view> side_files = {};  // side files that its loaders want besides the config
+  std::string_view written_by = {};                   // how else to write it, if it is only read: two commands
   std::string (*library)() = nullptr;                 // the library that reads and writes it, and its version
   StageRule stage_rule = StageRule::kTorchtitan;      // how layers are distributed over pipeline stages
   Index max_file_bytes = 0;                           // default file size limit; 0: files are not cut by size

@@ -34,6 +34,7 @@ enum class Convention {
   kOlmoCore,
   kLitGpt,
   kTorchtune,
+  kLlamaCpp,
 };
 struct ConventionInfo {
   Convention convention = Convention::kHf;
@@ -73,6 +74,12 @@ inline constexpr std::array kConventions = {
     ConventionInfo{.convention = Convention::kTorchtune,
                    .option = "torchtune",
                    .title = "torchtune names",
+                   .ties_once = true,
+                   .needs_config = true},
+    // blk.0.attn_q.weight: rows in rotary pairs in some families only
+    ConventionInfo{.convention = Convention::kLlamaCpp,
+                   .option = "gguf",
+                   .title = "GGUF names",
                    .ties_once = true,
                    .needs_config = true},
 };
@@ -173,6 +180,7 @@ struct StoredRule {
 struct ConventionTable {
   Convention convention = Convention::kHf;
   std::vector<StoredRule> rules;
+  bool is_own = false;  // families that extend this one do not have it
 };
 
 // The value of a number that a config.json leaves out. A number that is null in the file stays without a value, and so

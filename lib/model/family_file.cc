@@ -72,7 +72,7 @@ class FamilyReader {
 
   Result<Family> read(const Json& json) {
     TRY(only(json, {"reshard_family", "name", "title", "description", "extends", "around_text", "model_types", "prefix",
-                    "defaults", "without", "renamed", "parameters", "carried", "in_memory", "names"}));
+                    "defaults", "without", "renamed", "parameters", "carried", "in_memory", "names", "own_names"}));
     if (const Index version = TRY(json.get_index("reshard_family")); version != kVersion)
       return unsupported("reshard_family: expected version " + std::to_string(kVersion) + ", got " +
                          std::to_string(version));
@@ -101,7 +101,8 @@ class FamilyReader {
     }));
     for (ConventionTable& table : out_.conventions)
       std::erase_if(table.rules, [&](const StoredRule& rule) { return !are_known(rule.parts); });
-    TRY(read_names(json));
+    TRY(read_names(json, "names"));
+    TRY(read_names(json, "own_names"));
     if (json.contains("in_memory")) name_in_memory(TRY(prefixes(json, "in_memory")));
     TRY(check_pairs());
     return std::move(out_);
@@ -136,6 +137,7 @@ class FamilyReader {
     out_ = *base;
     out_.model_types.clear();
     out_.around_text.clear();
+    std::erase_if(out_.conventions, [](const ConventionTable& table) { return table.is_own; });
     out_.extended = name;
     return {};
   }
@@ -188,7 +190,9 @@ class FamilyReader {
   ConventionTable& table_of(Convention convention) {
     const auto table = std::find_if(out_.conventions.begin(), out_.conventions.end(),
                                     [&](const ConventionTable& t) { return t.convention == convention; });
-    return table != out_.conventions.end() ? *table : out_.conventions.emplace_back(ConventionTable{convention, {}});
+    return table != out_.conventions.end()
+               ? *table
+               : out_.conventions.emplace_back(ConventionTable{.convention = convention, .rules = {}});
   }
 
   Status leave_out(const Json& item) {
@@ -329,9 +333,10 @@ class FamilyReader {
   }
 
   // Keys may list several conventions: "torchtitan, torchtitan-2026". null removes a convention of the extended family.
-  Status read_names(const Json& json) {
-    if (!json.contains("names")) return {};
-    for (const Json::Member& m : TRY(json.get_object("names"))) {
+  Status read_names(const Json& json, std::string_view member) {
+    if (!json.contains(member)) return {};
+    const bool is_own = member == "own_names";
+    for (const Json::Member& m : TRY(json.get_object(member))) {
       for (const std::string& name : split(m.key, ',')) {
         const std::string_view option = std::string_view(name).substr(name.starts_with(' ') ? 1 : 0);
         const auto convention = find_convention(option);
@@ -342,8 +347,9 @@ class FamilyReader {
           std::erase_if(out_.conventions, [&](const ConventionTable& t) { return t.convention == *convention; });
           continue;
         }
-        TRY(each_of(m.value.as_array(), "names: " + m.key,
+        TRY(each_of(m.value.as_array(), std::string(member) + ": " + m.key,
                     [&](const Json& item) { return read_stored(item, *convention); }));
+        if (is_own) table_of(*convention).is_own = true;
       }
     }
     return {};

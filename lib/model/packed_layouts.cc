@@ -209,6 +209,35 @@ constexpr PackedRole kFloat8Roles[] = {
     {"scale", kInModule, "scale", kAny, kSign, kNot, kNeeded},
     {"input_scale", kAfter, "_input_scale", kFloat},
 };
+// ggml src/ggml.c, type_traits: a tensor in blocks, whose name ends in its type.
+constexpr PackedRole kGgmlRoles[] = {
+    {"blocks", kAfter, ":Q4_0", kUint8, kSign, kProof, kNeeded},
+    {"blocks", kAfter, ":Q4_1", kUint8, kSign, kProof, kNeeded},
+    {"blocks", kAfter, ":Q5_0", kUint8, kSign, kProof, kNeeded},
+    {"blocks", kAfter, ":Q5_1", kUint8, kSign, kProof, kNeeded},
+    {"blocks", kAfter, ":Q8_0", kUint8, kSign, kProof, kNeeded},
+    {"blocks", kAfter, ":Q8_1", kUint8, kSign, kProof, kNeeded},
+    {"blocks", kAfter, ":Q2_K", kUint8, kSign, kProof, kNeeded},
+    {"blocks", kAfter, ":Q3_K", kUint8, kSign, kProof, kNeeded},
+    {"blocks", kAfter, ":Q4_K", kUint8, kSign, kProof, kNeeded},
+    {"blocks", kAfter, ":Q5_K", kUint8, kSign, kProof, kNeeded},
+    {"blocks", kAfter, ":Q6_K", kUint8, kSign, kProof, kNeeded},
+    {"blocks", kAfter, ":Q8_K", kUint8, kSign, kProof, kNeeded},
+    {"blocks", kAfter, ":IQ2_XXS", kUint8, kSign, kProof, kNeeded},
+    {"blocks", kAfter, ":IQ2_XS", kUint8, kSign, kProof, kNeeded},
+    {"blocks", kAfter, ":IQ3_XXS", kUint8, kSign, kProof, kNeeded},
+    {"blocks", kAfter, ":IQ1_S", kUint8, kSign, kProof, kNeeded},
+    {"blocks", kAfter, ":IQ4_NL", kUint8, kSign, kProof, kNeeded},
+    {"blocks", kAfter, ":IQ3_S", kUint8, kSign, kProof, kNeeded},
+    {"blocks", kAfter, ":IQ2_S", kUint8, kSign, kProof, kNeeded},
+    {"blocks", kAfter, ":IQ4_XS", kUint8, kSign, kProof, kNeeded},
+    {"blocks", kAfter, ":IQ1_M", kUint8, kSign, kProof, kNeeded},
+    {"blocks", kAfter, ":TQ1_0", kUint8, kSign, kProof, kNeeded},
+    {"blocks", kAfter, ":TQ2_0", kUint8, kSign, kProof, kNeeded},
+    {"blocks", kAfter, ":MXFP4", kUint8, kSign, kProof, kNeeded},
+    {"blocks", kAfter, ":NVFP4", kUint8, kSign, kProof, kNeeded},
+    {"blocks", kAfter, ":Q1_0", kUint8, kSign, kProof, kNeeded},
+};
 
 constexpr std::string_view kBitsandbytesMethods[] = {"bitsandbytes", "bitsandbytes_4bit", "bitsandbytes_8bit"};
 constexpr std::string_view kGptqMethods[] = {"gptq", "auto-round", "auto_round", "intel/auto-round", "marlin"};
@@ -261,6 +290,7 @@ constexpr PackedLayout kLayouts[] = {
     {Packing::kBitnet, "BitNet", kBitnetMethods, kBitnetRoles},  // set by refine()
     {Packing::kInteger, "integers with scales", kIntegerMethods, kIntegerRoles},
     {Packing::kFloat8, "float8 with scales", kFloat8Methods, kFloat8Roles},
+    {Packing::kGgml, "quantized blocks of GGUF", {}, kGgmlRoles},
 };
 
 constexpr std::string_view kBitsandbytes4Shapes[] = {"size(quant_map) = 16", "size(nested_quant_map) = 256"};

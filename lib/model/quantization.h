@@ -51,6 +51,7 @@ enum class Packing : std::uint8_t {
   kBitnet,   // four ternary values a byte
   kInteger,  // integers with scales: compressed-tensors int-quantized, Quark, Gemma
   kFloat8,   // float8 with scales: "_scale", "_scale_inv"
+  kGgml,     // llama.cpp's blocks of quantized elements
 };
 
 // One tensor of a packed weight.

@@ -416,8 +416,10 @@ TEST(Cli, WrongUsageIsExitCode2) {
             "convert --help\n");
   EXPECT_EQ(reshard_cli({"--help"}).exit_code, 0);
   EXPECT_EQ(reshard_cli({"--version"}).exit_code, 0);
-  expect_failure(source, dir / "o", {"--to", "gguf"}, 2,
-                 AllOf(HasSubstr("unknown format 'gguf'; choose one of: "), HasSubstr("dcp"), HasSubstr("hf")));
+  expect_failure(source, dir / "o", {"--to", "onnx"}, 2,
+                 AllOf(HasSubstr("unknown format 'onnx'; choose one of: "), HasSubstr("dcp"), HasSubstr("hf")));
+  expect_failure(source, dir / "o", {"--to", "gguf"}, 4,
+                 AllOf(HasSubstr("reshard convert SRC MODEL --to hf; python convert_hf_to_gguf.py MODEL")));
   expect_failure(
       source, dir / "o", {"--to", "hf", "--mesh", "tp=2"}, 2,
       HasSubstr("--mesh does not apply to --to hf, whose files are not sharded by rank; it applies to megatron"));
@@ -438,9 +440,9 @@ TEST(Cli, WrongUsageIsExitCode2) {
   expect_failure(dir / "empty", dir / "o", {"--to", "hf"}, 5, HasSubstr(dir / "empty: an empty directory"));
   dir.write("notes/readme.txt", "hello");
   expect_failure(dir / "notes", dir / "o", {"--to", "hf"}, 4, HasSubstr("unrecognised format; supported: "));
-  dir.write("notes/m-Q4.gguf", "GGUF");
+  dir.write("notes/m.onnx", "");
   expect_failure(dir / "notes", dir / "o", {"--to", "hf"}, 4,
-                 HasSubstr("unrecognised format (m-Q4.gguf is llama.cpp's); supported: "));
+                 HasSubstr("unrecognised format (m.onnx is ONNX's); supported: "));
   for (const char* part : {"pipe/unet", "pipe/vae"}) {
     fs::create_directories(dir / part);
     fs::copy_file(sample("tp8") + "/hf.safetensors", dir / (std::string(part) + "/model.safetensors"));
