@@ -735,6 +735,187 @@ class Loading(Case):
             self.assert_same(arrays[name], array)
 
 
+# What a rank of Modules.test_fsdp2_and_tensor_parallel_models does.
+RANK = """
+import os, sys, torch, torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+import reshard
+
+rank, port, saved = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port, RANK=str(rank), WORLD_SIZE="2")
+dist.init_process_group("gloo")
+whole = torch.load(saved)
+
+def model():
+    made = torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.Linear(5, 8), torch.nn.Linear(8, 6), torch.nn.LayerNorm(6))
+    return made.to(torch.bfloat16)
+
+for device in ("cpu", "meta"):
+    for names in (("dp",), ("tp",)):
+        with torch.device(device):
+            sharded = model()
+        mesh = init_device_mesh("cpu", (2,), mesh_dim_names=names)
+        if names == ("tp",):
+            parallelize_module(sharded, mesh, {"1": ColwiseParallel(), "2": RowwiseParallel()})
+        else:
+            fully_shard(sharded[0], mesh=mesh)
+            fully_shard(sharded, mesh=mesh)
+        report = reshard.load(saved, into=sharded)
+        assert report.bytes_read < sum(t.nbytes for t in whole.values()), report
+        for name, tensor in sharded.state_dict().items():
+            full = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+            assert torch.equal(full.view(torch.int16), whole[name].view(torch.int16)), (device, names, name)
+        if names == ("dp",):
+            plain = model()
+            plain.load_state_dict(whole)
+            x = torch.ones(2, 6, dtype=torch.bfloat16)
+            assert torch.equal(sharded(x), plain(x))
+dist.destroy_process_group()
+print("equal")
+"""
+
+
+@unittest.skipUnless(HAS_TORCH, "no torch")
+class Modules(Case):
+    """into= a torch module."""
+
+    def saved(self, module, name):
+        import torch
+
+        torch.save(module.state_dict(), self.tmp / name)
+        return self.tmp / name
+
+    def assert_loaded(self, module, other):
+        import torch
+
+        for (name, a), (_, b) in zip(module.state_dict().items(), other.state_dict().items()):
+            self.assertTrue(torch.equal(a, b), name)
+
+    def model(self, dtype=None):
+        import torch
+
+        class Model(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.embed = torch.nn.Embedding(7, 4, dtype=dtype)
+                self.norm = torch.nn.BatchNorm1d(4, dtype=dtype)
+                self.head = torch.nn.Linear(4, 7, bias=False, dtype=dtype)
+                self.head.weight = self.embed.weight
+                self.frozen = torch.nn.Parameter(torch.randn(3), requires_grad=False)
+                self.register_buffer("cache", torch.ones(2), persistent=False)
+
+        return Model()
+
+    def test_a_module_and_one_on_the_meta_device(self):
+        import torch
+
+        first = self.model()
+        path = self.saved(first, "model.pt")
+        report = reshard.load(path, into=(second := self.model()))
+        self.assertEqual(report.tensors, len(first.state_dict()))
+        self.assert_loaded(second, first)
+        with torch.device("meta"):
+            third = self.model()
+        with self.assertWarnsRegex(UserWarning, "'cache' of the module stay on the meta device"):
+            reshard.load(path, into=third)
+        self.assert_loaded(third, first)
+        self.assertIs(third.head.weight, third.embed.weight)
+        self.assertTrue(third.head.weight.requires_grad and not third.frozen.requires_grad)
+
+    def test_a_tied_tensor_that_is_stored_once(self):
+        import torch
+
+        first = self.model()
+        state = {name: t for name, t in first.state_dict().items() if name != "head.weight"}
+        torch.save(state, self.tmp / "once.pt")
+        for device in ("cpu", "meta"):
+            with torch.device(device):
+                second = self.model()
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                reshard.load(self.tmp / "once.pt", into=second)
+            self.assert_loaded(second, first)
+
+    def test_dtypes_as_people_write_them(self):
+        import torch
+
+        path = self.saved(self.model(), "wide.pt")
+        for dtype in (torch.bfloat16, "bf16", "torch.bfloat16", "bfloat16"):
+            got = reshard.load(path, framework="torch", dtype=dtype, family="none")
+            self.assertEqual(got["embed.weight"].dtype, torch.bfloat16, dtype)
+        for dtype in (numpy.float16, numpy.dtype("float16"), "fp16"):
+            self.assertEqual(reshard.load(path, dtype=dtype, family="none")["embed.weight"].dtype, numpy.float16, dtype)
+        with self.assertRaisesRegex(reshard.UsageError, "dtype= converts while loading"):
+            reshard.load(path, into=self.model(torch.float16))
+
+    def test_new_tensors_of_torch(self):
+        import torch
+
+        first = self.model()
+        path = self.saved(first, "new.pt")
+        for options in ({"framework": "torch"}, {"device": "cpu"}, {"framework": "pt", "device": torch.device("cpu")}):
+            second = self.model()
+            second.load_state_dict(reshard.load(path, **options))
+            self.assert_loaded(second, first)
+        for wrong in ({"framework": "jax"}, {"framework": "numpy", "device": "cuda"}, {"framework": "torch", "into": {}}):
+            with self.assertRaises(reshard.UsageError):
+                reshard.load(path, **wrong)
+
+    def test_what_safe_open_has(self):
+        import torch
+
+        first = self.model()
+        with reshard.open(self.saved(first, "open.pt"), framework="pt", device="cpu") as f:
+            self.assertEqual(sorted(f.keys()), sorted(first.state_dict()))
+            self.assertTrue(torch.equal(f.get_tensor("embed.weight"), first.embed.weight))
+            part = f.get_slice("embed.weight")
+            self.assertEqual((part.get_shape(), part.get_dtype()), ([7, 4], "float32"))
+            self.assertTrue(torch.equal(part[2:5, ::2], first.embed.weight[2:5, ::2]))
+            self.assertEqual(f.metadata(), {})
+            with self.assertRaises(KeyError):
+                f.get_tensor("no")
+        program("synth", self.tmp / "st", "--model", "llama3-tiny", "--to", "hf", "--layers", "1")
+        with reshard.open(self.tmp / "st") as f:
+            self.assert_same(bits(f.get_tensor("model.norm.weight")), bits(f["model.norm.weight"].numpy()))
+
+    def test_a_mesh_of_torch(self):
+        class Mesh:  # as torch's DeviceMesh says it
+            def __init__(self, names, sizes, at):
+                self.mesh_dim_names, self.mesh, self.at = names, numpy.zeros(sizes), at
+
+            def get_coordinate(self):
+                return self.at
+
+        program("synth", self.tmp / "m", "--model", "llama3-tiny", "--to", "hf", "--layers", "1")
+        for names, at, rank in ((("dp", "tp"), [1, 0], 2), (("tp", "fsdp"), [1, 0], 1), (("dp_shard", "tp"), [1, 1], 3)):
+            got = reshard.load(self.tmp / "m", mesh=Mesh(names, (2, 2), at))
+            for name, array in reshard.load(self.tmp / "m", mesh="dp_shard=2,tp=2", rank=rank).items():
+                self.assert_same(bits(got[name]), bits(array))
+        for names in (("dp", "fsdp"), ("a", "b"), None):
+            with self.assertRaises(reshard.UsageError):
+                reshard.load(self.tmp / "m", mesh=Mesh(names, (2, 2), [0, 0]))
+
+    def test_fsdp2_and_tensor_parallel_models(self):
+        import socket
+
+        import torch
+
+        if not hasattr(__import__("torch.distributed.fsdp").distributed.fsdp, "fully_shard"):
+            self.skipTest("no fully_shard")
+        model = torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.Linear(5, 8), torch.nn.Linear(8, 6), torch.nn.LayerNorm(6))
+        path = self.saved(model.to(torch.bfloat16), "ranks.pt")
+        with socket.socket() as s:
+            s.bind(("127.0.0.1", 0))
+            port = str(s.getsockname()[1])
+        ranks = [subprocess.Popen([sys.executable, "-W", "ignore", "-c", RANK, str(rank), port, path], stdout=subprocess.PIPE,
+                                  stderr=subprocess.PIPE, text=True) for rank in range(2)]  # fmt: skip
+        for rank in ranks:
+            out, err = rank.communicate(timeout=180)
+            self.assertEqual(out.strip().splitlines()[-1:], ["equal"], err)
+
+
 class Commands(Case):
     @classmethod
     def setUpClass(cls):
@@ -836,7 +1017,7 @@ class Commands(Case):
             )
             ours = {p.replace("_", "-") for p in inspect.signature(getattr(reshard, name)).parameters}
             flags = {f for f in flags if re.search(rf"^ +(-\w,)?-?-?.*--{f}\b", text, re.M)}
-            spoken = {"help", "json", "quiet", "no-shuffle", "limit", "html", "rank-timeout", "no-sandbox"}
+            spoken = {"help", "json", "quiet", "no-shuffle", "limit", "rank-timeout", "no-sandbox"}
             options = {
                 m
                 for line in text.splitlines()
@@ -1047,7 +1228,30 @@ class EveryName(Case):
             "check": lambda: reshard.check(config=config, mesh="tp=2"),
             "diff": lambda: reshard.diff(model, model),
             "inspect": lambda: reshard.inspect(model),
+            "merge": lambda: reshard.merge([model, model], self.tmp / "mean", average=True, to="hf", force=True),
+            "latest": lambda: reshard.latest(self.a_run()),
+            "families": reshard.families,
+            "synth": lambda: reshard.synth(self.tmp / "made", model="llama3-tiny", layers=1, force=True),
+            "mount": lambda: self.mounted(model),
         }
+
+    def a_run(self):
+        (self.tmp / "run").mkdir(exist_ok=True)
+        reshard.synth(self.tmp / "run/step-1", model="llama3-tiny", layers=1, force=True)
+        return self.tmp / "run"
+
+    def mounted(self, model):
+        """A mount that has ended; where there is no FUSE, one that never was."""
+        place = self.tmp / "mounted"
+        place.mkdir(exist_ok=True)
+        if not os.access("/dev/fuse", os.W_OK):
+            return reshard.Mount(str(place))
+        with reshard.mount(model, place, to="dcp") as mount:
+            self.assertEqual(set(reshard.open(mount.path)), set(reshard.open(model)))
+        self.assertEqual(os.listdir(place), [])
+        with self.assertRaises(reshard.UsageError):
+            reshard.mount(model, place, to="nothing")
+        return mount
 
     def objects(self):
         """One of each class."""
@@ -1058,7 +1262,7 @@ class EveryName(Case):
             reshard.open(self.tmp / "nowhere")
         found = [f["open"], tensor, tensor.pieces[0], f["load"], f["convert"], f["plan"], f["verify"], f["verify"].findings[0],
                  f["verify"].checks[0], f["check"], f["check"].largest, f["diff"], f["diff"].tensors[0], f["inspect"], view,
-                 caught.exception]  # fmt: skip
+                 caught.exception, f["families"][0], f["mount"], f["open"].get_slice("model.norm.weight")]  # fmt: skip
         out = {type(o).__name__: o for o in found}
         for name in ("Error", "UsageError", "CorruptError", "UnsupportedError", "FileError", "RankError", "InternalError"):
             out[name] = getattr(reshard, name)("message", "path", "tensor", 3)
@@ -1078,6 +1282,15 @@ class EveryName(Case):
         ("Checkpoint", "view"): lambda c: c.view(names="hf"),
         ("Checkpoint", "__enter__"): lambda c: c.__enter__(),
         ("Checkpoint", "__exit__"): lambda c: reshard.open(c.path).__exit__(None, None, None),
+        ("Checkpoint", "get_tensor"): lambda c: c.get_tensor("model.norm.weight"),
+        ("Checkpoint", "get_slice"): lambda c: c.get_slice("model.norm.weight"),
+        ("Checkpoint", "metadata"): lambda c: c.metadata(),
+        ("Slice", "get_shape"): lambda s: s.get_shape(),
+        ("Slice", "get_dtype"): lambda s: s.get_dtype(),
+        ("Slice", "__getitem__"): lambda s: s[:3],
+        ("Mount", "unmount"): lambda m: None,
+        ("Mount", "__enter__"): lambda m: m.__enter__(),
+        ("Mount", "__exit__"): lambda m: None,
         ("Checkpoint", "close"): lambda c: reshard.open(c.path).close(),
         ("VerifyReport", "__bool__"): bool,
         ("CheckReport", "__bool__"): bool,

@@ -396,6 +396,13 @@ NB_MODULE(_reshard, m) {
       .def_prop_ro("root", [](const Checkpoint& c) { return text(c.catalog().root); })
       .def_prop_ro("warnings", [](const Checkpoint& c) { return texts(c.catalog().warnings); })
       .def("names", &names_of)
+      .def("metadata",
+           [](const Checkpoint& c) {
+             nb::list out;
+             for (const auto& [key, value] : c.catalog().header_metadata)
+               out.append(nb::make_tuple(text(key), text(value)));
+             return out;
+           })
       .def("facts", &tensor_facts)
       .def("pieces", &pieces_of_tensor)
       .def("read", &read_tensor)

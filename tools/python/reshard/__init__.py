@@ -3,7 +3,7 @@
 
     ckpt = reshard.open("step-1000")       # a mapping: name -> Tensor, nothing read but metadata
     ckpt["layers.0.attention.wq.weight"][128:256, ::2]
-    reshard.load("step-1000", into=model.state_dict(), mesh="tp=4,dp_shard=2", rank=3)
+    reshard.load("step-1000", into=model, names="hf")              # a torch module, FSDP2's too
     reshard.convert("step-1000", "model", to="hf", dtype="bfloat16", progress=True)
     reshard.verify("step-1000").ok
 
@@ -11,7 +11,7 @@ Nothing of a checkpoint is ever executed. Exceptions are below reshard.Error.
 """
 
 from . import _reshard
-from ._checkpoint import Checkpoint, Piece, Tensor, open
+from ._checkpoint import Checkpoint, Piece, Slice, Tensor, open
 from ._errors import (
     CorruptError,
     Error,
@@ -30,11 +30,12 @@ _LAZY = {
     "_commands": ("Check", "CheckReport", "Conversion", "ConversionPlan", "DiffReport", "Finding", "Inspection", "RankMemory",
                   "TensorDifference", "TensorView", "VerifyReport", "check", "convert", "diff", "inspect", "plan", "verify"),
     "_load": ("LoadReport", "load"),
+    "_more": ("Family", "Mount", "families", "latest", "merge", "mount", "synth"),
 }  # fmt: skip
 
 __all__ = [
-    "Checkpoint", "CorruptError", "Error", "FileError", "InternalError", "MissingError", "Piece", "RankError", "Tensor",
-    "UnsupportedError", "UsageError", "open", *_LAZY["_commands"], *_LAZY["_load"],
+    "Checkpoint", "CorruptError", "Error", "FileError", "InternalError", "MissingError", "Piece", "RankError", "Slice",
+    "Tensor", "UnsupportedError", "UsageError", "open", *_LAZY["_commands"], *_LAZY["_load"], *_LAZY["_more"],
 ]  # fmt: skip
 
 

@@ -9,7 +9,10 @@ __version__: str
 
 _Path = Union[str, os.PathLike[str]]
 _Globs = Union[str, Iterable[str]]
-_Mesh = Union[str, Mapping[str, int]]
+_Mesh = Union[str, Mapping[str, int], Any]  # text, a dict or a torch DeviceMesh
+_DType = Union[str, Any]  # "bfloat16", "bf16", torch.bfloat16, numpy.float32
+_Framework = Literal["numpy", "np", "torch", "pt"]
+_Device = Any  # "cpu", "cuda:0", a torch.device
 _Renames = Union[Mapping[str, str], Iterable[str]]
 _Bytes = Union[int, str]
 _Progress = Union[bool, Callable[[int, int], Any], None]
@@ -74,6 +77,11 @@ class Tensor:
     ) -> Any: ...
     def __dlpack_device__(self) -> tuple[int, int]: ...
 
+class Slice:
+    def get_shape(self) -> list[int]: ...
+    def get_dtype(self) -> str: ...
+    def __getitem__(self, key: _Key) -> Any: ...
+
 class Checkpoint(Mapping[str, Tensor]):
     path: str
     @property
@@ -102,6 +110,9 @@ class Checkpoint(Mapping[str, Tensor]):
         exclude: Optional[_Globs] = None,
         keep_unknown: bool = False,
     ) -> Checkpoint: ...
+    def get_tensor(self, name: str) -> Any: ...
+    def get_slice(self, name: str) -> Slice: ...
+    def metadata(self) -> dict[str, str]: ...
     def close(self) -> None: ...
     def __enter__(self) -> Checkpoint: ...
     def __exit__(self, *exception: Any) -> None: ...
@@ -115,6 +126,8 @@ def open(
     weights: Optional[Literal["model", "master"]] = None,
     source_layout: Optional[_Path] = None,
     source_mesh: Optional[_Mesh] = None,
+    framework: Optional[_Framework] = None,
+    device: _Device = None,
 ) -> Checkpoint: ...
 
 class LoadReport:
@@ -130,10 +143,10 @@ def load(
     *,
     into: None = None,
     mesh: Optional[_Mesh] = None,
-    rank: int = 0,
+    rank: Optional[int] = None,
     names: Optional[str] = None,
     layout: Optional[_Path] = None,
-    dtype: Optional[str] = None,
+    dtype: Optional[_DType] = None,
     keep_dtype: Optional[_Globs] = None,
     include: Optional[_Globs] = None,
     exclude: Optional[_Globs] = None,
@@ -153,18 +166,20 @@ def load(
     memory: Optional[_Bytes] = None,
     threads: Optional[int] = None,
     check_whole_items: bool = False,
+    framework: Optional[_Framework] = None,
+    device: _Device = None,
     progress: _Progress = False,
 ) -> dict[str, _Array]: ...
 @overload
 def load(
     path: _Path,
     *,
-    into: Mapping[str, Any],
+    into: Any,  # a torch module, or a mapping of names to tensors
     mesh: Optional[_Mesh] = None,
-    rank: int = 0,
+    rank: Optional[int] = None,
     names: Optional[str] = None,
     layout: Optional[_Path] = None,
-    dtype: Optional[str] = None,
+    dtype: Optional[_DType] = None,
     keep_dtype: Optional[_Globs] = None,
     include: Optional[_Globs] = None,
     exclude: Optional[_Globs] = None,
@@ -184,6 +199,8 @@ def load(
     memory: Optional[_Bytes] = None,
     threads: Optional[int] = None,
     check_whole_items: bool = False,
+    framework: Optional[_Framework] = None,
+    device: _Device = None,
     progress: _Progress = False,
 ) -> LoadReport: ...
 
@@ -325,7 +342,7 @@ def convert(
     names: Optional[str] = None,
     mesh: Optional[_Mesh] = None,
     layout: Optional[_Path] = None,
-    dtype: Optional[str] = None,
+    dtype: Optional[_DType] = None,
     keep_dtype: Optional[_Globs] = None,
     quantize: Optional[Literal["fp8-block", "fp8-tensor", "mxfp4"]] = None,
     include: Optional[_Globs] = None,
@@ -372,7 +389,7 @@ def convert(
     names: Optional[str] = None,
     mesh: Optional[_Mesh] = None,
     layout: Optional[_Path] = None,
-    dtype: Optional[str] = None,
+    dtype: Optional[_DType] = None,
     keep_dtype: Optional[_Globs] = None,
     quantize: Optional[Literal["fp8-block", "fp8-tensor", "mxfp4"]] = None,
     include: Optional[_Globs] = None,
@@ -419,7 +436,7 @@ def convert(
     names: Optional[str] = None,
     mesh: Optional[_Mesh] = None,
     layout: Optional[_Path] = None,
-    dtype: Optional[str] = None,
+    dtype: Optional[_DType] = None,
     keep_dtype: Optional[_Globs] = None,
     quantize: Optional[Literal["fp8-block", "fp8-tensor", "mxfp4"]] = None,
     include: Optional[_Globs] = None,
@@ -466,7 +483,7 @@ def convert(
     names: Optional[str] = None,
     mesh: Optional[_Mesh] = None,
     layout: Optional[_Path] = None,
-    dtype: Optional[str] = None,
+    dtype: Optional[_DType] = None,
     keep_dtype: Optional[_Globs] = None,
     quantize: Optional[Literal["fp8-block", "fp8-tensor", "mxfp4"]] = None,
     include: Optional[_Globs] = None,
@@ -512,7 +529,7 @@ def plan(
     names: Optional[str] = None,
     mesh: Optional[_Mesh] = None,
     layout: Optional[_Path] = None,
-    dtype: Optional[str] = None,
+    dtype: Optional[_DType] = None,
     keep_dtype: Optional[_Globs] = None,
     quantize: Optional[Literal["fp8-block", "fp8-tensor", "mxfp4"]] = None,
     include: Optional[_Globs] = None,
@@ -547,6 +564,7 @@ def plan(
     transport: Optional[str] = None,
     ranks: Optional[int] = None,
     ranks_per_machine: Optional[int] = None,
+    html: Optional[_Path] = None,
 ) -> ConversionPlan: ...
 def verify(
     path: _Path,
@@ -569,6 +587,7 @@ def verify(
     rename: Optional[_Renames] = None,
     weights: Optional[Literal["model", "master"]] = None,
     junit: Optional[_Path] = None,
+    html: Optional[_Path] = None,
     fail_on: Optional[Literal["error", "warning", "note"]] = None,
     memory: Optional[_Bytes] = None,
     threads: Optional[int] = None,
@@ -585,10 +604,11 @@ def check(
     family_file: Optional[_Path] = None,
     world: Optional[int] = None,
     sequence: Optional[int] = None,
-    dtype: Optional[str] = None,
-    grad_dtype: Optional[str] = None,
+    dtype: Optional[_DType] = None,
+    grad_dtype: Optional[_DType] = None,
     tensors: bool = False,
     junit: Optional[_Path] = None,
+    html: Optional[_Path] = None,
     fail_on: Optional[Literal["error", "warning", "note"]] = None,
 ) -> CheckReport: ...
 def diff(
@@ -610,6 +630,7 @@ def diff(
     device: Optional[str] = None,
     gpu_memory: Optional[_Bytes] = None,
     transport: Optional[str] = None,
+    html: Optional[_Path] = None,
     progress: _Progress = False,
 ) -> DiffReport: ...
 def inspect(
@@ -623,4 +644,116 @@ def inspect(
     part: Optional[str] = None,
     rename: Optional[_Renames] = None,
     weights: Optional[Literal["model", "master"]] = None,
+    html: Optional[_Path] = None,
 ) -> Inspection: ...
+def merge(
+    sources: Union[Iterable[_Path], Mapping[str, _Path]],
+    dst: _Path,
+    *,
+    to: str,
+    average: bool = False,
+    weights: Union[str, Iterable[float], None] = None,
+    ema: Optional[float] = None,
+    expression: Optional[str] = None,
+    accumulate: Optional[Literal["float32", "float64"]] = None,
+    others_from: Optional[str] = None,
+    names: Optional[str] = None,
+    mesh: Optional[_Mesh] = None,
+    layout: Optional[_Path] = None,
+    dtype: Optional[_DType] = None,
+    keep_dtype: Optional[_Globs] = None,
+    include: Optional[_Globs] = None,
+    exclude: Optional[_Globs] = None,
+    max_shard_size: Optional[_Bytes] = None,
+    shard_format: Optional[Literal["safetensors", "bin"]] = None,
+    strategy: Optional[Literal["auto", "direct", "exchange"]] = None,
+    codec: Optional[str] = None,
+    shuffle: Optional[bool] = None,
+    allow: Optional[_Globs] = None,
+    repair: Optional[_Globs] = None,
+    donor: Optional[_Path] = None,
+    vocab_divisible_by: Optional[int] = None,
+    vocab_padding: Optional[Literal["zero", "repeat-last", "mean"]] = None,
+    keep_unknown: bool = False,
+    source_layout: Optional[_Path] = None,
+    source_mesh: Optional[_Mesh] = None,
+    strip_prefix: Optional[str] = None,
+    part: Optional[str] = None,
+    rename: Optional[_Renames] = None,
+    family: Optional[str] = None,
+    family_file: Optional[_Path] = None,
+    config: Optional[_Path] = None,
+    memory: Optional[_Bytes] = None,
+    threads: Optional[int] = None,
+    device: Optional[str] = None,
+    gpu_memory: Optional[_Bytes] = None,
+    transport: Optional[str] = None,
+    dry_run: bool = False,
+    force: bool = False,
+    progress: _Progress = False,
+) -> Union[Conversion, ConversionPlan]: ...
+def latest(run: _Path) -> str: ...
+
+class Family:
+    name: str
+    title: str
+    model_types: list[str]
+    conventions: list[str]
+
+def families() -> list[Family]: ...
+def synth(
+    dst: _Path,
+    *,
+    model: Optional[str] = None,
+    config: Optional[_Path] = None,
+    to: Optional[str] = None,
+    mesh: Optional[_Mesh] = None,
+    names: Optional[str] = None,
+    dtype: Optional[_DType] = None,
+    layers: Optional[int] = None,
+    optimizer: bool = False,
+    metadata_only: bool = False,
+    headers_only: bool = False,
+    shape: Optional[_Renames] = None,
+    without: Optional[_Globs] = None,
+    force: bool = False,
+    memory: Optional[_Bytes] = None,
+    threads: Optional[int] = None,
+    device: Optional[str] = None,
+    gpu_memory: Optional[_Bytes] = None,
+    transport: Optional[str] = None,
+) -> str: ...
+
+class Mount:
+    path: str
+    def unmount(self) -> None: ...
+    def __enter__(self) -> Mount: ...
+    def __exit__(self, *exception: Any) -> None: ...
+
+def mount(
+    src: _Path,
+    directory: _Path,
+    *,
+    to: str,
+    names: Optional[str] = None,
+    dtype: Optional[_DType] = None,
+    keep_dtype: Optional[_Globs] = None,
+    quantize: Optional[Literal["fp8-block", "fp8-tensor", "mxfp4"]] = None,
+    include: Optional[_Globs] = None,
+    exclude: Optional[_Globs] = None,
+    max_shard_size: Optional[_Bytes] = None,
+    config: Optional[_Path] = None,
+    family: Optional[str] = None,
+    family_file: Optional[_Path] = None,
+    part: Optional[str] = None,
+    strip_prefix: Optional[str] = None,
+    rename: Optional[_Renames] = None,
+    weights: Optional[Literal["model", "master"]] = None,
+    source_layout: Optional[_Path] = None,
+    source_mesh: Optional[_Mesh] = None,
+    allow: Optional[_Globs] = None,
+    check: bool = False,
+    log: Optional[_Path] = None,
+    memory: Optional[_Bytes] = None,
+    threads: Optional[int] = None,
+) -> Mount: ...

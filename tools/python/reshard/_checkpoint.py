@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from . import _reshard
 from ._dtypes import numpy_type, tell_raw, torch_type
 from ._errors import Error, UnsupportedError
-from ._words import path_of, words_of
+from ._words import framework_of, path_of, words_of
 
 _SHOWN = 20
 _SHOWN_HTML = 100
@@ -224,14 +224,39 @@ def _ranges(key, shape):
     return ranges, flips, kept
 
 
+class Slice:
+    """A tensor whose elements are read when they are selected: s[128:256], s[...]. Returned by Checkpoint.get_slice()."""
+
+    __slots__ = ("_device", "_framework", "_tensor")
+
+    def __init__(self, tensor, framework, device):
+        self._tensor, self._framework, self._device = tensor, framework, device
+
+    def get_shape(self):
+        """The shape of the whole tensor, a list."""
+        return list(self._tensor.shape)
+
+    def get_dtype(self):
+        """The dtype by torch's name: "bfloat16"."""
+        return self._tensor.dtype
+
+    def __getitem__(self, key):
+        """Reads the elements that integers, slices and `...` select, and no more than they need."""
+        if self._framework == "numpy":
+            return self._tensor[key]
+        part = self._tensor.torch(key)
+        return part if self._device is None else part.to(self._device)
+
+
 class Checkpoint(Mapping):
     """An open checkpoint: a mapping from names to Tensor, in natural order of the names. Returned by reshard.open().
 
     Contains metadata only. Thread-safe, and a context manager: close() releases its files.
     """
 
-    def __init__(self, native, path):
+    def __init__(self, native, path, framework="numpy", device=None):
         self._native = native
+        self._framework, self._device = framework, device
         self._indices = _by_name(native.names(), path)
         self._axes = None
         self._is_view = False
@@ -292,9 +317,26 @@ class Checkpoint(Mapping):
         """
         words = words_of(dict(names=names, config=config, family=family, family_file=family_file, include=include,
                               exclude=exclude, keep_unknown=keep_unknown))  # fmt: skip
-        out = Checkpoint(self._open().view(words), self.path)
+        out = Checkpoint(self._open().view(words), self.path, self._framework, self._device)
         out._is_view = True
         return out
+
+    def get_tensor(self, name):
+        """Reads a whole tensor, as safetensors.safe_open has it: a new NumPy array, or a torch tensor on the device that
+        open() was given with framework="torch".
+
+        Example: reshard.open("step-1000", framework="torch", device="cuda").get_tensor("norm.weight")
+        """
+        return self.get_slice(name)[...]
+
+    def get_slice(self, name):
+        """Returns a Slice of a tensor, as safetensors.safe_open has it: nothing is read until elements are selected."""
+        return Slice(self[name], self._framework, self._device)
+
+    def metadata(self):
+        """The __metadata__ of the safetensors files, a dict of text, without what the format itself uses. Empty for
+        other formats."""
+        return dict(self._open().metadata())
 
     def close(self):
         """Releases the files. Its tensors can no longer be read."""
@@ -349,12 +391,16 @@ class Checkpoint(Mapping):
         )
 
 
-def open(path, *, part=None, strip_prefix=None, rename=None, weights=None, source_layout=None, source_mesh=None):
+def open(path, *, part=None, strip_prefix=None, rename=None, weights=None, source_layout=None, source_mesh=None,
+         framework=None, device=None):  # fmt: skip
     """Opens a checkpoint, a directory or a file in any format, and reads its metadata. Returns a Checkpoint.
 
     part: "model", "optimizer", "ema", ... of a training state. strip_prefix, rename ({"from": "to"}): change the names of
     tensors. weights: "model" or "master" (the optimizer's float32 copy), if the state has both. source_layout,
     source_mesh: how per-rank files join, if they do not record it. Pickles are never executed.
+
+    framework: "numpy" (default) or "torch": what get_tensor() and get_slice() return; device: where torch's tensors are
+    put, "cpu" or "cuda:0".
 
     Example: reshard.open("step-1000")["layers.0.attention.wq.weight"][128:256]
     """
@@ -362,7 +408,7 @@ def open(path, *, part=None, strip_prefix=None, rename=None, weights=None, sourc
     words = words_of(dict(part=part, strip_prefix=strip_prefix, rename=rename, weights=weights,
                           source_layout=source_layout, source_mesh=source_mesh))  # fmt: skip
     try:
-        return Checkpoint(_reshard.open(path, words), path)
+        return Checkpoint(_reshard.open(path, words), path, framework_of(framework, device), device)
     except Error as e:
         e.path = e.path or path
         raise

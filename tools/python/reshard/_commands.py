@@ -16,7 +16,7 @@ _SHOWN = 12
 
 def _run(command, options, positional, progress, path, json=True):
     callback, close = progress_of(progress, command)
-    words = words_of(dict(options, json=True), *positional)
+    words = words_of(dict(options, json=json or None), *positional)
     try:
         code, answer = _reshard.run_command(command, words, callback)
     except Error as e:
@@ -296,7 +296,8 @@ def plan(src, dst=None, *, to, names=None, mesh=None, layout=None, dtype=None, k
          allow=None, repair=None, donor=None, vocab_divisible_by=None, vocab_padding=None, merge_adapter=False,
          adapter=None, lora_alpha=None, keep_unknown=False, source_layout=None, source_mesh=None, strip_prefix=None,
          part=None, rename=None, weights=None, family=None, family_file=None, config=None, memory=None, threads=None,
-         device=None, gpu_memory=None, transport=None, ranks=None, ranks_per_machine=None):  # fmt: skip
+         device=None, gpu_memory=None, transport=None, ranks=None, ranks_per_machine=None,
+         html=None):  # fmt: skip
     """Returns a ConversionPlan: what convert() would do with these options. Reads metadata only."""
     options = {k: v for k, v in locals().items() if k not in ("src", "dst")}
     _, data = _run("plan", options, (src,) if dst is None else (src, dst), None, src)
@@ -312,7 +313,7 @@ def _audit(cls, data, **more):
 
 def verify(path, *, config=None, family=None, family_file=None, layout=None, mesh=None, against=None, bytes=False,
            values=False, replicas=False, lineage=False, source=None, source_layout=None, source_mesh=None,
-           strip_prefix=None, part=None, rename=None, weights=None, junit=None, fail_on=None, memory=None,
+           strip_prefix=None, part=None, rename=None, weights=None, junit=None, html=None, fail_on=None, memory=None,
            threads=None, device=None, gpu_memory=None, transport=None, progress=False):  # fmt: skip
     """Verifies the bytes, checksums and digests of a checkpoint, and compares it with a config, mesh or checkpoint.
 
@@ -326,7 +327,7 @@ def verify(path, *, config=None, family=None, family_file=None, layout=None, mes
 
 
 def check(*, config, mesh, family=None, family_file=None, world=None, sequence=None, dtype=None, grad_dtype=None,
-          tensors=False, junit=None, fail_on=None):  # fmt: skip
+          tensors=False, junit=None, html=None, fail_on=None):  # fmt: skip
     """Checks from a config.json if a model can be trained on a mesh, and the memory of each rank. Returns a CheckReport."""
     data = _run("check", dict(locals()), (), None, config)[1]
     ranks = data["ranks"] or {}
@@ -336,7 +337,7 @@ def check(*, config, mesh, family=None, family_file=None, world=None, sequence=N
 
 def diff(a, b, *, tolerance=None, source_layout=None, source_mesh=None, strip_prefix=None, part=None, rename=None,
          weights=None, family=None, family_file=None, config=None, memory=None, threads=None, device=None,
-         gpu_memory=None, transport=None, progress=False):  # fmt: skip
+         gpu_memory=None, transport=None, html=None, progress=False):  # fmt: skip
     """Compares the tensors of two checkpoints, in any formats and layouts. Returns a DiffReport."""
     options = {k: v for k, v in locals().items() if k not in ("a", "b", "progress")}
     data = _run("diff", options, (a, b), progress, a)[1]
@@ -344,7 +345,7 @@ def diff(a, b, *, tolerance=None, source_layout=None, source_mesh=None, strip_pr
 
 
 def inspect(path, *, shards=False, filter=None, source_layout=None, source_mesh=None, strip_prefix=None, part=None,
-            rename=None, weights=None):  # fmt: skip
+            rename=None, weights=None, html=None):  # fmt: skip
     """Reads from its metadata what a checkpoint contains and how it is sharded. Returns an Inspection."""
     options = {k: v for k, v in locals().items() if k != "path"}
     data = _run("inspect", options, (path,), None, path)[1]

@@ -18,6 +18,16 @@ def path_of(path):
     return text
 
 
+def framework_of(framework, device):
+    """Returns "numpy" or "torch", the kind of the arrays that a call returns."""
+    names = {None: "numpy" if device is None else "torch", "np": "numpy", "numpy": "numpy", "pt": "torch", "torch": "torch"}
+    if framework not in names:
+        raise UsageError(f"framework: expected 'numpy' or 'torch', got {framework!r}")
+    if names[framework] == "numpy" and device is not None and str(device) != "cpu":
+        raise UsageError(f"device: NumPy has no arrays on {device}; expected framework='torch'")
+    return names[framework]
+
+
 def words_of(options, *positional):
     """Returns ["--keep-dtype=*norm*", "--force", "--", "step-1000"] for a dict and positional arguments. Skips None."""
     out = []
@@ -34,11 +44,35 @@ def words_of(options, *positional):
     return out + ["--", *map(path_of, positional)] if positional else out
 
 
+def _mesh(value):
+    """Returns a mesh as text or a dict: a torch DeviceMesh by the names of its dimensions."""
+    if isinstance(value, (str, dict)):
+        return value
+    from ._torch import axes_of, is_device_mesh
+
+    return axes_of(value) if is_device_mesh(value) else value
+
+
+def _dtype(value):
+    """Returns the name of torch.bfloat16, numpy.float32 or numpy.dtype("float32")."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, type) or hasattr(value, "itemsize") and hasattr(value, "kind"):
+        import numpy
+
+        return numpy.dtype(value).name
+    return str(value).replace("torch.", "")
+
+
 def _texts(name, value):
     """Returns the values of an option as words."""
+    if name in ("mesh", "source_mesh"):
+        value = _mesh(value)
+    elif name in ("dtype", "grad_dtype"):
+        value = _dtype(value)
     if name in ("mesh", "source_mesh") and isinstance(value, dict):
         value = ",".join(f"{axis}={size}" for axis, size in value.items())
-    elif name in ("rename", "source") and isinstance(value, dict):
+    elif name in ("rename", "source", "shape") and isinstance(value, dict):
         value = [f"{a}={b}" for a, b in value.items()]
     values = value if isinstance(value, (list, tuple, set, frozenset)) else [value]
     texts = [os.fsdecode(v) if isinstance(v, (bytes, os.PathLike)) else str(v) for v in values]
