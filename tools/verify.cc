@@ -215,9 +215,7 @@ void add_verify(CommandLine& line) {
   line.add_flag("--values", options->values, "Find NaN, infinities, zero and constant rows; implies --bytes").common();
   line.add_flag("--replicas", options->replicas, "Compare all stored copies of each shard; implies --bytes");
   line.add_flag("--lineage", options->lineage, "Merge the sources of a merged checkpoint again and compare");
-  line.add_option("--source", options->moved, "New location of a source, with --lineage")
-      .read()
-      .takes("NAME=DIR");
+  line.add_option("--source", options->moved, "New location of a source, with --lineage").read().takes("NAME=DIR");
   line.group("Report");
   line.add_option("--limit", options->limit, "Findings and tensors to print; --json has all").shows_default();
   options->source_layout.add(line);
