@@ -182,8 +182,8 @@ const std::vector<std::vector<std::string>>& joined_modules() {
   static const std::vector<std::vector<std::string>> kJoined = {
       // A File may be at a URL, and a storage is read and cached by means of files.
       {"lib/base/file", "lib/base/storage/storage", "lib/base/storage/read_ahead"},
-      // A value may be a list, and a list consists of values.
-      {"lib/base/json", "lib/base/json_list"},
+      // A value may be a list, a list consists of values, and one parser reads both, whole and in parts.
+      {"lib/base/json", "lib/base/json_list", "lib/base/json_parts"},
       // The table of devices names each of them, and each is a Device.
       {"lib/device/device", "lib/device/cpu_device", "lib/device/cuda/context", "lib/device/cuda/cuda_device",
        "lib/device/cuda/pinned"},
@@ -313,7 +313,7 @@ const std::vector<std::string>& marks_of_formats() {
 
 // Whether a literal shows a whole command, in which a format stands as any would.
 bool shows_a_command(const std::string& literal) {
-  for (const char* const command : {"convert", "plan", "merge", "synth"})
+  for (const char* const command : {"convert", "plan", "merge", "synth", "patch", "watch"})
     if (literal.find("reshard " + std::string(command) + " ") != std::string::npos) return true;
   return false;
 }
@@ -340,7 +340,9 @@ bool means_something_else(const std::string& path, const std::string& word) {
       {"meta", {"lib/model/packed_layouts.cc"}},               // a tensor of compressed-tensors' marlin-24
       {"bin", {"tools/job_options.cc"}},                       // a container, of --shard-format
       {"ranks", {"tools/", "lib/audit/"}},                     // a member of JSON objects, a row of a table
-      {".h5", {"tools/convert.cc"}},                           // of a file that the user names, in an example
+      {"hdf5", {"tools/delta.cc"}},                            // what a delta is stored in
+      // Of a file that the user names, in an example; of an output that is one file.
+      {".h5", {"tools/convert.cc", "tools/delta.cc", "tools/watch.cc"}},
       {"--to hf", {"lib/convert/weights/requantization.cc"}},  // the names that a refusal asks for
   };
   const auto meanings = kMeanings.find(word);
