@@ -222,7 +222,7 @@ NamedOptimizer name_parameters(std::unique_ptr<Reader> optimizer, Reader& model,
   const std::map<std::string, Dims> shapes = shapes_of(model.catalog());
   auto order = known_order(model, shapes);
   if (!order && is_ordered) order = stored_order(model.catalog(), shapes);
-  if (!order) return no("the order of the model's parameters is not known");
+  if (!order) return no("the order of the model's parameters is unknown");
   std::vector<std::map<Index, std::string>> found;
   for (const Names& all : divided(*order, shapes, *groups)) {
     std::map<Index, std::string> names;

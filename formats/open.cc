@@ -35,9 +35,8 @@ Result<std::optional<OpenCheckpoint>> open_snapshot(const PathSnapshot& place, c
   if (!open)
     if (const PathSnapshot* const inner = TRY(checkpoint_of_step(place))) return open_snapshot(*inner, options);
   if (open && options.weights == Weights::kMaster && !open->format->has_masters)
-    return usage_error(place.path() +
-                       ": --weights master is for training states that have their parameters twice, and " +
-                       std::string(open->format->title) + " has them once");
+    return usage_error(place.path() + ": --weights master needs a training state that stores its parameters twice; " +
+                       std::string(open->format->title) + " stores them once");
   if (!open) return open;
   if (open->format == &kDcpFormat) open->reader = megatron::with_config_of_args(std::move(open->reader));
   TRY(join_optimizers(place, *open));
@@ -76,7 +75,7 @@ Result<std::optional<OpenCheckpoint>> open_if_known(const std::string& path, con
 std::string gap_of_checkpoint(const std::string& path) {
   const auto open = open_if_known(path);
   if (!open) return open.error().message();
-  if (!*open) return path + ": is no checkpoint any more";
+  if (!*open) return path + " is no longer a checkpoint";
   for (const CatalogFile& file : (*open)->reader->catalog().files)
     if (file.size < 0) return file.path + " is missing";
   return {};

@@ -78,9 +78,10 @@ Status check_inert(Reader& source, const std::vector<Blob>& objects) {
     const auto pickle = TRY(torch_archive::read_object_item(bytes).context(what));
     for (const std::string& name : pickle.globals())
       if (!makes_data(name))
-        return unsupported(what + ": its pickle names '" + printable(name) +
-                           "', which runs when it is loaded; --exclude leaves the object out, --allow objects " +
-                           "copies it as it is");
+        return unsupported(
+            what + ": its pickle names '" + printable(name) +
+            "', which runs when the object is loaded; add --exclude to leave the object out, or --allow objects " +
+            "to copy it as it is");
   }
   return {};
 }

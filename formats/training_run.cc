@@ -277,9 +277,9 @@ void compare_shapes(const std::string& path, const Catalog& optimizer, const Cat
       path + ": the moments of " + count_of(count, "parameter") + " have shapes that " + model.root +
       " has no tensors for: " + some_of(texts) +
       (parts > 0 ? ". They are one of " + std::to_string(parts) +
-                       " parts: what one rank of tensor parallelism held. The other ranks' moments are not here, and " +
+                       " parts, those of one tensor-parallel rank. The other ranks' moments are missing, and " +
                        "training cannot resume from them"
-                 : ". They are of another model, or of a part of one"));
+                 : ". They belong to another model, or to a part of one"));
 }
 
 std::optional<OpenCheckpoint> open_beside(const PathSnapshot& directory, const std::string& name) {
@@ -314,7 +314,7 @@ Result<std::optional<OpenCheckpoint>> open_parts(const PathSnapshot& place, cons
     for (const PartName& part : *alike) {
       const PathSnapshot& there = *TRY(place.inside(part.name));
       const Format* format = TRY(recognised_format(there));
-      if (!format) return corrupt(there.path() + ": is empty, or not what was saved there: the save did not finish");
+      if (!format) return corrupt(there.path() + ": is empty or damaged: the save did not finish");
       if (!out.format) out.format = format;
       const std::string number = "_" + std::to_string(part.number);
       const std::string model = part.word->is_model && parts.models.size() > 1 ? "model" + number : "";
@@ -380,8 +380,8 @@ Status join_optimizers(const PathSnapshot& place, OpenCheckpoint& open) {
   }
   if (!beside.empty())
     catalog.notes.push_back("Not read with the model: " + join(beside, ", ") +
-                            ", an optimizer's state under the numbers of its parameters, which nothing there names" +
-                            (why.empty() ? "" : ": " + why) + ". Opened by itself it is a checkpoint.");
+                            ", optimizer state that is stored under parameter numbers without names" +
+                            (why.empty() ? "" : ": " + why) + ". It can be opened as a checkpoint of its own.");
   return {};
 }
 

@@ -243,7 +243,7 @@ id=$(sbatch --parsable node.sh)
 wait_for 60 recorded many && pull_the_plug n2
 wait_for 60 grep -q '^code' node.log
 expect "its plug is pulled: the other ranks end with 6 and say why" node.log \
-  eval 'grep -qx "code 6" node.log && grep -q "no sign of life.*the same command goes on" node.log && [ ! -e many ]'
+  eval 'grep -qx "code 6" node.log && grep -q "did not respond.*the same command goes on" node.log && [ ! -e many ]'
 start_again "$id"
 wait_for 240 job_is "$id" COMPLETED
 expect "the job goes on, on another node" node.log eval 'same many && grep -q "resuming many.partial" node.log'

@@ -199,7 +199,7 @@ struct PlanOptions : ConvertOptions {
 Result<int> plan(const PlanOptions& options) {
   const PreparedConversion prepared = TRY(prepare(options, true));
   if (prepared.target->write_view)
-    return usage_error("--to " + options.to + " copies nothing: there is no plan to show");
+    return usage_error("--to " + options.to + " copies no data, so there is no plan to show");
   if (!options.html.empty()) TRY(check_spares_inputs(options.html, prepared.conversion->inputs()));
   if (!options.html.empty()) TRY(write_html(options.html, "plan", plan_page_json(prepared, options)));
   if (options.as_json) {

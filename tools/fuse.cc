@@ -345,9 +345,10 @@ class Session {
     fuse().opt_free_args(&args);
     if (!session_) return io_error("libfuse cannot create a session: " + std::string(std::strerror(errno)));
     if (fuse().session_mount(session_, directory.c_str()) != 0)
-      return unsupported(printable(directory) +
-                         ": cannot be mounted on (libfuse has said why): who is not root needs fusermount3 (Debian: "
-                         "fuse3) and to own the directory, a container CAP_SYS_ADMIN");
+      return unsupported(
+          printable(directory) +
+          ": cannot mount here (see libfuse's message above): without root you need fusermount3 (Debian: "
+          "fuse3) and to own the directory, a container CAP_SYS_ADMIN");
     mounted_ = true;
     const int queue = fuse().session_fd(session_);
     ::fcntl(queue, F_SETFL, ::fcntl(queue, F_GETFL) | O_NONBLOCK);

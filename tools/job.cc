@@ -39,7 +39,7 @@ Status check_same(Transport* ranks, const std::string& line) {
   std::string different;
   for (std::size_t r = 1; r < lines.size() && different.empty(); ++r)
     if (lines[r] != lines[0])
-      different = "rank " + std::to_string(r) + " has another command line than rank 0: " + shown(lines[r]) +
+      different = "rank " + std::to_string(r) + " has a different command line from rank 0: " + shown(lines[r]) +
                   ", and not " + shown(lines[0]);
   different = TRY(broadcast(ranks, different));
   return different.empty() ? Status() : usage_error(different);

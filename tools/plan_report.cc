@@ -143,7 +143,7 @@ void print_strategy(const ChosenStrategy& chosen, Index ranks, Index machines) {
   print_row("ranks", count_of(ranks, "rank") + " on " + count_of(machines, "machine") + "   " +
                          std::string(strategy_name(chosen.strategy)) + (as_estimated ? "" : ", by --strategy"));
   if (as_estimated) print_row("", chosen.estimate.reason);
-  print_row("", "estimated time besides reading and writing: direct " + to_string(chosen.estimate.direct));
+  print_row("", "estimated time in addition to reading and writing: direct " + to_string(chosen.estimate.direct));
   print_row("", "exchange " + to_string(chosen.estimate.exchange));
 }
 

@@ -184,7 +184,7 @@ Status ColossalaiReader::open_optimizer() {
     TRY(read_optimizer_file(groups));
   } else if (groups_.empty()) {
     warn(below(tree_.optimizer, groups) +
-         " is missing: learning rates and other options of the optimizer are not known");
+         " is missing, so the optimizer's learning rates and other options are unknown");
   }
   return add_optimizer();
 }
@@ -294,7 +294,7 @@ void ColossalaiReader::note_fused(const std::map<Index, std::string>& name_of) {
       fused.push_back(name);
   if (!fused.empty())
     catalog_.notes.push_back(
-        "If the run was tensor-parallel, the moments of fused layers have another order than their parameters: "
+        "If the run was tensor-parallel, the moments of fused layers are ordered differently from their parameters: "
         "ColossalAI "
         "joins them rank by rank, and the number of ranks is not recorded. " +
         names_text(fused, "parameter") + ".");

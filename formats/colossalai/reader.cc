@@ -271,11 +271,12 @@ Status ColossalaiReader::open_running_states() {
     if (!tree_.has_optimizer) return {};
     if (is_step_name(base_name(tree_.root)))
       warn(std::string(kRunningStates) +
-           " is missing: it is what the training applications write last, so this save did not finish");
+           " is missing. The training applications write it last, so this save did not finish");
     else
-      catalog_.notes.push_back("There is no " + std::string(kRunningStates) +
-                               ", which ColossalAI's training applications write last: a script of your own need not "
-                               "write one, a save of theirs did not finish.");
+      catalog_.notes.push_back(
+          std::string(kRunningStates) +
+          " is missing. ColossalAI's training applications write it last, so a save of theirs did not "
+          "finish; a script of your own may not write it.");
     return {};
   }
   const std::string text = TRY(read_whole_file(path, kMaxRunningStates));

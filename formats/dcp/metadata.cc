@@ -268,7 +268,7 @@ Status MetadataReader::place_blob(std::string_view name, const Extent& extent) {
   TRY(charge(name.size()).context(path_));
   const auto blob = blob_index_.find(std::string(name));
   if (blob == blob_index_.end()) {
-    catalog_.warnings.push_back("storage_data has '" + printable(name) + "', state_dict_metadata has not");
+    catalog_.warnings.push_back("storage_data contains '" + printable(name) + "', but state_dict_metadata does not");
     return {};
   }
   PendingBlob& b = blobs_[blob->second];
@@ -314,7 +314,7 @@ Status MetadataReader::add_storage(const Value& storage) {
     transforms_ = transforms_ || encoded;
     if (encoded && (transforms->size() > 1 || (*transforms)[0].as_string() != "stream.zstd/1"))
       return unsupported(path_ + ": '" + printable(*name) + "' is stored through the transform " +
-                         pickle::print(*transforms) + "; only stream.zstd/1 is known");
+                         pickle::print(*transforms) + "; only stream.zstd/1 is supported");
 
     const auto at = index_fields.find(2);
     if (!at || at->is_none()) {
@@ -326,7 +326,8 @@ Status MetadataReader::add_storage(const Value& storage) {
       TRY(charge(name->size()).context(path_));
       const auto it = tensor_index_.find(std::string(*name));
       if (it == tensor_index_.end())
-        return corrupt(path_ + ": storage_data has a chunk of '" + printable(*name) + "', state_dict_metadata has not");
+        return corrupt(path_ + ": storage_data contains a chunk of '" + printable(*name) +
+                       "', but state_dict_metadata does not");
       known = by_identity.emplace(fqn.identity(), it->second).first;
     }
     PendingTensor& pending = tensors_[known->second];
@@ -363,7 +364,7 @@ Status MetadataReader::place(PendingTensor& pending, std::size_t first, const Di
   }
   if (!found)
     return corrupt("storage_data has a chunk of '" + printable(pending.tensor.name) + "' at " + to_string(offset) +
-                   " that is not among its chunks, or has it twice");
+                   " that is not one of its chunks, or is listed twice");
   fragments.set_extent(*found, extent);
   pending.stored[*found] = 1;
   return {};

@@ -377,7 +377,7 @@ Result<Extent> DcpReader::decode(const Extent& item, Index limit, const std::str
 Result<std::string> DcpReader::blob_bytes(const Blob& blob) {
   if (blob.extent.length > kMaxBlobBytes)
     return unsupported("object '" + printable(blob.name) + "' takes " + human_bytes(blob.extent.length) + "; at most " +
-                       human_bytes(kMaxBlobBytes) + " are carried");
+                       human_bytes(kMaxBlobBytes) + " are supported");
   const auto file = TRY(files_.open(catalog_.file_path(blob.extent.file)));
   TRY(may_take(blob.extent.length,
                [&] { return at(file->path(), blob.extent.offset) + ": object '" + printable(blob.name) + "'"; }));

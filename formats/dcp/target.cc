@@ -270,7 +270,7 @@ Result<std::uint32_t> DcpTarget::entry_of(std::size_t number, const Slice* slice
   const Dims shape = stored_shape(slice, wanted.shape), known = stored_shape(stored.slice, first.shape);
   if (known == shape && first.dtype == wanted.dtype) return stored.entry;
   return unsupported(tensor_text(wanted.name) + ": is " + type_text(wanted.dtype, wanted.shape) +
-                     ", and what it would be stored with as '" + slice->stored + "' is " +
+                     ", and another tensor that would be stored with it as '" + slice->stored + "' is " +
                      type_text(first.dtype, known));
 }
 

@@ -23,7 +23,7 @@ Error counts_differ(const RankStates& rank, std::size_t g, std::size_t ranks) {
   const auto& counts = rank.states.partition_counts;
   const std::string count = g < counts.size() ? std::to_string(counts[g]) : "none";
   return corrupt(rank.path + ": partition_count of " + group_text(g) + ": expected " + std::to_string(ranks) +
-                 " as there are files of ranks, got " + count + ": files of another run, or some are missing");
+                 ", the number of rank files, got " + count + ": the files belong to another run, or some are missing");
 }
 
 // Finds parameters that follow each other in one vector, which is cut into equal runs.
@@ -59,9 +59,9 @@ Status cut_vector(const std::vector<RankStates>& ranks, const std::vector<std::s
              have = stored ? checked_round_up(*stored, 2 * count) : std::nullopt;
   if (!want || want != have)
     return corrupt(first.path + ": " + group_text(g) + ": expected " + with_commas(at) +
-                   " numbers in the vectors of its ranks, as param_shapes has them, and what pads them, got " +
+                   " numbers (param_shapes) and their padding in the vectors of its ranks, got " +
                    count_of(count, "vector") + " of " + with_commas(length) +
-                   ": a file that was cut short, or of another run");
+                   ": a file was truncated or belongs to another run");
   return {};
 }
 
@@ -84,7 +84,7 @@ Status cut_parameters(const std::vector<RankStates>& ranks, std::size_t g, const
     if (const Index length = rank.states.groups[g].master->shape()[0]; length != at)
       return corrupt(rank.path + ": " + group_text(g) + ": expected a vector of " + with_commas(at) +
                      " numbers, this rank's of param_shapes, got " + with_commas(length) +
-                     ": a file that was cut short, or of another run");
+                     ": a file was truncated or belongs to another run");
   return {};
 }
 
@@ -183,7 +183,8 @@ Result<std::vector<FlatParameter>> find_parameters(const std::vector<RankStates>
   for (auto& [name, parameter] : found) {
     if ((parameter.runs.empty() ? 0 : parameter.runs.back().end) != volume(parameter.parameter.shape))
       return corrupt(ranks[0].path + ": param_slice_mappings: '" + printable(name) + "': expected all of " +
-                     to_string(parameter.parameter.shape) + " on all ranks together: a rank's file is of another run");
+                     to_string(parameter.parameter.shape) +
+                     " on all ranks together: a rank's file belongs to another run");
     out.push_back(std::move(parameter));
   }
   return out;

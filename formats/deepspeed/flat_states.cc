@@ -94,12 +94,12 @@ Result<Tensor> join(const FlatParameter& parameter, const std::vector<RankStates
       return ranks[run.rank].path + ": group " + std::to_string(parameter.group) + ": " + printable(name);
     };
     if (!vector || vector->shape().rank() != 1)
-      return corrupt(what() + ": expected a vector as on other ranks: the file is of another run");
+      return corrupt(what() + ": expected a vector, as on the other ranks: the file belongs to another run");
     const auto end = checked_add(run.at, run.end - run.begin);
     if (!end || *end > vector->shape()[0])
       return corrupt(what() + ": expected " + with_commas(end.value_or(INT64_MAX)) + " numbers, up to the end of '" +
                      printable(parameter.parameter.name) + "', got " + with_commas(vector->shape()[0]) +
-                     ": cut short, or of another run");
+                     ": the file was truncated or belongs to another run");
     if (!is_first && out.dtype != vector->dtype)
       return corrupt(what() + ": expected " + std::string(info(out.dtype).torch_name) + " as on other ranks, got " +
                      std::string(info(vector->dtype).torch_name));

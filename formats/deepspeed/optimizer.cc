@@ -296,7 +296,7 @@ Status DeepspeedReader::read_plain_optimizer() {
   const auto optimizer = root->find("optimizer");
   if (!optimizer || optimizer->kind() != pickle::Kind::kDict || set_.is_universal) return {};
   if (tensor_ranks_ > 1) {
-    warn("The optimizer's states are not read: they are torch's own, numbered, of several tensor-parallel ranks");
+    warn("The optimizer's states are not read: they are torch's numbered states of several tensor-parallel ranks");
     return {};
   }
   const std::uint32_t file = model_files_.begin()->second;

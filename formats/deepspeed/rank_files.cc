@@ -261,7 +261,7 @@ Result<OptimizerStates> read_optimizer_states(const TorchFile& file, const std::
   const auto masters = by_parameter ? by_parameter : optional_member(*top, "single_partition_of_fp32_groups");
   if (!masters || !masters->is_sequence())
     return corrupt(path + ": expected 'single_partition_of_fp32_groups' or 'fp32_flat_groups', the vectors of ZeRO; " +
-                   "states of another optimizer are not known");
+                   "states of other optimizers are not supported");
   for (std::size_t g = 0; g < masters->size(); ++g) {
     out.groups.emplace_back();
     out.groups.back().master = TRY(read_vector(file, (*masters)[g], group_text(g) + ": " + "fp32"));

@@ -101,7 +101,7 @@ Status DeepspeedReader::find_parts() {
     if (number.second > 0) continue;
     std::map<std::string, Dims>& own = shapes[static_cast<std::size_t>(number.first)];
     if (has_rank_models() && !states.frozen_shapes.empty())
-      return refuse("how ZeRO 3 cuts frozen parameters among them is unknown");
+      return refuse("it is unknown how ZeRO 3 cuts frozen parameters among them");
     for (const auto& group : states.groups.value_or(std::vector<Group>()))
       for (const NamedShape& p : group) own.insert_or_assign(p.name, p.shape);
     for (const NamedTensor& t : states.module) own.emplace(t.name, t.tensor.shape());
@@ -270,7 +270,7 @@ Status DeepspeedReader::resolve_shared() {
     const auto source = weights_.find(name);
     if (source == weights_.end() || alias == name)
       return corrupt(catalog_.root + ": shared_params: '" + printable(alias) + "' is another name of '" +
-                     printable(name) + "', which is not there");
+                     printable(name) + "', which is missing");
     Weight& weight = weights_[alias];
     if (!weight.stored) weight.stored = source->second.stored;
     if (!weight.master) weight.master = source->second.master;

@@ -177,7 +177,7 @@ Result<std::vector<AxisPlacement>> read_placements(Value v, int rank, std::size_
       p.dim = static_cast<int>(*dim < 0 ? *dim + rank : *dim);
     } else if (name != "Replicate") {
       Error other = v[i].mismatch("placement", "Shard, _StridedShard or Replicate");
-      return name.empty() ? other : unsupported(other.message() + ": what the ranks hold are not parts of the tensor");
+      return name.empty() ? other : unsupported(other.message() + ": the ranks do not hold parts of the tensor");
     }
     if (p.kind == AxisPlacement::Kind::kStridedShard) {
       const auto factor = TRY(needed(v[i], "placement", "split_factor")).as_int();

@@ -471,7 +471,7 @@ class Machine : RecordReader {
     } else {
       return false;
     }
-    if (*slot != kNone) return fail("expected an object without a state, got one that has it already");
+    if (*slot != kNone) return fail("expected an object without a state, got one that already has a state");
     *slot = state;
     return true;
   }

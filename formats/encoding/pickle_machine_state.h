@@ -41,7 +41,7 @@ class MachineState {
   }
 
   [[gnu::cold, gnu::noinline]] bool fail_short(std::uint64_t wanted) {
-    return fail("expected " + bytes_of(wanted) + ", got " + std::to_string(size_ - pos_) + " to the end");
+    return fail("expected " + bytes_of(wanted) + ", got " + std::to_string(size_ - pos_) + " before the end");
   }
   [[gnu::cold, gnu::noinline]] bool fail_depth(std::uint32_t n) {
     return fail("expected " + count_of(n, "value") + " on the stack, got " + std::to_string(stack_.size() - floor_));

@@ -145,7 +145,7 @@ class ValueWriter {
 
   Status write(Value v, int depth) {
     if (depth > kMaxDepth) return unsupported("containers nested deeper than " + std::to_string(kMaxDepth) + " levels");
-    if (w_.size() > max_bytes_) return unsupported("a value whose pickle takes more than " + bytes_of(max_bytes_));
+    if (w_.size() > max_bytes_) return unsupported("a value whose pickle exceeds " + bytes_of(max_bytes_));
     switch (v.kind()) {
       case Kind::kNone:
         w_.none();
@@ -192,7 +192,7 @@ class ValueWriter {
       default:
         break;
     }
-    return unsupported("not a value that can be carried: " + std::string(kind_name(v.kind())) + " " + print(v, 1, 2));
+    return unsupported("unsupported value: " + std::string(kind_name(v.kind())) + " " + print(v, 1, 2));
   }
 
  private:
@@ -242,7 +242,7 @@ class ValueWriter {
   Status big_integer(Value v) {
     const std::string_view digits = *v.as_big_int();
     if (digits.size() > UINT8_MAX)
-      return unsupported("an int of " + bytes_of(std::ssize(digits)) + "; at most 255 are carried");
+      return unsupported("an int of " + bytes_of(std::ssize(digits)) + "; at most 255 are supported");
     w_.big_integer(digits);
     return {};
   }

@@ -122,7 +122,7 @@ Result<std::string> read_json_text(const File& file, Index offset, Index length)
     return corrupt(where + ": expected at most " + std::to_string(kMaxSafetensorsHeader) + " bytes, got " +
                    std::to_string(stated));
   if (stated > static_cast<std::uint64_t>(left))
-    return corrupt(where + ": expected " + bytes_of(stated) + ", got " + std::to_string(left) + " to the end");
+    return corrupt(where + ": expected " + bytes_of(stated) + ", got " + std::to_string(left) + " before the end");
   if (stated < 2) return corrupt(where + ": expected at least 2 bytes, got " + std::to_string(stated));
   char first = 0;
   TRY(file.read_at(offset + kLengthBytes, {reinterpret_cast<std::byte*>(&first), 1}));
@@ -149,7 +149,7 @@ Status check_end(const SafetensorsHeader& header, const File& file, Index bytes_
   const std::string where = at(file.path(), header.data_start);
   if (header.end > bytes_end)
     return corrupt(where + ": tensor data: expected " + count_of(header.end - header.data_start, "byte") + ", got " +
-                   with_commas(bytes_end - header.data_start) + " to the end: the file is cut short");
+                   with_commas(bytes_end - header.data_start) + " before the end: the file is truncated");
   if (rule == SafetensorsEnd::kWithin) return {};
   return corrupt(where + ": tensor data: expected " + count_of(header.end - header.data_start, "byte") + ", got " +
                  with_commas(bytes_end - header.data_start) + ": " + count_of(bytes_end - header.end, "byte") +

@@ -66,7 +66,7 @@ class Walk {
   }
 
   Status visit(Value v) {
-    if (--visits_left_ < 0) return too_much("containers that are shared too often, or hold each other");
+    if (--visits_left_ < 0) return too_much("containers that are shared too often or contain each other");
     if (makes_distributed_tensor(v)) return visit_distributed(v);
     if (makes_torch_tensor(v)) {
       auto tensor = file_.resolve(v);

@@ -430,7 +430,7 @@ Result<TorchFile> TorchFile::open_stream(const File& file, Index offset, Index l
     std::array<std::byte, 8> buffer;
     if (!fits_inside(position, static_cast<Index>(buffer.size()), length))
       return corrupt(at(file.path(), offset + position) + ": " + name + ": expected its size in 8 bytes, got " +
-                     std::to_string(length - position) + " to the end");
+                     std::to_string(length - position) + " before the end");
     TRY(file.read_at(offset + position, buffer));
     const auto count = to_index(TRY(Cursor(buffer, file.path(), offset + position).read<std::uint64_t>("size")));
     const auto bytes = count ? checked_mul(*count, reference->second.width()) : std::nullopt;
@@ -438,7 +438,7 @@ Result<TorchFile> TorchFile::open_stream(const File& file, Index offset, Index l
     if (!bytes || !fits_inside(position, *bytes, length))
       return corrupt(at(file.path(), offset + position) + ": " + name + ": expected " +
                      (bytes ? bytes_of(*bytes) : "a size that fits 63 bits") + ", got " +
-                     std::to_string(length - position) + " to the end");
+                     std::to_string(length - position) + " before the end");
     if (!out.storages_.emplace(std::string(*key), Storage{offset + position, *bytes, std::nullopt}).second)
       return corrupt(at(file.path(), offset + position) + ": " + name + ": comes twice");
     position += *bytes;

@@ -155,7 +155,7 @@ Result<Archive::Directory> Archive::find_directory() const {
   if (TRY(c.read<std::uint32_t>("zip end record")) != kEndMagic)
     return error(end_at, "zip end record",
                  "expected the bytes 50 4b 05 06, got " + hex(end.substr(0, 4)) +
-                     ": the file was cut short, or is still being written");
+                     ": the file is truncated, or still being written");
   const auto disk = TRY(c.read<std::uint16_t>("disk"));
   const auto directory_disk = TRY(c.read<std::uint16_t>("disk of the directory"));
   const auto count_here16 = TRY(c.read<std::uint16_t>("entries on this disk"));

@@ -126,7 +126,7 @@ Result<FileSet> find_files(const PathSnapshot& place) {
   if (set.is_verl)
     if (const auto told = TRY(ranks_of_settings(there)); told && *told != set.ranks)
       return corrupt(directory + ": expected files of " + count_of(*told, "rank") + ", as " +
-                     std::string(kSettingsFile) + " has it, got those of " + count_of(set.ranks, "rank"));
+                     std::string(kSettingsFile) + " gives, got those of " + count_of(set.ranks, "rank"));
   return std::move(set);
 }
 

@@ -82,11 +82,11 @@ FlatUnits flat_units(const std::vector<NamedShape>& parameters, const std::vecto
                 " in " + count_of(std::ssize(out.units), "module"));
   for (std::size_t i = 0; i < ids.size(); ++i)
     if (ids[i].lengths.empty() || !fits(out.units[i], ids[i]))
-      return fail("the flat states of id " + std::to_string(ids[i].id) + " are not as long as the " +
-                  count_of(out.units[i].elements, "element") + " of the parameters they should be of");
+      return fail("the flat states of id " + std::to_string(ids[i].id) + " do not have the " +
+                  count_of(out.units[i].elements, "element") + " of their parameters");
   out.evidence = count_of(std::ssize(ids), "flat state") + " of " +
                  (is_each ? "the parameters, in the order in which the model defines them"
-                          : "what is in no layer and of each layer, in the model's order") +
+                          : "the model's root module and of each layer, in the model's order") +
                  "; all lengths agree";
   return out;
 }

@@ -148,7 +148,7 @@ Status FsdpReader::add_pieces(Role role, Index rank, const TensorFile::Entry& en
   }
   if (d->rank && *d->rank != rank)
     return corrupt(what() + ": expected the part of rank " + std::to_string(rank) + ", got that of rank " +
-                   std::to_string(*d->rank) + ": the file is another rank's");
+                   std::to_string(*d->rank) + ": the file belongs to another rank");
   if (d->ranks > told_ranks_) layout_ = d->layout();
   told_ranks_ = std::max(told_ranks_, d->ranks);
   for (const StoredTensor& part : d->parts) pieces.pieces.add(in_file(part, file));
@@ -176,7 +176,7 @@ Status FsdpReader::check_ranks() const {
   if (told_ranks_ <= set_.ranks) return {};
   if (set_.is_verl)
     return corrupt(catalog_.root + ": expected tensors of " + count_of(set_.ranks, "rank") +
-                   ", as the files' names have it; they are of " + std::to_string(told_ranks_) + " (" + layout_ + ")");
+                   ", as the file names say, got tensors of " + std::to_string(told_ranks_) + " (" + layout_ + ")");
   return io_error(catalog_.root + ": missing " + missing_text(set_, told_ranks_) + ": the tensors are of " +
                   count_of(told_ranks_, "rank") + " (" + layout_ + ")");
 }
@@ -191,7 +191,7 @@ Status FsdpReader::finish_tensor(KeyPath path, const Pieces& pieces) {
     if (!pieces.is_distributed && piece.box.shape != pieces.shape)
       return corrupt(catalog_.file_path(piece.extent.file) + ": " + tensor_text(name) + ": expected " +
                      to_string(pieces.shape) + " as in the files of other ranks, got " + to_string(piece.box.shape) +
-                     ", and it does not say which part of a whole it is");
+                     ", and it does not record its position in the whole tensor");
     joined.add(piece);
   }
   return catalog_.add(std::move(joined.tensor)).context(catalog_.root);

@@ -106,7 +106,7 @@ Result<Listing> Scanner::run() {
   hsize_t user_block = 0;
   if (H5Pget_userblock(creation.get(), &user_block) >= 0 && user_block > 0)
     return unsupported(path_ + ": " + bytes_of(user_block) +
-                       " of something else before the HDF5 data (a user block); h5unjam takes them off");
+                       " of other data precede the HDF5 data (a user block); remove them with h5unjam");
   const Handle root = TRY(checked(H5Gopen2(open.get(), "/", H5P_DEFAULT), ErrorCode::kCorrupt, path_));
   H5O_info_t object{};
   TRY(checked_call(H5Oget_info2(root.get(), &object, H5O_INFO_BASIC), ErrorCode::kCorrupt, path_));
@@ -265,7 +265,7 @@ Status Scanner::locate(Id dataset, Tensor& tensor, bool big_endian, const std::s
 
 Status Scanner::locate_contiguous(Id dataset, Tensor& tensor, bool big_endian) {
   const haddr_t address = H5Dget_offset(dataset);
-  if (address == HADDR_UNDEF) return unsupported("no data were ever written");
+  if (address == HADDR_UNDEF) return unsupported("no data was ever written");
   const auto offset = to_index(address);
   if (!offset) return corrupt(path_ + ": " + tensor_text(tensor.name) + ": data at 2^63 or beyond");
   Fragment f;
@@ -297,7 +297,7 @@ std::uint32_t Scanner::file_number(const std::string& stored) {
 }
 
 Status Scanner::locate_external(Id creation, Tensor& tensor, bool big_endian) {
-  if (!external_too_) return unsupported("data in another file (convert --allow external reads them)");
+  if (!external_too_) return unsupported("data in another file (add --allow external to read it)");
   if (H5Pget_external_count(creation) != 1) return unsupported("data in several other files");
   std::string name(kMaxLink, '\0');
   off_t offset = 0;
@@ -460,14 +460,13 @@ Status survives_scan(const std::string& path, bool external_too) {
   while (::waitpid(child, &status, 0) < 0)
     if (errno != EINTR) return io_error(path + ": cannot wait for the process that reads it");
   if (WIFEXITED(status) && WEXITSTATUS(status) == kNoMemory)
-    return io_error(path + ": out of memory: libhdf5 got none reading its metadata, and crashed");
+    return io_error(path + ": out of memory: libhdf5 crashed while it read the metadata");
   if (!WIFSIGNALED(status)) return {};
   if (WTERMSIG(status) == SIGALRM)
-    return io_error(path + ": its metadata were not read within " + std::to_string(kWaitSeconds) + " seconds");
+    return io_error(path + ": its metadata was not read within " + std::to_string(kWaitSeconds) + " seconds");
   if (WTERMSIG(status) == SIGPROF)
-    return corrupt(path + ": libhdf5 does not finish reading its metadata, which are damaged");
-  return corrupt(path + ": libhdf5 crashes reading its metadata (signal " + std::to_string(WTERMSIG(status)) +
-                 "): they are damaged");
+    return corrupt(path + ": the metadata is damaged: libhdf5 does not finish reading it");
+  return corrupt(path + ": the metadata is damaged: libhdf5 crashed while it read it (signal " + std::to_string(WTERMSIG(status)) + ")");
 }
 
 }  // namespace reshard::hdf5

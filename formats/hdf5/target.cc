@@ -191,7 +191,7 @@ Status Hdf5Target::describe(const Handle& dataset, const std::string& name, cons
 Result<Index> Hdf5Target::address_of(const Handle& dataset, const std::string& name) {
   const haddr_t address = H5Dget_offset(dataset.get());
   if (address == HADDR_UNDEF || address > static_cast<haddr_t>(INT64_MAX))
-    return internal_error("dataset '" + printable(name) + "': the library gave it no place");
+    return internal_error("dataset '" + printable(name) + "': the library allocated no space for it");
   return static_cast<Index>(address);
 }
 

@@ -162,11 +162,11 @@ std::string class_text(H5T_class_t c) {
     case H5T_OPAQUE:
       return "an opaque type";
     case H5T_INTEGER:
-      return "an integer type of unusual bits";
+      return "an integer type of unusual width";
     case H5T_FLOAT:
-      return "a float type of unusual bits";
+      return "a float type of unusual width";
     default:
-      return "a type that tensors do not have";
+      return "a type that tensors cannot have";
   }
 }
 

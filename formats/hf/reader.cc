@@ -295,7 +295,7 @@ Status HfReader::read_file(const std::string& name, SafetensorsEnd end) {
   if (!sources_.index) TRY(add_aliases(header.metadata));
   if (placed < sharding.size())
     return corrupt(path + ": " + std::string(kShardingInfo) + ": expected entries for tensors of this file, got " +
-                   count_of(static_cast<Index>(sharding.size() - placed), "entry of none"));
+                   count_of(static_cast<Index>(sharding.size() - placed), "other entry"));
   return {};
 }
 

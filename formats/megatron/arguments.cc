@@ -304,7 +304,7 @@ Result<Arguments> arguments_of(const Json& json) {
   const auto* type = std::find_if(kModelTypes.begin(), kModelTypes.end(),
                                   [&](const ModelType& t) { return t.name == config.model_type; });
   if (type == kModelTypes.end())
-    return unsupported("Megatron's args are not known for a model_type of '" + printable(config.model_type) + "'");
+    return unsupported("model_type '" + printable(config.model_type) + "': its Megatron args are unknown");
   TRY(config.check());
   if (const std::string why = without_words(json, config, *type); !why.empty())
     return unsupported("Megatron's args have no words for this model here: " + why);

@@ -186,7 +186,7 @@ Buffers find_buffers(const Model& model, const Catalog& stored) {
     is_found = true;
     out.placed = std::move(all);
   }
-  if (!is_found) return refuse("no known order of the parameters fits the pieces of the buffers");
+  if (!is_found) return refuse("the pieces of the buffers fit no known order of the parameters");
   return out;
 }
 

@@ -58,7 +58,7 @@ Status ShardedReader::read_common(const std::string& path) {
   }
   if (!values_) {
     catalog_.warnings.push_back("There is neither " + std::string(kCommonFile) +
-                                " nor an item common_state: Megatron's arguments are not known.");
+                                " nor an item common_state, so Megatron's arguments are unknown.");
     return {};
   }
   if (values_->kind() != pickle::Kind::kDict) return values_->mismatch("common state", "a dict");
@@ -348,8 +348,7 @@ void ShardedReader::tell() {
   facts.emplace_back("format", "Megatron-LM torch_dist" + when);
   const std::string args =
       has_common_item_ ? "an item common_state (Megatron core 0.17 or later)" : std::string(kCommonFile);
-  std::string saved =
-      args_.empty() ? "without args" : "on " + mesh_text(degrees_) + ", as args in " + args + " have it";
+  std::string saved = args_.empty() ? "without args" : "on " + mesh_text(degrees_) + ", by args in " + args;
   saved += has_stacks ? "; all layers of a parameter in one tensor" : "; each layer's tensors apart";
   if (!kind_.empty()) saved += "; optimizer " + optimizer_text();
   facts.emplace_back("saved", saved + vocabulary_text(args_, catalog_));

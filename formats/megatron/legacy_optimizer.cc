@@ -173,7 +173,7 @@ Status LegacyReader::add_masters(const LegacyRank& rank, const PlainOptimizer& o
     const auto group = number_after(entry->path, rest);
     const auto position = group ? number_of(entry->path[rest + 2]) : std::nullopt;
     if (!position || *position < 0 || *position >= std::ssize(with_master[*group])) {
-      leave_out_optimizer("there is no parameter for the master " + printable(entry->name));
+      leave_out_optimizer("no parameter belongs to the master " + printable(entry->name));
       return {};
     }
     TRY(add_state(rank, *entry, *with_master[*group][static_cast<std::size_t>(*position)], std::string(kMaster)));

@@ -112,7 +112,7 @@ Status LegacyReader::check_ranks() const {
         if (!there.contains({stage, r}))
           return io_error(catalog_.root + ": no file of " + std::string(axis) + " rank " + std::to_string(r) + " of " +
                           std::to_string(ranks) + (degrees_.pp > 1 ? " of stage " + std::to_string(stage) : "") +
-                          ": its mp_rank_... is missing; args say " + mesh_text(degrees_));
+                          ": its directory mp_rank_... is missing; args give " + mesh_text(degrees_));
     return {};
   };
   TRY(check(tp, degrees_.tp, "tp"));
@@ -140,7 +140,7 @@ Status LegacyReader::check_rank(const LegacyRank& rank) const {
   if (number && *number < 2)
     return unsupported(
         catalog_.file_path(rank.file) +
-        ": a checkpoint_version below 2: rows of q, k and v are in another order; load and save it with a newer "
+        ": checkpoint_version below 2: the rows of q, k and v are ordered differently; load and save it with a newer "
         "Megatron-LM");
   return {};
 }

@@ -100,13 +100,13 @@ Status RankFiles::check() const {
               groups = *model_.args.number("num_query_groups");
   if (heads % tp != 0 || (groups % tp != 0 && tp % groups != 0))
     return unsupported("tp=" + std::to_string(tp) + " does not divide " + count_of(heads, "attention head") + " and " +
-                       count_of(groups, "key-value head") + ", and Megatron does not run so");
+                       count_of(groups, "key-value head") + ", which Megatron requires");
   for (std::size_t i = 0; model_.run && i < request_.tensors.size(); ++i) {
     const TargetTensor& t = request_.tensors[i];
     if (model_.parts[i].key.kind == StateKind::kModel && t.dtype != DType::kBFloat16 && t.dtype != DType::kFloat16)
       return unsupported(tensor_text(t.name) + " is " + std::string(info(t.dtype).torch_name) +
-                         ": an optimizer with masters is written of weights that are half as wide; --dtype bfloat16 "
-                         "makes them so, --exclude 'optim*' leaves the optimizer out");
+                         ": an optimizer with masters needs weights in bfloat16 or float16; add --dtype bfloat16 "
+                         "to convert them, or --exclude 'optim*' to leave the optimizer out");
   }
   return {};
 }

@@ -146,7 +146,7 @@ Status RunState::write_groups(pickle::Dict& optimizer, Of of, const std::vector<
   if (has_own_groups() && !fits)
     return unsupported("the optimizer has " + count_of(std::ssize(own), "group") +
                        "; supported are two, one of matrices and one of norms and biases; "
-                       "--exclude 'optim*' leaves the optimizer out");
+                       "add --exclude 'optim*' to leave the optimizer out");
   PickleWriter& w = optimizer.key("param_groups");
   const pickle::List groups(w);
   for (std::size_t i = 0; i < params.size(); ++i) {

@@ -47,7 +47,8 @@ std::string WrittenModel::directory() const { return (run ? iteration_directory(
 
 Result<WrittenModel> WrittenModel::read(const LayoutRequest& request) {
   if (!request.config)
-    return usage_error("a checkpoint of Megatron holds args, which are made of the model's config.json; --config FILE");
+    return usage_error(
+        "a Megatron checkpoint contains args, which are made from the model's config.json; add it with --config");
   WrittenModel out;
   out.args = TRY(arguments_of(*request.config).context(std::string(kConfigFile)));
   out.layers = *out.args.number("num_layers");

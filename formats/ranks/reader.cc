@@ -274,7 +274,7 @@ void RanksReader::describe_format() {
   catalog_.attributes.emplace_back("joined", is_inferred_ ? join(evidence, "; ") : "under " + layout_text_);
   if (objects_ > 0)
     catalog_.warnings.push_back(count_of(objects_, "object") +
-                                " in the files of the ranks are not read, as they are not tensors.");
+                                " in the rank files not read, because they are not tensors.");
 }
 
 Status RanksReader::open(const PathSnapshot& place, const OpenOptions& options) {

@@ -16,7 +16,7 @@ using pickle::Value;
 
 constexpr std::array<std::string_view, 3> kStates = {kMomentSuffix, kSecondMomentSuffix, kMasterSuffix};
 constexpr std::string_view kExtraState = "extra_state.";
-constexpr std::string_view kWithout = "; --exclude 'optim*' leaves the optimizer out";
+constexpr std::string_view kWithout = "; add --exclude 'optim*' to leave the optimizer out";
 
 constexpr std::string_view kGroups = ".param_groups.";
 
@@ -52,7 +52,8 @@ Result<bool> has_adam(const LayoutRequest& request, std::string_view title, Froz
       without.push_back("'" + printable(name) + "'");
   if (is_there && !without.empty())
     return unsupported("the optimizer has no moments, or no master, of " + some_of(without) + ": " +
-                       std::string(title) + " loads the state of all parameters or of none" + std::string(kWithout));
+                       std::string(title) + " loads either the state of all parameters or no state" +
+                       std::string(kWithout));
   return is_there;
 }
 
@@ -103,7 +104,7 @@ Result<AdamObjects> AdamObjects::read(std::span<const TargetBlob> blobs, std::op
   for (const std::string_view word : {"lr", "betas", "eps", "weight_decay"})
     if (!out.value(word) && !out.is_unread_)
       return unsupported("the optimizer's groups have no " + std::string(word) + ", which " + std::string(title) +
-                         "'s Adam takes from them" + std::string(kWithout));
+                         "'s Adam needs" + std::string(kWithout));
   out.step_ = step.value_or(0);
   return out;
 }

@@ -163,7 +163,7 @@ ParameterNames name_parameters(const std::vector<NamedShape>& parameters, NameOr
   if (order == NameOrder::kSorted)
     if (auto known = as_in_llama(parameters))
       bases.push_back({std::move(*known), "the order in which transformers defines a Llama"});
-  if (bases.empty()) return {{}, "the index is sorted by name, and the order of this model's parameters is not known"};
+  if (bases.empty()) return {{}, "the index is sorted by name, and the order of this model's parameters is unknown"};
 
   const bool is_fresh = std::all_of(ids.begin(), ids.end(), [](const ParameterId& id) { return id.is_fresh; });
   if (is_fresh && groups.size() == 1) {  // every parameter has the same options
@@ -188,7 +188,7 @@ ParameterNames name_parameters(const std::vector<NamedShape>& parameters, NameOr
     if (chosen == nullptr) chosen = &candidate;
     agreeing = *agrees;
   }
-  if (chosen == nullptr) return {{}, "in no known order do the parameters have the shapes of the ids"};
+  if (chosen == nullptr) return {{}, "the shapes of the ids fit no known order of the parameters"};
   if (fitting.size() > 1) return {{}, "the shapes fit " + count(fitting.size(), "order") + " of the parameters"};
   ParameterNames out;
   for (const NamedShape* p : chosen->order) out.names.push_back(p->name);

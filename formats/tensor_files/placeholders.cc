@@ -30,11 +30,10 @@ Status refuse_placeholders(const Catalog& catalog, const PathSnapshot& place) {
   const PathSnapshot& directory = *TRY(place.directory());
   std::string where = directory.name().starts_with(kStep) ? directory.path() : last_step(directory);
   if (const auto above = directory.parent(); where.empty() && above) where = last_step(**above);
-  return unsupported(place.path() + ": " + with_commas(empty) + " of " + count_of(weights, "weight") +
-                     " are placeholders of size [0], as ZeRO 3 has them in a model that is saved without being " +
-                     "gathered: the weights are in " +
-                     (where.empty() ? "the global_stepN/ of its run, which is to be opened"
-                                    : printable(where) + ", which is to be opened"));
+  return unsupported(
+      place.path() + ": " + with_commas(empty) + " of " + count_of(weights, "weight") +
+      " are placeholders of size [0], which ZeRO 3 saves for weights that were not gathered: " + "the weights are in " +
+      (where.empty() ? "the global_stepN/ of its run; open that" : printable(where) + "; open that"));
 }
 
 }  // namespace reshard

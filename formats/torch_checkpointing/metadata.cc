@@ -182,7 +182,7 @@ class Parser {
     constexpr std::string_view kTorch = "torch.";
     const auto text = dtype.as_string();
     const auto known = text && text->starts_with(kTorch) ? dtype_from_torch(text->substr(kTorch.size())) : std::nullopt;
-    if (!known) return unsupported(dtype.mismatch("dtype", "one that is known").message());
+    if (!known) return unsupported(dtype.mismatch("dtype", "a supported dtype").message());
     out.dtype = *known;
     const auto elements = checked_volume(out.shape);
     if (!elements || !checked_mul(*elements, byte_size(out.dtype)))

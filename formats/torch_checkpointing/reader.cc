@@ -46,8 +46,8 @@ std::string gaps_of(const std::vector<DirectoryEntry>& entries, const std::strin
         missing.push_back(name.replace(name.find('*'), 1, std::to_string(rank)));
       }
   std::string out;
-  if (!missing.empty()) out += "; not there: " + names_text(missing, "file");
-  if (!empty.empty()) out += "; empty, as a write that failed leaves them: " + names_text(empty, "file");
+  if (!missing.empty()) out += "; missing: " + names_text(missing, "file");
+  if (!empty.empty()) out += "; empty, as after a failed write: " + names_text(empty, "file");
   return out;
 }
 

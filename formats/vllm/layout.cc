@@ -178,7 +178,7 @@ Status VllmLayout::check() const {
   if (ranks_ == 1) return {};
   if (!request_.heads)
     return usage_error("--to vllm with tp=" + std::to_string(ranks_) +
-                       " needs the number of attention heads, and no config.json says it; give one with --config");
+                       " needs the number of attention heads, and no config.json gives it; add one with --config");
   const auto [query, key_value] = *request_.heads;
   const bool fits = query % ranks_ == 0 && (ranks_ >= key_value ? ranks_ % key_value == 0 : key_value % ranks_ == 0);
   if (fits) return {};

@@ -52,8 +52,8 @@ class VllmReader : public TensorFileReader {
       add_header_metadata(opened.content->metadata());
       for (const TensorFile::Entry& entry : opened.content->tensors())
         if (!parts_.add(entry.name, number, in_file(entry.tensor, opened.file), entry.tensor.dtype))
-          return corrupt(catalog_.file_path(opened.file) + ": " + tensor_text(entry.name) + " is in another part of " +
-                         text_of(worker, stages_) + " too");
+          return corrupt(catalog_.file_path(opened.file) + ": " + tensor_text(entry.name) +
+                         " is also in another part of " + text_of(worker, stages_) + " too");
     }
     return {};
   }
@@ -70,7 +70,7 @@ class VllmReader : public TensorFileReader {
     const std::string& path = config.path;
     const Family* family = family_of_model_type(config.model_type, {}, families);
     if (!family)
-      return unsupported(path + ": model_type '" + printable(config.model_type) + "' is not of a known family");
+      return unsupported(path + ": model_type '" + printable(config.model_type) + "' belongs to no known family");
     const bool is_tied = stages_ > 1 ? config.tie_word_embeddings() : part_of_stages(kEmbedding) == nullptr;
     LayoutRequest request;
     request.mesh = Mesh({{"pp", stages_}, {"tp", ranks_}});

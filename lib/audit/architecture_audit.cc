@@ -12,7 +12,7 @@
 namespace reshard {
 namespace {
 
-// Whether a shape is the expected one; kAnySize stands for any size.
+// Returns whether a shape is the expected one; kAnySize matches any size.
 bool fits(const Dims& shape, const Dims& expected) {
   if (shape.rank() != expected.rank()) return false;
   for (int d = 0; d < shape.rank(); ++d)
@@ -20,7 +20,7 @@ bool fits(const Dims& shape, const Dims& expected) {
   return true;
 }
 
-// Whether a formula uses one of these fields.
+// Returns whether a formula uses one of these fields.
 bool uses(const std::string& formula, const std::set<std::string>& fields) {
   std::string name;
   for (const char c : formula + ";") {
@@ -38,7 +38,8 @@ bool uses_any(const std::vector<std::string>& formulas, const std::set<std::stri
   return std::any_of(formulas.begin(), formulas.end(), [&](const std::string& f) { return uses(f, fields); });
 }
 
-// Names that transformers reads for others: LayerNorm's of TensorFlow, and weight norm's.
+// Returns the current name of a parameter that transformers also reads under an old name: TensorFlow's LayerNorm,
+// weight norm.
 std::string current_name(std::string name) {
   static constexpr std::pair<std::string_view, std::string_view> kOld[] = {
       {".gamma", ".weight"},
@@ -127,7 +128,7 @@ class ArchitectureComparison {
     if (want.rank() == 2 && got.rank() == 2 && fits({got[1], got[0]}, want)) {
       f.id = "shape-transposed";
       f.why.push_back("the two dimensions are exchanged");
-      f.advice = "No data are lost; transpose it.";
+      f.advice = "No data is lost; transpose it.";
     } else {
       explain(*list[0].parameter, got, f);
     }
@@ -141,7 +142,7 @@ class ArchitectureComparison {
   }
 
   void explain(const ArchitectureParameter& p, const Dims& got, Finding& f) const {
-    f.advice = "Another model's config, or another model's tensor: compare with the run's own config.";
+    f.advice = "The config or the tensor belongs to another model: compare with the run's own config.";
     if (got.rank() != p.shape.rank()) return;
     for (int d = 0; d < got.rank(); ++d) {
       const Index want = p.shape[d], is = got[d];
@@ -156,8 +157,8 @@ class ArchitectureComparison {
     }
   }
 
-  // Leaves out parameters that may be there under another name: a tensor of an unknown name has their shape. Models are
-  // saved without their pooler too (add_pooling_layer=False).
+  // Drops missing parameters that may be stored under another name, because a tensor with an unknown name has their
+  // shape. Also drops poolers: models are saved without them (add_pooling_layer=False).
   void leave_out_explained() {
     std::set<Dims> unknown;
     bool has_pooler = false;

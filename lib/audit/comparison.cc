@@ -285,8 +285,8 @@ void Comparison::match_renamed() {
     }
     std::erase_if(only_a_, [&](std::size_t i) { return found_a.contains(i); });
     std::erase_if(only_b_, [&](std::size_t i) { return found_b.contains(i); });
-    renamed_.push_back("'" + printable(renaming.a) + "*' of " + a_view_.root + " is '" + printable(renaming.b) +
-                       "*' of " + b_view_.root + ", " + count_of(std::ssize(renaming.pairs), "tensor"));
+    renamed_.push_back("'" + printable(renaming.a) + "*' in " + a_view_.root + " is '" + printable(renaming.b) +
+                       "*' in " + b_view_.root + ", " + count_of(std::ssize(renaming.pairs), "tensor"));
   }
 }
 

@@ -115,11 +115,10 @@ Finding finding(Severity severity, std::vector<Group> groups) {
   }
   if (groups.size() > kShown) f.why.push_back("and " + with_commas(std::ssize(groups) - std::ssize(f.why)) + " more");
   std::sort(f.tensors.begin(), f.tensors.end(), natural_less);
-  f.advice =
-      severity == Severity::kNote
-          ? "Layers or experts that were copied, as merging and upcycling of models do it, and not trained since."
-          : "Nothing declares them to be one: a copy that was left behind (a wrapper, an average of the weights), "
-            "or a tie that the config does not tell of. --exclude leaves one of them out of a conversion.";
+  f.advice = severity == Severity::kNote
+                 ? "Layers or experts that were copied, as model merging and upcycling do, and not trained since."
+                 : "They are not declared as tied: a leftover copy (a wrapper, an average of the weights), "
+                   "or a tie that the config does not mention. Add --exclude to leave one of them out of a conversion.";
   return f;
 }
 

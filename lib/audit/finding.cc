@@ -73,7 +73,7 @@ void fold_consequences(std::vector<Finding>& findings, std::vector<CheckRun>& ch
   for (CheckRun& check : checks)
     if (const auto root = emptied.find(&check); root != emptied.end() && !kept.contains(&check)) {
       check.looked_at = 0;
-      check.skipped = "what it found is explained by " + root->second;
+      check.skipped = "its findings are explained by " + root->second;
     }
   findings = std::move(out);
 }

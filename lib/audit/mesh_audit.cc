@@ -121,8 +121,8 @@ class MeshAuditor {
     report_other_mesh();
     report_unlike();
     report_silent_ranks();
-    if (!unlike_.empty()) out_.ranks_skipped = "the tensors are not cut as declared";
-    if (observed_.ranks > mesh_.ranks()) out_.ranks_skipped = "the files are of more ranks than declared";
+    if (!unlike_.empty()) out_.ranks_skipped = "the tensors are not sharded as declared";
+    if (observed_.ranks > mesh_.ranks()) out_.ranks_skipped = "the files come from more ranks than declared";
     if (out_.ranks_skipped.empty()) {
       check_stages();
       check_writers();
@@ -142,11 +142,13 @@ class MeshAuditor {
     for (const MeshAxis& a : mesh_.axes()) factors.push_back(a.name + "=" + std::to_string(a.size));
     const std::string product = join(factors, " x ") + " = " + count_of(ranks, "rank");
     Finding& f = findings_.add(Severity::kError, "world-size");
-    f.what = "the declared degrees multiply to " + with_commas(ranks) + ", the files are of " + count_of(seen, "rank");
+    f.what = "the declared degrees multiply to " + with_commas(ranks) + ", but the files come from " +
+             count_of(seen, "rank");
     f.why.push_back(product + "; the highest file number is " + with_commas(seen - 1));
     f.why.push_back(found_text());
-    f.advice = seen % ranks == 0 ? "Another degree of " + with_commas(seen / ranks) + " is missing in the declaration."
-                                 : "The job ran with another number of ranks than the declared mesh has.";
+    f.advice = seen % ranks == 0
+                   ? "Another degree of " + with_commas(seen / ranks) + " is missing from the declaration."
+                   : "The job ran with a different number of ranks than the declared mesh.";
   }
 
   // Returns "the stored boxes fit dp_shard=16".
@@ -309,9 +311,9 @@ class MeshAuditor {
     Index tensors = 0;
     for (const auto& entry : unlike_) tensors += std::ssize(entry.second);
     Finding& f = findings_.add(Severity::kError, "layout-mesh");
-    f.what = "sharded by another mesh than " + declared_text();
+    f.what = "not sharded by the declared mesh " + declared_text();
     f.why = {with_commas(tensors) + " of " + count_of(out_.tensors, "tensor"), found_text()};
-    f.advice = "Nothing is wrong with the checkpoint if the run was meant to have that mesh: declare it.";
+    f.advice = "If the run was meant to have that mesh, the checkpoint is fine: declare it.";
     f.causes = {"world-size"};
   }
 
@@ -330,20 +332,20 @@ class MeshAuditor {
         case Cause::kNotParallel:
           f.id = "layout-not-tensor-parallel";
           f.what =
-              "not cut by tensor parallelism, which the declared tp=" + std::to_string(mesh_.size("tp")) + " would";
+              "not sharded by tensor parallelism, although tp=" + std::to_string(mesh_.size("tp")) + " is declared";
           f.why.push_back("every tp rank held all of " + std::string(list.size() == 1 ? "it" : "them") + ": " +
                           with_commas(mesh_.size("tp")) + " times the declared memory");
-          f.advice = "Look at the parallelize plan: a module whose name matches no entry stays replicated, silently.";
+          f.advice = "Check the parallelize plan: a module whose name matches no entry silently stays replicated.";
           break;
         case Cause::kOtherDim:
           f.id = "layout-wrong-dimension";
-          f.what = "cut on dim " + std::to_string(tp_dim(list[0].found)) + " where its role needs dim " +
+          f.what = "cut on dim " + std::to_string(tp_dim(list[0].found)) + "; its role needs dim " +
                    std::to_string(tp_dim(list[0].declared));
           f.why.push_back(tp_dim(list[0].declared) == 0
                               ? "column-parallel (q, k, v, gate, up: w1, w3) means rows of the weight, dim 0"
                               : "row-parallel (o, down: w2) means columns of the weight, dim 1");
           f.advice =
-              "The global tensor is whole and right; the parallel plan of the run confused column and row, which "
+              "The global tensor is complete and correct; the parallel plan of the run confused column and row, which "
               "costs a collective for each layer, or computes something else.";
           break;
         case Cause::kOrder:
@@ -351,19 +353,20 @@ class MeshAuditor {
           break;
         case Cause::kJoinedPlainly:
           f.id = "layout-fused-plain";
-          f.what = "a fused tensor was cut as if it were one, so that ranks hold parts of different sections";
+          f.what = "a fused tensor was cut as a single one, so that ranks hold parts of different sections";
           f.why.push_back("declared: " + count_of(groups(list[0].declared), "section") + ", each cut in " +
                           std::to_string(mesh_.size("tp")) + "; found: the whole cut in " +
                           std::to_string(mesh_.size("tp")));
           f.lost =
-              "No data are lost if the ranks really held these columns; if they held a part of each section and were "
+              "No data is lost if the ranks really held these columns. If they held a part of each section and the "
+              "parts were "
               "joined "
-              "plainly, shape and size are right and the order is wrong.";
-          f.advice = "Compare a slice with the running model before using it.";
+              "without regard to sections, shape and size are correct and the order is wrong.";
+          f.advice = "Compare a slice with the running model before you use it.";
           break;
         case Cause::kGathered:
           f.id = "layout-gathered";
-          f.what = "stored whole by one rank, where the declared mesh cuts it";
+          f.what = "stored whole by one rank; the declared mesh shards it";
           f.why.push_back("the whole tensor was gathered, or never distributed");
           break;
         case Cause::kIncomplete:  // handled elsewhere
@@ -382,12 +385,12 @@ class MeshAuditor {
 
   void explain_order(Finding& f) const {
     f.id = "layout-order";
-    f.what = "FSDP cut before tensor parallelism, where tensor parallelism cuts first";
+    f.what = "FSDP cut before tensor parallelism; tensor parallelism should cut first";
     f.why.push_back("declared: dim 0 in " + with_commas(mesh_.size("tp")) +
                     " tp blocks, each in FSDP's pieces (torch's _StridedShard); found: FSDP's pieces, each cut "
                     "by tp");
     f.advice =
-        "The global tensor is whole; a loader that assumes the declared order would give ranks each "
+        "The global tensor is complete, but a loader that assumes the declared order would give ranks each "
         "other's rows.";
   }
 
@@ -412,9 +415,9 @@ class MeshAuditor {
     f.what = "declared HSDP, " + with_commas(replicas) + " replicas x " + count_of(shards, "shard") +
              "; found plain FSDP over " + with_commas(all);
     f.why.push_back(
-        "tensors have " + with_commas(all) + " distinct dim-0 boxes where " + with_commas(shards) +
-        " would be held by " + count_of(replicas, "rank") + " each" +
-        (each_box_by_its_rank(list) ? ", and box i was always written by rank i: nothing is replicated" : ""));
+        "tensors have " + with_commas(all) + " distinct dim-0 boxes; expected " + with_commas(shards) +
+        ", each held by " + count_of(replicas, "rank") +
+        (each_box_by_its_rank(list) ? "; box i was always written by rank i, so nothing is replicated" : ""));
     const Index bytes = parameter_bytes() / mesh_.size("tp") / mesh_.size("pp");
     f.why.push_back("memory: each rank held 1/" + with_commas(all) + " of the parameters instead of 1/" +
                     with_commas(shards) + " (" + human_bytes(bytes / all) + " instead of " +
@@ -424,7 +427,7 @@ class MeshAuditor {
                     human_bytes(bytes / all * (all - 1)) + " a pass from the whole job");
     f.lost = "";
     f.advice =
-        "No data are lost and the checkpoint is whole. Look at why dp_replicate was not honoured "
+        "No data is lost and the checkpoint is complete. Find out why dp_replicate was not applied "
         "(torchtitan: parallelism.data_parallel_replicate_degree) before the next run.";
   }
 
@@ -444,7 +447,7 @@ class MeshAuditor {
   void explain_not_sharded(const std::vector<Unlike>& list, Finding& f) const {
     const Index shards = fsdp_ranks();
     f.id = "layout-not-sharded";
-    f.what = "not cut by FSDP, which the declared dp_shard=" + with_commas(mesh_.size("dp_shard")) + " would";
+    f.what = "not sharded by FSDP, although dp_shard=" + with_commas(mesh_.size("dp_shard")) + " is declared";
     f.why.push_back("found " + grid_text(boxes_of(catalog_.tensors()[list[0].tensor]), shape_of(list[0])) +
                     "; every FSDP rank held all of it, " + with_commas(shards) + " times the declared memory");
     f.why.push_back(found_text());
@@ -507,8 +510,9 @@ class MeshAuditor {
         "the pieces that they own on the declared mesh are missing: " + with_commas(std::ssize(out_.lacking)) + " of " +
         count_of(out_.tensors, "tensor") + " lack pieces");
     f.advice =
-        "They died during the save, or their files were not copied. convert --allow cover leaves such tensors out and "
-        "writes the others.";
+        "They died during the save, or their files were not copied. Add --allow cover to convert to leave such tensors "
+        "out and "
+        "write the others.";
   }
 
   static std::string rank_list(const std::set<Index>& ranks) {
@@ -568,7 +572,7 @@ class MeshAuditor {
       return;
     } while (std::next_permutation(axes.begin(), axes.end(),
                                    [](const MeshAxis& a, const MeshAxis& b) { return a.name < b.name; }));
-    f.advice = "Files were renamed or exchanged, or ranks were numbered in a way no order of these axes gives.";
+    f.advice = "Files were renamed or exchanged, or ranks were numbered in an order that these axes cannot give.";
   }
 
   // Checks that each layer is written by one stage, and that each stage writes.
@@ -602,10 +606,11 @@ class MeshAuditor {
       f.causes = {"ranks-silent"};
       f.what = "no tensor was written by pipeline stage " + join(absent, ", ") + " of " + with_commas(stages);
       f.why.push_back("a stage is " + count_of(mesh_.ranks() / stages, "rank") + "; stage " + absent[0] + " is ranks " +
-                      with_commas(std::stoll(absent[0]) * (mesh_.ranks() / stages)) + " and on");
+                      with_commas(std::stoll(absent[0]) * (mesh_.ranks() / stages)) + " and up");
       f.why.push_back(found_text());
       f.advice =
-          "With the layers complete, the job ran without these stages; with layers missing, the stage was not saved.";
+          "If all layers are present, the job ran without these stages; if layers are missing, the stage was not "
+          "saved.";
     }
     if (torn.empty()) return;
     Finding& f = findings_.add(Severity::kError, "stages-torn");

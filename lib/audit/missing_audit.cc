@@ -62,16 +62,16 @@ void report_missing_tensors(const DescribedModel& subject, const std::vector<con
       f.why.push_back("and " + count_of(static_cast<Index>(by_rule.size() - kShownKinds), "kind") + " more");
       break;
     }
-    f.why.push_back(leaf_of_rule(rule->hf) + ": " + with_commas(n) + (rule->when.empty() ? "" : ", due because of ") +
+    f.why.push_back(leaf_of_rule(rule->hf) + ": " + with_commas(n) + (rule->when.empty() ? "" : ", required by ") +
                     std::string(rule->when));
   }
   if (list[0]->rule->is_per_expert()) {
     std::set<Index> experts;
     for (const Parameter* p : list) experts.insert(p->expert);
     f.why.push_back("experts " + ranges_text(experts) + " of " + with_commas(subject.config.number("num_experts")) +
-                    ": a rank of expert parallelism that did not write, if they are one run");
+                    ": if they are consecutive, a rank of expert parallelism did not write");
   }
-  f.lost = count_of(std::ssize(list), "tensor") + ", " + human_bytes(bytes) + ", not in any file.";
+  f.lost = count_of(std::ssize(list), "tensor") + ", " + human_bytes(bytes) + ", missing from all files.";
 }
 
 void report_missing_head(const DescribedModel& subject, const Parameter& head, const std::string& other,
@@ -86,7 +86,7 @@ void report_missing_head(const DescribedModel& subject, const Parameter& head, c
   f.what = "is missing, and " + subject.config.path + " does not tie it to the embedding";
   f.why.push_back("tie_word_embeddings is false: the head is a tensor of its own, " + to_string(head.shape));
   f.lost = "The head (" + human_bytes(subject.bytes(head)) +
-           "), unless the run did tie it: loaders would start it at random.";
+           "), unless the run tied it: loaders would initialise it at random.";
   f.advice = "If the run tied its embeddings, set tie_word_embeddings to true in " + subject.config.path + ".";
 }
 
@@ -108,19 +108,19 @@ void report_missing_layers(const DescribedModel& subject, const Missing& missing
   f.why.push_back(subject.config.path + " says num_hidden_layers = " + with_commas(subject.config.num_hidden_layers()) +
                   "; nothing of " + (layers.size() == 1 ? "this layer" : "these layers") + " is stored");
   if (is_one_run(layers) && layers.size() > 1)
-    f.why.push_back("they are one run: a pipeline stage that was not saved, or a file that was not copied, looks so");
-  f.lost = count_of(std::ssize(f.tensors), "tensor") + ", " + human_bytes(bytes) + ", not in any file.";
-  f.advice = "Look for the files of the other pipeline stages; if num_hidden_layers is wrong, mend the config.";
+    f.why.push_back("they are consecutive, as for a pipeline stage that was not saved or a file that was not copied");
+  f.lost = count_of(std::ssize(f.tensors), "tensor") + ", " + human_bytes(bytes) + ", missing from all files.";
+  f.advice = "Look for the files of the other pipeline stages; if num_hidden_layers is wrong, correct the config.";
 }
 
 void report_unknown(const DescribedModel& subject, const StoredModel& stored, FindingList& findings) {
   if (stored.unknown.empty()) return;
   Finding& f = findings.add(Severity::kWarning, "name-unknown");
-  f.what = count_of(std::ssize(stored.unknown), "tensor") + " whose name family " + std::string(subject.family.name) +
-           " does not know";
+  f.what = count_of(std::ssize(stored.unknown), "tensor") + " with names that family " +
+           std::string(subject.family.name) + " does not know";
   for (const Tensor* t : stored.unknown) f.tensors.push_back(t->name);
   f.advice =
-      "A head or an adapter of your own is carried with --keep-unknown; a misspelt name is a tensor that no "
+      "Add --keep-unknown to copy a head or an adapter of your own. A misspelt name is a tensor that no "
       "loader will find.";
 }
 
@@ -157,9 +157,9 @@ void report_renamed(const DescribedModel& subject, const StoredModel& stored,
            subject.family.name + " does not know";
   for (const Parameter* p : missing) f.tensors.push_back(p->name);
   f.why.push_back("unknown: " + some_of(unknown));
-  f.why.push_back("they have " + count_of(there, "element") + ", and what is missing " + with_commas(due) +
-                  ": the same under other names, it seems");
-  f.advice = "--rename FROM=TO takes names for others; --family-file describes a family that has them.";
+  f.why.push_back("they have " + count_of(there, "element") + ", the missing parameters " + with_commas(due) +
+                  ": they seem to be the same under other names");
+  f.advice = "Add --rename FROM=TO to translate names, or --family-file to describe a family that has them.";
 }
 
 void report_missing(const DescribedModel& subject, const StoredModel& stored, const Missing& missing,
@@ -183,15 +183,15 @@ void report_extra(const DescribedModel& subject, const StoredModel& stored, Find
   if (!beyond.empty()) {
     Finding& f = findings.add(Severity::kError, "extra-layers");
     f.tensors = std::move(beyond);
-    f.what = "belong to layers that the model has not";
+    f.what = "belong to layers that the model does not have";
     f.why.push_back(config.path + " says num_hidden_layers = " + with_commas(config.num_hidden_layers()) +
                     "; the files go up to layer " + with_commas(deepest));
-    f.advice = "A loader drops them silently. Another model's config, or a config that was edited.";
+    f.advice = "A loader drops them silently. Is it another model's config, or was the config edited?";
   }
   if (unexpected.empty()) return;
   Finding& f = findings.add(Severity::kWarning, "extra-tensors");
-  f.what =
-      unexpected.size() == 1 ? "is not part of this model by its config" : "are not part of this model by its config";
+  f.what = unexpected.size() == 1 ? "is not part of the model that the config describes"
+                                  : "are not part of the model that the config describes";
   f.tensors = std::move(unexpected);
   f.advice = "A loader drops what the config does not describe.";
 }

@@ -115,8 +115,9 @@ void report_duplicates(const DescribedModel& subject, const std::vector<Duplicat
   if (duplicates.empty()) return;
   Finding& f = findings.add(Severity::kError, "name-duplicate");
   const bool is_one = duplicates.size() == 1;
-  f.what = is_one ? "both are " + duplicates[0].parameter
-                  : count_of(std::ssize(duplicates), "parameter") + ", each there under two names; one can be loaded";
+  f.what =
+      is_one ? "both are " + duplicates[0].parameter
+             : count_of(std::ssize(duplicates), "parameter") + ", each stored under two names; only one can be loaded";
   for (const Duplicate& d : duplicates) {
     f.tensors.insert(f.tensors.end(), {d.a->name, d.b->name});
     if (f.why.size() >= kShown) continue;
@@ -130,7 +131,7 @@ void report_duplicates(const DescribedModel& subject, const std::vector<Duplicat
   }
   if (duplicates.size() > kShown)
     f.why.push_back("and " + with_commas(std::ssize(duplicates) - static_cast<Index>(kShown)) + " more like them");
-  f.advice = "Find out which of them the training run updated; --exclude leaves the others out of a conversion.";
+  f.advice = "Find out which of them the training run updated. Add --exclude to leave the others out of a conversion.";
 }
 
 // Returns whether all sections of a parameter are present, or the tensor is not a section. Adds the section to `there`.
@@ -162,7 +163,7 @@ void look_at_packed(const DescribedModel& subject, const Tensor& tensor, const P
   f.causes = {"config-other"};
   f.what = shapes_text(tensor.shape, *shape);
   f.why.push_back(
-      "it is made of " + join(due, ", ") +
+      "it consists of " + join(due, ", ") +
       (shapes.size() > due.size() ? " and " + count_of(std::ssize(shapes) - std::ssize(due), "other") : ""));
 }
 
@@ -280,7 +281,7 @@ void report_flat(const DescribedModel& subject, const std::vector<Mismatch>& fla
   Finding& f = findings.add(Severity::kError, "shape-flat");
   f.tensors = names_of(flat);
   f.what = std::string(flat.size() == 1 ? "has one dimension" : "have one dimension") +
-           ", as FSDP flattens parameters" + (parts > 0 ? ": what one rank had of them" : "");
+           ", like parameters flattened by FSDP" + (parts > 0 ? ": one rank's parts" : "");
   std::map<const NameRule*, const Mismatch*> first;
   for (const Mismatch& m : flat) first.emplace(m.parameter->rule, &m);
   for (const auto& [rule, m] : first) {
@@ -296,10 +297,10 @@ void report_flat(const DescribedModel& subject, const std::vector<Mismatch>& fla
                     " " + to_string(m->parameter->shape));
   }
   if (parts == 0) {
-    f.advice = "No data are lost: convert writes them in the shapes that " + subject.config.path + " says.";
+    f.advice = "No data is lost: convert writes them in the shapes that " + subject.config.path + " gives.";
     return;
   }
-  f.lost = human_bytes(missing_bytes(flat)) + " of them are not here.";
+  f.lost = human_bytes(missing_bytes(flat)) + " of them is missing.";
   f.advice =
       "Every rank has its own part: look for the other ranks' files, of the same step. If there are none, save "
       "again with full state_dicts (FSDP's StateDictType.FULL_STATE_DICT).";
@@ -329,13 +330,13 @@ void report_rank_part(const DescribedModel& subject, const StoredModel& stored, 
   f.why = lines_by_rule(list);
   Index cut = 0;
   for (const Parameter& p : subject.expected) cut += p.rule->tp_dim >= 0 && !p.rule->is_vocabulary() && stored.find(p);
-  f.why.push_back(!consistent ? "other tensors are parts of another number: this is no consistent tensor parallelism"
-                  : std::ssize(list) == cut
-                      ? "every tensor that tensor parallelism cuts is 1/" + std::to_string(t) +
-                            " of its size: this is what one rank of tp=" + std::to_string(t) + " held"
-                      : with_commas(std::ssize(list)) + " of " + count_of(cut, "tensor") +
-                            " that tensor parallelism cuts, the others are whole");
-  f.lost = "Not here: " + std::to_string(t - 1) + " of " + std::to_string(t) + " parts (" +
+  f.why.push_back(
+      !consistent ? "other tensors are divided by other factors, so this is not a consistent tensor parallelism"
+      : std::ssize(list) == cut ? "every tensor that tensor parallelism cuts is 1/" + std::to_string(t) +
+                                      " of its size: this is what one rank of tp=" + std::to_string(t) + " held"
+                                : with_commas(std::ssize(list)) + " of " + count_of(cut, "tensor") +
+                                      " that tensor parallelism cuts; the others are whole");
+  f.lost = "Missing: " + std::to_string(t - 1) + " of " + std::to_string(t) + " parts (" +
            human_bytes(missing_bytes(list)) + ").";
   f.advice = "If every rank wrote its own file, join the " + count_of(t, "file") +
              " in rank order. If only rank 0 wrote, save again with the tensors gathered.";
@@ -354,13 +355,13 @@ void report_wrong_part(const DescribedModel& subject, const std::vector<Mismatch
                   " is 1/" + std::to_string(m.times) + " of it");
   if (rule.tp_dim < 0)
     f.why.push_back(
-        "tensor parallelism leaves this tensor whole on every rank; it was cut by mistake, or it is a "
-        "shard of FSDP that was never gathered");
+        "tensor parallelism leaves this tensor whole on every rank: it was cut by mistake, or it is an "
+        "FSDP shard that was never gathered");
   else
     f.why.push_back("it is a part along dim " + std::to_string(m.dim) + "; a " + (rule.tp_dim == 0 ? "column" : "row") +
                     "-parallel tensor is cut along dim " + std::to_string(rule.tp_dim) +
                     ": column and row were confused");
-  f.lost = human_bytes(missing_bytes(list)) + " are not here.";
+  f.lost = human_bytes(missing_bytes(list)) + " is missing.";
   f.advice = "Look for the other " + count_of(m.times - 1, "part") + "; save again with the tensors gathered.";
 }
 
@@ -378,17 +379,17 @@ void report_parts(const DescribedModel& subject, const StoredModel& stored, cons
 
 void explain_shape(const DescribedModel& subject, const Mismatch& m, Finding& f) {
   if (m.parameter->is_scale) {
-    f.why.push_back("a scale for each block of its matrix, as quantization_config of " + subject.config.path +
-                    " has it");
-    f.advice = "Scales of other blocks, or of another model: the matrix means nothing without its own.";
+    f.why.push_back("expected one scale per block of its matrix; quantization_config of " + subject.config.path +
+                    " gives the block size");
+    f.advice = "Scales of other blocks or of another model: without its own, the matrix is unusable.";
     return;
   }
   if (m.difference == Difference::kTransposed) {
     f.id = "shape-transposed";
     f.why.push_back(
         "the two dimensions are exchanged: a Conv1D weight [in, out] saved as a Linear weight [out, in], or "
-        "the other way round");
-    f.advice = "No data are lost; transpose it.";
+        "vice versa");
+    f.advice = "No data is lost; transpose it.";
     return;
   }
   if (m.difference == Difference::kReplicated) {
@@ -397,7 +398,7 @@ void explain_shape(const DescribedModel& subject, const Mismatch& m, Finding& f)
                     with_commas(m.tensor->shape[0]) + " is " + std::to_string(m.times) +
                     " times that: key-value heads were replicated for a tensor-parallel degree above " +
                     with_commas(subject.config.num_key_value_heads()) + " and not merged");
-    f.advice = "No data are lost: keep one copy of each head, after a check that the copies agree.";
+    f.advice = "No data is lost: keep one copy of each head after you have checked that the copies are equal.";
     return;
   }
   for (int d = 0; d < m.parameter->shape.rank(); ++d) {
@@ -405,7 +406,7 @@ void explain_shape(const DescribedModel& subject, const Mismatch& m, Finding& f)
                       result = with_commas(m.parameter->shape[d]);
     f.why.push_back("dim " + std::to_string(d) + ": " + formula + (formula.ends_with(result) ? "" : " = " + result));
   }
-  f.advice = "Another model's config, or another model's tensor: compare with the run's own config.";
+  f.advice = "The config or the tensor belongs to another model: compare with the run's own config.";
 }
 
 void report_other_shapes(const DescribedModel& subject, const std::vector<Mismatch>& others, FindingList& findings) {
@@ -431,14 +432,14 @@ void report_concatenated(const DescribedModel& subject, const std::vector<Mismat
   const Index ep = list[0].times, kept = experts_kept(subject, list);
   Finding& f = findings.add(Severity::kError, "shape-experts-concatenated");
   f.tensors = names_of(list);
-  f.what = "hold " + count_of(ep, "expert") + " each, one below the other";
+  f.what = "hold " + count_of(ep, "expert") + " each, concatenated by rows";
   f.why = lines_by_rule(list);
   if (kept > 0)
     f.why.push_back(count_of(ep * kept, "expert") + " over ep=" + std::to_string(ep) + " are " + with_commas(kept) +
-                    " a rank: expert i holds the rows of experts i, i + " + with_commas(kept) +
+                    " per rank: expert i contains the rows of experts i, i + " + with_commas(kept) +
                     (ep > 2 ? ", ..." : "") + ", in the order of the ranks");
   f.why.push_back("this is what ColossalAI's MoE plugin writes unsharded (shard=False) under expert parallelism");
-  f.advice = "No data are lost: split each into " + count_of(ep, "block") + " of rows.";
+  f.advice = "No data is lost: split each into " + count_of(ep, "block") + " of rows.";
 }
 
 // ---- Another model's config
@@ -513,7 +514,7 @@ bool report_other_config(const DescribedModel& subject, const std::map<std::stri
                          const std::vector<Mismatch>& explained, FindingList& findings) {
   if (explained.empty()) return false;
   Finding& f = findings.add(Severity::kError, "config-other");
-  f.what = subject.config.path + " is not of this model: ";
+  f.what = subject.config.path + " belongs to another model: ";
   std::vector<std::string> numbers;
   for (const auto& [formula, s] : said) {
     const std::string text = explain(formula, subject.config.numbers());
@@ -526,7 +527,7 @@ bool report_other_config(const DescribedModel& subject, const std::map<std::stri
   f.why.assign(numbers.begin() + 1, numbers.end());
   f.why.push_back(count_of(std::ssize(explained), "tensor") + (explained.size() == 1 ? " differs" : " differ") +
                   " for this reason");
-  f.advice = "Give the config.json of the run itself with --config.";
+  f.advice = "Add --config with the config.json of the run itself.";
   return true;
 }
 
@@ -552,10 +553,10 @@ std::string report_dtypes(const DescribedModel& subject, const StoredModel& stor
   for (auto& [dtypes, names] : by_dtype) {
     const auto& [dtype, due] = dtypes;
     Finding& f = findings.add(Severity::kWarning, "dtype");
-    f.what =
-        (names.size() == 1 ? "is " : "are ") + std::string(dtype) + " where " +
-        (due == subject.config.dtype ? subject.config.path + " says " : std::string(subject.family.title) + " has ") +
-        std::string(due);
+    f.what = (names.size() == 1 ? "is " : "are ") + std::string(dtype) + "; " +
+             (due == subject.config.dtype ? subject.config.path + " expects "
+                                          : std::string(subject.family.title) + " expects ") +
+             std::string(due);
     f.why.push_back(with_commas(std::ssize(names)) + " of " + count_of(compared, "tensor"));
     f.tensors = std::move(names);
     f.advice = "convert --dtype " + (subject.config.dtype.empty() ? "float32" : subject.config.dtype) +

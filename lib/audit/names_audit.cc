@@ -24,12 +24,12 @@ void report_adapters(const Catalog& catalog, FindingList& findings) {
   }
   if (adapters.empty() || weights == 0) return;
   Finding& f = findings.add(Severity::kWarning, "adapter-unmerged");
-  f.what = "adapters beside the weights they change";
+  f.what = "adapters are stored next to the weights they change";
   f.why.push_back(count_of(std::ssize(adapters), "tensor") + " of adapters, " + with_commas(weights) + " of the model");
   f.tensors = std::move(adapters);
   f.advice =
-      "A loader of the model drops them, and with them what was trained. Merge them into the weights "
-      "(merge_and_unload), or save the adapters by themselves.";
+      "A loader of the model drops them, and with them what they learned. Merge them into the weights "
+      "(merge_and_unload), or save the adapters separately.";
 }
 
 void report_placeholders(const Catalog& catalog, const Model& model, FindingList& findings) {
@@ -43,7 +43,7 @@ void report_placeholders(const Catalog& catalog, const Model& model, FindingList
   if (empty.empty()) return;
   const bool is_one = empty.size() == 1;
   Finding& f = findings.add(Severity::kError, "placeholder");
-  f.what = is_one ? "is empty, where a model has a weight" : "are empty, where a model has weights";
+  f.what = is_one ? "is empty; expected a weight" : "are empty; expected weights";
   f.why.push_back(with_commas(std::ssize(empty)) + " of " + count_of(weights, "tensor") + " of the model");
   f.why.emplace_back(
       "a rank that holds parts of its parameters (DeepSpeed's ZeRO stage 3, FSDP) leaves such placeholders in its "
@@ -51,7 +51,7 @@ void report_placeholders(const Catalog& catalog, const Model& model, FindingList
   f.lost = std::string(is_one ? "Its values are" : "Their values are") + " missing from this checkpoint.";
   f.tensors = std::move(empty);
   f.advice =
-      "The ranks' own files have them: convert those, the training state of the same step. Or save again with the "
+      "The ranks' own files have them: convert those, the training state of the same step, or save again with the "
       "parameters gathered (DeepSpeed's stage3_gather_16bit_weights_on_model_save).";
 }
 
@@ -74,22 +74,23 @@ void report_same_keys(const Catalog& catalog, FindingList& findings) {
   std::sort(names.begin(), names.end(), natural_less);
   names.erase(std::unique(names.begin(), names.end()), names.end());
   Finding& f = findings.add(Severity::kError, "name-duplicate");
-  f.what = parameters == 1 ? "both are one parameter, and one of them can be loaded"
-                           : count_of(parameters, "parameter") + ", each there under two names; one can be loaded";
+  f.what = parameters == 1
+               ? "both are the same parameter; only one can be loaded"
+               : count_of(parameters, "parameter") + ", each stored under two names; only one can be loaded";
   f.tensors = std::move(names);
   f.why = std::move(lines);
   if (parameters > static_cast<Index>(kShown))
     f.why.push_back("and " + with_commas(parameters - static_cast<Index>(kShown)) + " more like them");
-  f.advice = "Find out which of them the training run updated; --exclude leaves the others out of a conversion.";
+  f.advice = "Find out which of them the training run updated. Add --exclude to leave the others out of a conversion.";
 }
 
 void report_contradicting_shapes(const Catalog& catalog, const Family& family, FindingList& findings) {
   const Status agree = check_shapes_agree(family, catalog);
   if (agree) return;
   Finding& f = findings.add(Severity::kError, "shape-contradiction");
-  f.what = "named as a model of family " + family.name + ", but not one by its shapes";
+  f.what = "has names of family " + family.name + ", but shapes that contradict each other";
   f.why.push_back(agree.error().message());
-  f.advice = "Give its config.json with --config: what is wrong can then be told tensor by tensor.";
+  f.advice = "Add its config.json with --config, so that each tensor can be checked.";
 }
 
 }  // namespace

@@ -46,7 +46,7 @@ void report_uneven_state(const std::map<std::string, std::set<std::string>>& hav
   }
   if (absent.empty()) return;
   Finding& f = findings.add(Severity::kWarning, "optimizer-missing");
-  f.what = "optimizer state is missing, which other parameters have";
+  f.what = "lacks optimizer state that other parameters have";
   f.tensors = std::move(absent);
   f.advice = "The optimizer starts these moments at zero when it resumes.";
 }
@@ -93,7 +93,7 @@ OptimizerAudit audit_optimizer(const Catalog& catalog) {
     const bool is_factored = key.suffix.ends_with("_row") || key.suffix.ends_with("_col");  // Adafactor
     if (t.shape.rank() == 0 || is_factored || t.shape == due) continue;
     if (wrong.empty())
-      said = {to_string(t.shape) + " where the parameter has " + to_string(due),
+      said = {"shape " + to_string(t.shape) + "; its parameter has " + to_string(due),
               "optimizer state of " + key.parameter + " has its parameter's shape, element by element"};
     wrong.push_back(t.name);
   }
@@ -102,13 +102,13 @@ OptimizerAudit audit_optimizer(const Catalog& catalog) {
     f.tensors = std::move(wrong);
     f.what = said[0];
     f.why.push_back(said[1]);
-    f.advice = "One of the two is a shard or padded; the audit of the parameter tells which.";
+    f.advice = "One of the two is a shard or padded; see the findings on the parameter.";
   }
   const auto models = std::count_if(catalog.parts.begin(), catalog.parts.end(),
                                     [](const Part& part) { return part.kind == StateKind::kModel; });
   if (!orphans.empty() && models < 2) {  // otherwise they belong to another model
     Finding& f = findings.add(Severity::kWarning, "optimizer-orphan");
-    f.what = "belong to parameters that are not here";
+    f.what = "belong to parameters that are missing";
     f.tensors = std::move(orphans);
   }
   report_uneven_state(have, findings);

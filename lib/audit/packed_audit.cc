@@ -33,7 +33,7 @@ void report_missing(const PackedWeights& packed, const Model& model, FindingList
   f.tensors = std::move(missing);
   f.why = std::move(why);
   f.lost = "The values of " + count_of(weights, "weight") + ".";
-  f.advice = "Look for the tensors in the model's other files; without them, quantize the model again.";
+  f.advice = "Look for the tensors in the model's other files; if they are lost, quantize the model again.";
 }
 
 void report_shapes(const Catalog& catalog, const PackedWeights& packed, const Model& model, FindingList& findings) {
@@ -43,8 +43,8 @@ void report_shapes(const Catalog& catalog, const PackedWeights& packed, const Mo
     if (!fault) continue;
     Finding& f = findings.add(Severity::kError, "packed-shape");
     for (const PackedTensor& part : weight.parts) f.tensors.push_back(catalog.tensors()[part.tensor].name);
-    f.what = "are one weight packed as " + std::string(packing_title(weight.packing)) + ", and " + *fault;
-    f.advice = "One of them is a part of another size: a shard that was not gathered, or another model's.";
+    f.what = "form one weight packed as " + std::string(packing_title(weight.packing)) + ", but " + *fault;
+    f.advice = "One of them has the wrong size: a shard that was not gathered, or a tensor of another model.";
   }
 }
 

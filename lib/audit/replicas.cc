@@ -186,24 +186,24 @@ class Replicas {
       f.tensors = {tensor.name};
       const auto n = static_cast<Index>(copies.size());
       f.what =
-          n == 1 ? "two copies of one box differ" : with_commas(n) + " copies differ from the first one of their box";
+          n == 1 ? "two copies of one box differ" : with_commas(n) + " copies differ from the first copy of their box";
       for (std::size_t i = 0; i < std::min(kShownCopies, copies.size()); ++i) {
         const auto& [copy, difference] = copies[i];
         const Fragment further = tensor.replicas.get(copy.replica), first = original_of(tensor, further);
         const Index element = byte_size(tensor.dtype);
         f.why.push_back(to_string(further.box) + ": " + with_commas(difference.count) + " of " +
                         count_of(volume(further.box), "element") +
-                        (difference.count == 1 ? " differs, at " : " differ, the first of them ") +
+                        (difference.count == 1 ? " differs, at " : " differ, the first at ") +
                         to_string(place_of(further.box, difference.first)) + ", at " +
                         place_text(first, difference.first, element) + " and " +
                         place_text(further, difference.first, element));
       }
       if (copies.size() > kShownCopies)
         f.why.push_back("and " + with_commas(static_cast<Index>(copies.size() - kShownCopies)) + " copies more");
-      f.lost = "One of the two is not what was trained; the files do not tell which.";
+      f.lost = "One of the copies is wrong; the files do not tell which.";
       f.advice =
-          "reshard and torch read the first copy. Hold both against the checkpoint before this one; ranks of a replica "
-          "group that drift apart have missed an all-reduce or run on broken hardware.";
+          "reshard and torch read the first copy. Compare both with the previous checkpoint. Ranks of a replica "
+          "group that drift apart have missed an all-reduce or run on faulty hardware.";
       report_.findings.push_back(std::move(f));
     }
     if (sharing_.empty()) return;
@@ -211,10 +211,10 @@ class Replicas {
     f.severity = Severity::kWarning;
     f.id = "replicas-shared";
     f.tensors = sharing_;
-    f.what = with_commas(report_.shared) + (report_.shared == 1 ? " further copy is" : " further copies are") +
-             " the bytes of the first one";
-    f.why = {"the metadata list the box twice, at the same place of the same file"};
-    f.advice = "There is one copy where the metadata promise more.";
+    f.what = with_commas(report_.shared) + (report_.shared == 1 ? " further copy has" : " further copies have") +
+             " the same bytes in the file as the first one";
+    f.why = {"the metadata lists the box twice, at the same offset of the same file"};
+    f.advice = "There is only one copy, although the metadata lists more.";
     report_.findings.push_back(std::move(f));
   }
 

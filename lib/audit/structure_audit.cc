@@ -41,9 +41,10 @@ void check_covers(const Catalog& catalog, FindingList& findings) {
   if (names.empty()) return;
   Finding& f = findings.add(Severity::kError, "cover");
   f.what = "the stored pieces do not cover " + std::string(names.size() == 1 ? "it" : "them") + " exactly once";
-  f.advice = "A rank that did not write, or metadata of another save: look for the missing pieces in an earlier copy.";
+  f.advice =
+      "A rank did not write, or the metadata belongs to another save. Look for the missing pieces in an earlier copy.";
   if (names.size() < catalog.tensors().size())
-    f.advice += " convert --allow cover leaves such tensors out and writes the others.";
+    f.advice += " Add --allow cover to convert to leave such tensors out and write the others.";
   f.tensors = std::move(names);
   f.why = std::move(first_messages);
 }
@@ -64,7 +65,7 @@ void report_missing_files(const Catalog& catalog, const std::vector<std::string>
   finding.lost =
       "At least " + human_bytes(bytes) + ", of " + count_of(static_cast<Index>(finding.tensors.size()), "tensor") + ".";
   finding.advice =
-      "Copy the files from where the job wrote them; if they never were there, the save was interrupted or "
+      "Copy the files from where the job wrote them. If they never existed, the save was interrupted or "
       "ranks did not write.";
 }
 
@@ -77,13 +78,12 @@ void report_short_files(const Catalog& catalog, FindingList& findings) {
     if (file.size < 0 || file.size >= needs[f]) continue;
     cut.insert(f);
     if (lines.size() < kShownFiles)
-      lines.push_back(printable(file.path) + ": has " + count_of(file.size, "byte") + ", needs " +
-                      with_commas(needs[f]));
+      lines.push_back(printable(file.path) + ": expected at least " + with_commas(needs[f]));
   }
   if (cut.empty()) return;
   Finding& f = findings.add(Severity::kError, "file-short");
   f.what = count_of(static_cast<Index>(cut.size()), "data file") + (cut.size() == 1 ? " is" : " are") +
-           " cut short: the disk was full, the copy or the save was interrupted, or it is of another save";
+           " truncated: the disk was full, the copy or the save was interrupted, or it belongs to another save";
   f.why = std::move(lines);
   f.tensors = tensors_in(catalog, cut);
 }
@@ -121,9 +121,9 @@ void check_unclaimed(const Catalog& catalog, FindingList& findings) {
   }
   if (bytes == 0) return;
   Finding& f = findings.add(Severity::kWarning, "unclaimed-bytes");
-  f.what = human_bytes(bytes) + " in the data files belong to no tensor or object";
+  f.what = human_bytes(bytes) + " of the data files belong to no tensor or object";
   f.why = std::move(lines);
-  f.advice = "Writers leave no gaps: the metadata lost an entry, or are of another save than the files.";
+  f.advice = "Writers leave no gaps: the metadata lost an entry, or belongs to another save than the files.";
 }
 
 // Reports names that differ from the path in the nested state_dict, joined by dots.
@@ -131,9 +131,9 @@ void check_key_paths(const Catalog& catalog, FindingList& findings) {
   std::vector<std::string> wrong = names_off_paths(catalog);
   if (wrong.empty()) return;
   Finding& f = findings.add(Severity::kWarning, "key-path");
-  f.what = "the path in the nested state_dict is not the name's";
+  f.what = "the path in the nested state_dict does not match the name";
   f.tensors = std::move(wrong);
-  f.advice = "Loaders that rebuild the nested state_dict would put it elsewhere: the metadata are damaged.";
+  f.advice = "Loaders that rebuild the nested state_dict would put it elsewhere: the metadata is damaged.";
 }
 
 // Reads the headers around the pieces and, if that fails, those of each tensor separately, to report all that fail.
@@ -161,13 +161,15 @@ bool check_headers(Reader& reader, int threads, const std::string& spool, Findin
     return true;
   }
   Finding& f = findings.add(Severity::kError, "header");
-  f.what = is_of_system ? "cannot be looked at"
-                        : "what is stored is not what the metadata " +
-                              std::string(names.size() == 1 ? "says of it" : "say of them");
+  f.what = is_of_system ? "cannot be checked"
+                        : "the stored data does not match the metadata " +
+                              std::string(names.size() == 1 ? "of this tensor" : "of these tensors");
   f.tensors = std::move(names);
   f.why = std::move(messages);
-  f.advice = is_of_system ? "The system refused; what is stored may be sound. Compressed items are decoded into TMPDIR."
-                          : "A file was overwritten by another save, two files were exchanged, or bytes are damaged.";
+  f.advice =
+      is_of_system
+          ? "The system returned an error; the data itself may be fine. Compressed items are decoded into TMPDIR."
+          : "A file was overwritten by another save, two files were exchanged, or bytes are damaged.";
   return true;
 }
 
@@ -179,7 +181,7 @@ void report_leftovers(const Catalog& catalog, FindingList& findings) {
   f.what = count_of(static_cast<Index>(catalog.stale_files.size()), "file") + " in the directory " +
            (catalog.stale_files.size() == 1 ? "belongs" : "belong") +
            " to no tensor or object: " + some(catalog.stale_files);
-  f.why.emplace_back("left by an earlier save with more ranks or files, or by one that died");
+  f.why.emplace_back("left by an earlier save with more ranks or files, or by an interrupted save");
   f.advice =
       "A loader that globs files instead of reading the index would mix them in. Remove them once the "
       "checkpoint is known to be good.";
@@ -203,7 +205,7 @@ StructureAudit audit_structure(Reader& reader, int threads, const std::string& s
   if (const Status shared = check_extents_disjoint(catalog, SharedExtents::kRefused); !shared) {
     Finding& f = findings.add(Severity::kError, "shared-bytes");
     f.what = shared.error().message();
-    f.advice = "Two pieces cannot both be right: the metadata are damaged, or a writer was wrong.";
+    f.advice = "The two pieces cannot both be right: the metadata is damaged, or the writer has a bug.";
   }
   check_unclaimed(catalog, findings);
   check_key_paths(catalog, findings);

@@ -147,11 +147,11 @@ TokenizerAudit audit_tokenizer(const std::string& directory, const std::string& 
     files.emplace_back(name);
   }
   out.tokens = tokens.count;
-  if (files.empty()) out.skipped = "there is no tokenizer.json beside the config";
+  if (files.empty()) out.skipped = "there is no tokenizer.json next to the config";
   if (tokens.beyond.empty()) return out;
   Finding f{Severity::kWarning, "tokenizer-larger", {}, "", {}, "", ""};
   f.what = join(files, " and ") + (files.size() == 1 ? " has " : " have ") +
-           count_of(std::ssize(tokens.beyond), "token") + " that the vocabulary has no row for";
+           count_of(std::ssize(tokens.beyond), "token") + " without a row in the vocabulary";
   std::vector<std::string> first;
   for (const auto& [id, token] : tokens.beyond) {
     if (first.size() == kShownTokens) break;
@@ -161,9 +161,9 @@ TokenizerAudit audit_tokenizer(const std::string& directory, const std::string& 
   f.why.push_back(join(first, ", ") + (more > 0 ? " and " + with_commas(more) + " more" : "") + "; " + config_path +
                   " says vocab_size = " + with_commas(vocab_size) + ": the last row is " + with_commas(vocab_size - 1));
   f.advice =
-      "A text with such a token fails at the embedding. Take the tokenizer that the model was trained with, or give "
+      "A text with such a token fails at the embedding. Use the tokenizer that the model was trained with, or add "
       "the "
-      "model rows for them (resize_token_embeddings).";
+      "model's missing rows (resize_token_embeddings).";
   out.findings.push_back(std::move(f));
   return out;
 }

@@ -23,9 +23,9 @@ namespace {
 
 using Words = std::span<const std::string_view>;
 
-// ---- what the config says
+// ---- Numbers of the config
 
-// A number of the config or of one of its parts.
+// A number in the config or in one of its parts.
 struct Field {
   std::string name;  // with its part: "text_config.vocab_size"
   std::string_view member;
@@ -42,7 +42,8 @@ bool is_one_of(std::string_view text, Words words) {
   return std::find(words.begin(), words.end(), text) != words.end();
 }
 
-// All positive numbers of a config and its parts. The config repeats what its text_config says; the latter counts.
+// Returns all positive numbers of a config and its parts. A config may repeat members of its text_config; the
+// text_config's value is used.
 std::vector<Field> fields_of(const ModelConfig& config) {
   std::vector<Field> out;
   const auto add = [&](const ModelConfig& of) {
@@ -71,7 +72,7 @@ std::vector<Field> fields_named(const std::vector<Field>& fields, Words members)
   return out;
 }
 
-// Whether a number with one of these words in its name has this value.
+// Returns whether a number with one of these words in its name has this value.
 bool is_said(const std::vector<Field>& fields, Words words, Index value) {
   return std::any_of(fields.begin(), fields.end(), [&](const Field& f) {
     return f.value == value && contains_any(f.member, words) && !f.member.ends_with("_id");
@@ -82,9 +83,9 @@ bool is_said(const std::vector<Field>& fields, Index value) {
                      [&](const Field& f) { return f.value == value && !f.member.ends_with("_id"); });
 }
 
-// ---- what the tensors say
+// ---- Sizes of the tensors
 
-// Numbered modules with a common prefix.
+// A list of numbered modules with a common prefix.
 struct ModuleList {
   std::set<Index> numbers;
   bool holds_modules = false;  // and not weights alone: "layers.0.mlp.weight", but not "layers.0.weight"
@@ -92,10 +93,10 @@ struct ModuleList {
   bool is_whole() const { return std::ssize(numbers) == size(); }
 };
 
-// A checkpoint's model tensors, without adapters, buffers and what quantization made of matrices.
+// A checkpoint's model tensors, without adapters, buffers and tensors added by quantization.
 struct StoredTensors {
   std::vector<NamedTensor> all;
-  std::set<std::string> others;                      // names of those
+  std::set<std::string> others;                      // names of the excluded tensors
   std::map<std::string, ModuleList> lists, experts;  // the first number of each name; those of "experts"
 };
 
@@ -139,12 +140,12 @@ std::string_view last_parts(std::string_view name, int count) {
   return at == std::string_view::npos ? name : name.substr(at + 1);
 }
 
-// ---- comparing the two
+// ---- Comparing both
 
-// The sizes that tensors have in one role, and the tensors.
+// The sizes that tensors have in one role, with the tensors of each size.
 using Sizes = std::map<Index, std::vector<const Tensor*>>;
 
-// A number of the config that no tensor has in its role, and a size in that role that no number explains.
+// A number of the config that no tensor has in its role, and a size in that role that no other number explains.
 struct Contradiction {
   Field field;
   Index size = 0;
@@ -192,7 +193,7 @@ class UnknownModel {
   static constexpr std::string_view kExperts[] = {"num_experts", "num_local_experts", "n_routed_experts",
                                                   "moe_num_experts", "n_experts"};
 
-  // Calls `visit(tensor, sizes)` for each tensor with that many dimensions.
+  // Calls `visit(tensor, sizes)` for each tensor with the given number of dimensions.
   template <typename Visit>
   Sizes sizes_where(int rank, Visit visit) const {
     Sizes out;
@@ -201,7 +202,8 @@ class UnknownModel {
     return out;
   }
 
-  // `has(sizes, value)`: whether tensors show the number. `explains(size)`: whether another number is that size.
+  // `has(sizes, value)` returns whether tensors have that size. `explains(size)` returns whether another number of the
+  // config explains that size.
   template <typename Has, typename Explains>
   std::optional<Contradiction> compare(const std::string& check, const std::vector<Field>& fields, const Sizes& sizes,
                                        Has has, Explains explains) {
@@ -234,19 +236,19 @@ class UnknownModel {
     return findings_.emplace_back(std::move(f));
   }
 
-  // "config.json says hidden_size = 384"
+  // Returns "config.json says hidden_size = 384".
   std::string said(const Field& field) const {
     return config_.path + " says " + printable(field.name) + " = " + with_commas(field.value);
   }
 
-  // A size that is one of several equal parts of what the config says, or anything else.
+  // Reports a size that is a fraction of the config's number (a tensor-parallel part), or any other size.
   void report_size(const Contradiction& c, Index expected, const std::string& formula, std::string_view what) {
     const bool is_part = c.size > 1 && expected % c.size == 0;
     Finding& f = add(Severity::kError, is_part ? "shape-part" : "shape-other",
                      with_commas(c.size) + " " + std::string(what) + ", and " + said(c.field), c.tensors);
     if (!formula.empty()) f.why.push_back(formula + " = " + with_commas(expected));
     if (!is_part) {
-      f.advice = "Another model's config.json, or a model that was changed after the file was written.";
+      f.advice = "The config.json belongs to another model, or the model was changed after it was written.";
       return;
     }
     f.why.push_back(with_commas(c.size) + " is 1/" + with_commas(expected / c.size) + " of " + with_commas(expected) +
@@ -254,14 +256,14 @@ class UnknownModel {
     f.advice = "Look for the files of the other ranks, or save again with the tensors gathered.";
   }
 
-  // ---- width
+  // ---- Width
 
   static bool is_norm(std::string_view name) {
     static constexpr std::string_view kNorms[] = {"norm", "ln_", "layernorm", "LayerNorm"};
     return name.ends_with(".weight") && contains_any(last_parts(name, 2), kNorms);
   }
 
-  // The most frequent sizes of norms, and the widths of embeddings.
+  // Compares the config's width with the most frequent sizes of norms and the widths of embeddings.
   void check_width() {
     Sizes sizes = sizes_where(2, [&](const NamedTensor& t, Sizes& out) {
       if (is_vocabulary(t.name)) out[t.tensor->shape[1]].push_back(t.tensor);
@@ -278,15 +280,15 @@ class UnknownModel {
                            [&](Index size) { return is_said(fields_, size); });
     if (!c || !is_width_of_layers(c->size) || is_matrix_of_width(c->field.value)) return;
     Finding& f = add(Severity::kError, "config-other",
-                     config_.path + " is not of this model: " + printable(c->field.name) + " = " +
+                     config_.path + " belongs to another model: " + printable(c->field.name) + " = " +
                          with_commas(c->field.value) + ", and " + count_of(std::ssize(c->tensors), "tensor") +
                          " of the checkpoint " + (c->tensors.size() == 1 ? "has " : "have ") + with_commas(c->size),
                      {});
     f.why.push_back("for example " + printable(c->tensors[0]->name) + " " + to_string(c->tensors[0]->shape));
-    f.advice = "Give the config.json of the run itself with --config.";
+    f.advice = "Add --config with the config.json of the run itself.";
   }
 
-  // Whether matrices of layers have this size for the most part, as those of transformers have. Convolutions need not.
+  // Returns whether most matrices of layers have this size, as in transformers. Convolutions need not have it.
   bool is_width_of_layers(Index size) const {
     Index all = 0, with = 0;
     for (const NamedTensor& t : stored_.all) {
@@ -297,14 +299,14 @@ class UnknownModel {
     return with > 1 && 2 * with >= all;
   }
 
-  // Whether some square matrix has the width: a projection of a part of the model.
+  // Returns whether a square matrix has this width: a projection of a part of the model.
   bool is_matrix_of_width(Index width) const {
     return std::any_of(stored_.all.begin(), stored_.all.end(), [&](const NamedTensor& t) {
       return t.tensor->shape.rank() == 2 && t.tensor->shape[0] == width && t.tensor->shape[1] == width;
     });
   }
 
-  // ---- vocabulary
+  // ---- Vocabulary
 
   bool is_vocabulary(std::string_view name) const {
     static constexpr std::string_view kLeaves[] = {"shared.weight", "token_embedding.weight", "word_embedding.weight",
@@ -313,7 +315,8 @@ class UnknownModel {
            last_parts(name, 2) == "lm_head.weight" || last_parts(name, 3) == "predictions.decoder.weight";
   }
 
-  // Models of several parts have a few rows more than words (for images), models of sound one table of several codes.
+  // Returns whether rows may exceed the words: multimodal models have a few more rows (for images), audio models one
+  // table for several codes.
   bool has_other_tokens(Index rows) const {
     static constexpr std::string_view kCodes[] = {"codebook"};
     if (std::any_of(fields_.begin(), fields_.end(), [](const Field& f) { return contains_any(f.member, kCodes); }))
@@ -329,7 +332,7 @@ class UnknownModel {
     const Sizes sizes = sizes_where(2, [&](const NamedTensor& t, Sizes& out) {
       if (is_vocabulary(t.name)) out[t.tensor->shape[0]].push_back(t.tensor);
     });
-    // A part's words may have a name of their own: "embed_text_tokens.weight".
+    // The embedding of a part may have a name of its own: "embed_text_tokens.weight".
     const Sizes rows =
         sizes_where(2, [](const NamedTensor& t, Sizes& out) { out[t.tensor->shape[0]].push_back(t.tensor); });
     const auto c = compare(
@@ -344,20 +347,21 @@ class UnknownModel {
       findings_.push_back(std::move(f));
   }
 
-  // ---- layers
+  // ---- Layers
 
   static bool is_layer_list(std::string_view prefix) {
     static constexpr std::string_view kLayers[] = {"layers", "layer", "blocks", "block", "h", "resblocks"};
     return is_one_of(prefix.substr(prefix.rfind('.') + 1), kLayers);
   }
 
-  // "decoder.layers", "model.decoder.layers"
+  // Returns whether a prefix such as "decoder.layers" or "model.decoder.layers" is the stack of this name.
   static bool is_stack_of(std::string_view prefix, std::string_view word) {
     if (prefix.starts_with("model.")) prefix.remove_prefix(6);
     return prefix.starts_with(word) && prefix.substr(word.size()).starts_with('.');
   }
 
-  // Of two stacks the config may name each: "encoder_layers" is the number of "model.encoder.layers".
+  // Returns the numbers that may be the depth of a stack. With two stacks the config may have one for each:
+  // "encoder_layers" is the depth of "model.encoder.layers".
   std::vector<Field> depths_of(std::string_view prefix) const {
     const std::vector<Field> all = fields_named(fields_, kDepths);
     for (const std::string_view word : {"decoder", "encoder"}) {
@@ -370,7 +374,7 @@ class UnknownModel {
     return all;
   }
 
-  // Whether so many entries of the config's list of layers are of one type, or of the others.
+  // Returns whether the config's list of layer types has this many entries of one type, or of the others.
   bool is_of_types(Index size) const {
     std::map<std::string_view, Index> counts;
     Index all = 0;
@@ -383,13 +387,13 @@ class UnknownModel {
   bool explains_depth(Index size) const {
     static constexpr std::string_view kRelated[] = {"layer", "depth", "block", "stage", "group"};
     bool is_length = false;
-    // Stages of repeated blocks (EfficientNet) have numbers of layers that only their code tells.
+    // The number of layers in stages of repeated blocks (EfficientNet) is known only to the model's code.
     const auto look = [&](std::string_view name, Index length) {
       is_length = is_length || length == size || name.find("repeat") != std::string_view::npos;
     };
     config_.each_list(look);
     for (const ModelConfig& part : config_.parts) part.each_list(look);
-    // A detector's last layer of queries may be its head.
+    // The last layer of a detector's queries may be its head.
     static constexpr std::string_view kQueries[] = {"num_queries"};
     const bool is_detector = !fields_named(fields_, kQueries).empty();
     return is_length || is_of_types(size) || is_said(fields_, kRelated, size) ||
@@ -446,10 +450,10 @@ class UnknownModel {
 
   void report_depth(const std::string& prefix, const ModuleList& list, const Field& field) {
     if (list.size() > field.value) {
-      Finding& f = add(Severity::kError, "extra-layers", "belong to layers that the model has not",
+      Finding& f = add(Severity::kError, "extra-layers", "belong to layers that the model does not have",
                        tensors_of(prefix, field.value));
       f.why.push_back(said(field) + "; '" + printable(prefix) + "' has " + count_of(list.size(), "layer"));
-      f.advice = "A loader drops them silently. Another model's config, or a config that was edited.";
+      f.advice = "A loader drops them silently. Is it another model's config, or was the config edited?";
       return;
     }
     std::set<Index> gone;
@@ -470,7 +474,7 @@ class UnknownModel {
                " is wrong, correct the config.";
   }
 
-  // ---- experts
+  // ---- Experts
 
   void check_experts() {
     Sizes sizes;
@@ -491,7 +495,7 @@ class UnknownModel {
                        : "A loader drops what the config does not describe.";
   }
 
-  // ---- sizes inside a layer
+  // ---- Sizes inside a layer
 
   static bool is_inner(std::string_view name) {
     static constexpr std::string_view kModules[] = {
@@ -501,7 +505,7 @@ class UnknownModel {
     return contains_any(last_parts(name, 4), kModules) && name.ends_with(".weight");
   }
 
-  // Two thirds of what the config says, rounded up: of networks with a gate (LFM 2).
+  // Returns whether a size is two thirds of the config's number, rounded up: gated networks (LFM 2).
   bool is_two_thirds(Index size) const {
     static constexpr std::string_view kMultiple[] = {"block_multiple_of", "multiple_of"};
     const std::vector<Field> multiples = fields_named(fields_, kMultiple);
@@ -535,7 +539,7 @@ class UnknownModel {
       report_size(*c, c->field.value, "", "where the network of a layer is widest");
   }
 
-  // Query, key and value matrices: rows are heads.
+  // Checks query, key and value matrices, whose rows are heads.
   void check_heads() {
     static constexpr std::string_view kKeys[] = {"k_proj.weight", "v_proj.weight", "wk.weight", "wv.weight"};
     const Sizes sizes = sizes_where(2, [&](const NamedTensor& t, Sizes& out) {
@@ -582,7 +586,7 @@ class UnknownModel {
       report_size(*c, c->field.value, "", "positions");
   }
 
-  // Of an image, and of up to two further tokens.
+  // Returns whether a size is an image's number of patches, plus up to two special tokens.
   bool is_patches(Index size) const {
     return std::any_of(fields_.begin(), fields_.end(), [&](const Field& f) {
       if (f.member != "image_size") return false;
@@ -611,7 +615,7 @@ class UnknownModel {
   const Catalog& catalog_;
   std::vector<Finding> findings_;
   std::vector<CheckedNumber> compared_;
-  std::set<std::string> contradicted_;  // fields
+  std::set<std::string> contradicted_;  // names of the contradicted fields
 };
 
 }  // namespace
@@ -627,7 +631,7 @@ UnknownModelAudit audit_unknown_model(const Catalog& catalog, const ModelConfig&
 
 namespace {
 
-// What no family describes: "model_type 'bert'".
+// Returns a description of a model without a family: "model_type 'bert'".
 std::string what_is_unknown(const ModelConfig& config) {
   const bool has_family = family_of_model_type(config.model_type, config.text_model_type, config.families) != nullptr;
   if (has_family && !config.quantization.empty()) return "models quantized with " + printable(config.quantization);

@@ -106,23 +106,23 @@ constexpr std::array<Kind, kKinds> kTable = {{
      "The next optimizer step writes them into the weights. Go back to the last checkpoint without them, or drop the "
      "optimizer state and warm up again."},
     {"zero-weights", Severity::kWarning, "nothing but zeros", "weight", "",
-     "Was the tensor loaded or initialised before this was saved? A rank that skips a tensor leaves it as it was "
+     "Was the tensor loaded or initialised before the save? A rank that skips a tensor leaves it as it was "
      "allocated."},
     {"constant-weights", Severity::kWarning, "one value for every element", "weight", "",
-     "A matrix of one value has not been initialised, or was overwritten."},
+     "A constant matrix was never initialised, or was overwritten."},
     {"zero-rows", Severity::kWarning, "rows of zeros", "weight", "",
      "Rows of zeros are outputs that never fire. Runs that begin or end at a multiple of a shard's rows point to a "
      "shard that was never filled."},
     {"constant-rows", Severity::kWarning, "rows of one repeated value", "weight", "",
-     "Rows of one value have not been initialised, or were overwritten."},
+     "Constant rows were never initialised, or were overwritten."},
     {"unused-tokens", Severity::kNote, "rows of zeros or of one value within the vocabulary", "tensor", "",
-     "Tokens that the tokenizer reserves, or that the data never had."},
-    {"padding-rows", Severity::kNote, "dead rows past the true vocabulary", "tensor", "",
-     "They only pad the vocabulary and can be cut off."},
-    {"near-overflow", Severity::kNote, "float16 values next to the largest there is, 65,504,", "tensor", "",
-     "A little more and they are infinite. bfloat16 has the range of float32."},
+     "Tokens that the tokenizer reserves, or that never occurred in the data."},
+    {"padding-rows", Severity::kNote, "dead rows after the true vocabulary", "tensor", "",
+     "They only pad the vocabulary and can be removed."},
+    {"near-overflow", Severity::kNote, "float16 values near the maximum, 65,504,", "tensor", "",
+     "Slightly larger values become infinite. bfloat16 has the range of float32."},
     {"large-values", Severity::kNote, "values above 10,000", "weight", "",
-     "Trained weights are rarely larger than 100: look at the loss around the step of this checkpoint."},
+     "Trained weights are rarely larger than 100: check the loss around the step of this checkpoint."},
 }};
 
 std::string number_text(double v) {
@@ -210,7 +210,7 @@ class Judge {
             with_commas(set.count) + " of the " + count_of(of, "row") + std::string(where) + " hold " +
                 std::string(value) + ": " + rows_text(set));
     };
-    const std::string past = " past the true vocabulary of " + with_commas(known);
+    const std::string past = " after the true vocabulary of " + with_commas(known);
     say(kUnusedTokens, h.rows.zero, "zeros", known, "");
     say(kUnusedTokens, h.rows.constant, "one value", known, "");
     say(kPaddingRows, h.tail.zero, "zeros", rows - known, past);

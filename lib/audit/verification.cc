@@ -75,13 +75,13 @@ Structure check_structure(const Opened& opened, const VerifyOptions& options, Ve
     report.checked("file", "every file is there and long enough", files);
   report.checked("shared-bytes", "no two pieces claim the same bytes", pieces);
   if (audit.headers_read)
-    report.checked("header", "what is stored is what the metadata say", pieces);
+    report.checked("header", "the stored data matches the metadata", pieces);
   else
-    report.skipped("header", "what is stored is what the metadata say", "the headers around the pieces were not read");
+    report.skipped("header", "the stored data matches the metadata", "the headers around the pieces were not read");
   report.checked("stale-files", "every file belongs to the checkpoint", files);
   report.checked("unclaimed-bytes", "every byte of a data file belongs to a tensor or object", files);
   report.checked("key-path", "names and paths in the state_dict agree", tensors);
-  report.checked("reader", "nothing is odd about the files", files);
+  report.checked("reader", "the files are consistent", files);
   if (std::none_of(audit.findings.begin(), audit.findings.end(), [](const Finding& f) { return f.id == "cover"; }))
     report.fact("cover", "every element of " + count_of(tensors, "tensor") + " is stored exactly once, in " +
                              count_of(pieces, "piece"));
@@ -113,7 +113,7 @@ bool holds_weights(const Catalog& catalog) {
 void check_tokenizer(const Catalog& catalog, const Model& model, VerifyReport& report) {
   const std::string title = "the tokenizer has no token beyond the vocabulary";
   const Index words = model.config ? model.config->vocab_size() : 0;
-  if (words < 1) return report.skipped("tokenizer", title, "no config.json says how many words there are");
+  if (words < 1) return report.skipped("tokenizer", title, "no config.json gives the number of words");
   const std::string place = parent_path(model.config->path);
   TokenizerAudit audit = audit_tokenizer(place.empty() ? catalog.root : place, model.config->path, words);
   if (!audit.skipped.empty()) return report.skipped("tokenizer", title, std::move(audit.skipped));
@@ -123,10 +123,10 @@ void check_tokenizer(const Catalog& catalog, const Model& model, VerifyReport& r
 
 void check_names(const Catalog& catalog, const Model& model, VerifyReport& report) {
   const auto tensors = static_cast<Index>(catalog.tensors().size());
-  report.checked("adapter", "no adapter is left beside the weights it changes", tensors);
+  report.checked("adapter", "no adapter is stored next to the weights it changes", tensors);
   report.checked("placeholder", "no weight is an empty placeholder", tensors);
   if (!model.is_described()) {
-    report.checked("name-duplicate", "no parameter is there under two names", tensors);
+    report.checked("name-duplicate", "no parameter is stored under two names", tensors);
     if (model.family) report.checked("shape-contradiction", "the shapes are those of one model of the family", tensors);
   }
   report.add(audit_names(catalog, model));
@@ -135,7 +135,7 @@ void check_names(const Catalog& catalog, const Model& model, VerifyReport& repor
 void check_packed(const Catalog& catalog, const Model& model, VerifyReport& report) {
   PackedAudit audit = audit_packed(catalog, model);
   if (audit.looked_at == 0) return;
-  report.checked("packed", "every packed weight has all its tensors, in shapes that fit", audit.looked_at);
+  report.checked("packed", "every packed weight has all its tensors, in matching shapes", audit.looked_at);
   report.fact("packed", audit.text);
   report.add(std::move(audit.findings));
 }
@@ -143,7 +143,7 @@ void check_packed(const Catalog& catalog, const Model& model, VerifyReport& repo
 void check_optimizer(const Catalog& catalog, VerifyReport& report) {
   const std::string title = "optimizer state fits its parameters";
   if (holds_optimizer_alone(catalog))
-    return report.skipped("optimizer", title, "there is no model, only optimizer state");
+    return report.skipped("optimizer", title, "there is only optimizer state, no model");
   OptimizerAudit audit = audit_optimizer(catalog);
   report.checked("optimizer", title, audit.looked_at);
   report.add(std::move(audit.findings));
@@ -159,15 +159,15 @@ void check_upcast(const ModelAudit& audit, const ModelConfig& config, const Cata
   if (!stored || !due || byte_size(*stored) <= byte_size(*due) || is_training) return;
   const Index n = audit.expected_elements;
   Finding& f = report.add(Severity::kNote, "dtype-wider",
-                          "the weights are " + audit.uniform_dtype + " where " + config.path + " says " + config.dtype);
-  f.why.push_back(count_of(n, "parameter") + " of " + bytes_of(byte_size(*stored)) + " are " +
-                  human_bytes(n * byte_size(*stored)) + ", of " + bytes_of(byte_size(*due)) + " " +
+                          "the weights are " + audit.uniform_dtype + "; " + config.path + " expects " + config.dtype);
+  f.why.push_back(count_of(n, "parameter") + " of " + bytes_of(byte_size(*stored)) + " take " +
+                  human_bytes(n * byte_size(*stored)) + ", with " + bytes_of(byte_size(*due)) + " each " +
                   human_bytes(n * byte_size(*due)));
-  f.advice = "Loaders that follow the config cast them. convert --dtype " + config.dtype +
-             " writes them so; where the file is to stay " + audit.uniform_dtype + ", the config can say it.";
+  f.advice = "Loaders that follow the config convert them. convert --dtype " + config.dtype +
+             " writes them like this; to keep " + audit.uniform_dtype + ", change the dtype in the config.";
 }
 
-constexpr const char* kShapeTitle = "every shape is as the config says";
+constexpr const char* kShapeTitle = "every shape matches the config";
 constexpr std::string_view kNotChecked = "not checked: ";
 
 // Checks what every config says of its model, if no family describes it.
@@ -199,9 +199,9 @@ void skip_absent_config(Reader& reader, const VerifyOptions& options, VerifyRepo
   const auto file = find_config_file(reader, options.config, options.model.families);
   if (options.model.is_none()) return skip_config(file ? file->path : "", "--family none", report);
   if (!file) return skip_config("", "config.json cannot be read", report);
-  if (!file->is_there()) return skip_config("", "there is no config.json here; --config FILE names one", report);
+  if (!file->is_there()) return skip_config("", "no config.json found; give one with --config", report);
   const auto is_of_model = file->is_of_model();
-  skip_config(file->path, is_of_model && !*is_of_model ? "it names no model_type" : "it cannot be read", report);
+  skip_config(file->path, is_of_model && !*is_of_model ? "it has no model_type" : "it cannot be read", report);
 }
 
 // Fails if the config was asked for and is of a family whose names no tensor has.
@@ -222,18 +222,18 @@ Status check_undescribed_model(Reader& reader, const Model& model, const VerifyO
   if (is_wanted)
     return unsupported(options.path + ": " +
                        (names.known.empty()
-                            ? "no tensor is named as a parameter of the model that --config describes"
+                            ? "no tensor has the name of a parameter of the model that --config describes"
                             : "--config describes a model of family " + said->name + ", and " + names.text()) +
                        choice_of_part(catalog));
   if (!holds_weights(catalog)) {
-    skip_config(config.path, "no tensor is a weight of its model", report);
+    skip_config(config.path, "no tensor is a weight of this model", report);
     return {};
   }
   report.add(Severity::kWarning, "model-other", config.path + " is of family " + said->name + ", and " + names.text())
       .advice =
       "The tensors were not compared with it, and convert refuses it; if it is of another model, --family none "
       "ignores it, and --strip-prefix and --rename change names.";
-  skip_config(config.path, "the tensors are not named as in family " + said->name, report);
+  skip_config(config.path, "the tensor names do not match family " + said->name, report);
   return {};
 }
 
@@ -257,10 +257,10 @@ Status check_described_model(const Catalog& catalog, const Model& model, bool is
   const Index n = audit->expected_tensors;
   report.checked("vocabulary", "embedding and head have a row for each word", n);
   report.checked("shape", kShapeTitle, n);
-  report.checked("missing", "every tensor of the model is there", n);
-  report.checked("extra", "no tensor is there that the model has not", audit->looked_at);
-  report.checked("name", "every name is known, and none twice", audit->looked_at);
-  report.checked("dtype", "every dtype is as the config says", n);
+  report.checked("missing", "every tensor of the model is present", n);
+  report.checked("extra", "no tensor is present that the model lacks", audit->looked_at);
+  report.checked("name", "every name is known and occurs once", audit->looked_at);
+  report.checked("dtype", "every dtype matches the config", n);
   report.fact("config", described_text(model, *audit));
   if (audit->findings.empty() && !catalog.shape_doubt.empty())
     std::erase_if(report.findings, [&](const Finding& f) { return f.what == catalog.shape_doubt; });
@@ -276,12 +276,12 @@ Status check_model(Reader& reader, const Model& model, const VerifyOptions& opti
     if (is_wanted)
       report
           .add(Severity::kNote, "no-model", "there is optimizer state and no model: nothing was compared with --config")
-          .advice = "Verify the directory that has the model too.";
-    skip_config(model.config ? model.config->path : "", "there is no model, only optimizer state", report);
+          .advice = "Verify the directory that also contains the model.";
+    skip_config(model.config ? model.config->path : "", "there is only optimizer state, no model", report);
     return {};
   }
   if (is_wanted && catalog.tensors().empty())
-    return unsupported(options.path + ": expected the model that --config describes, got no tensor at all");
+    return unsupported(options.path + ": expected the model that --config describes, got no tensors");
   return model.is_described() ? check_described_model(catalog, model, is_wanted, report)
                               : check_undescribed_model(reader, model, options, report);
 }
@@ -299,7 +299,7 @@ void check_declared_vocabulary(const Catalog& catalog, const LayoutDescriptor& l
     const auto padded = v.padded_size ? Result<Index>(*v.padded_size) : layout.padded_rows(v.size.value_or(0));
     if ((v.size && t.shape[0] == *v.size) || (padded && t.shape[0] == *padded)) continue;
     Finding& f = report.add(Severity::kError, "declared-vocabulary",
-                            count_of(t.shape[0], "row") + ", which layout " + layout.name + " does not declare");
+                            count_of(t.shape[0], "row") + "; layout " + layout.name + " declares another number");
     f.tensors = {t.name};
     f.why.push_back("declared: " + (v.size ? with_commas(*v.size) + " true rows" : std::string("no true size")) +
                     (padded ? ", " + with_commas(*padded) + " with padding" : ""));
@@ -345,13 +345,13 @@ Result<DeclaredLayout> declared_layout(const Catalog& catalog, const Model& mode
                mesh = out.mesh](const Tensor& t) -> Result<Placement> {
     const PackedWeight* const weight = packed->of(static_cast<std::size_t>(&t - catalog.tensors().data()));
     if (weight && !(has_family && is_known_to_families(weight->packing)))
-      return unsupported(tensor_text(t.name) + ": part of a packed weight, of which no rule says how it is cut");
+      return unsupported(tensor_text(t.name) + ": part of a packed weight, for which no sharding rule is known");
     Placement p = placer->place(Placer::of(t));
     for (const Split& split : p.splits) {
       Index ranks = 1;
       for (const std::string& axis : split.axes) ranks *= mesh.size(axis);
       if (has_own_rules && t.shape[split.dim] % ranks != 0)
-        return unsupported(tensor_text(t.name) + ": the format pads it before it is cut");
+        return unsupported(tensor_text(t.name) + ": the format pads it before sharding");
     }
     return p;
   };
@@ -376,10 +376,10 @@ Status check_layout(const Opened& opened, const Model& model, const VerifyOption
   MeshAudit audit = audit_mesh(catalog, declared, infer_mesh(catalog));
   if (audit.tensors == 0 && options.layout)
     return usage_error("layout " + options.layout->name + ": no pattern matches a tensor of " + options.path);
-  report.checked("layout", "every tensor is cut as declared", audit.tensors);
-  report.checked("world-size", "the files are of as many ranks as declared", declared.mesh.ranks());
+  report.checked("layout", "every tensor is sharded as declared", audit.tensors);
+  report.checked("world-size", "the files come from as many ranks as declared", declared.mesh.ranks());
   const std::string unseen =
-      !audit.writers_compared ? "nothing tells which rank wrote a file" : std::string(audit.ranks_skipped);
+      !audit.writers_compared ? "it is unknown which rank wrote a file" : std::string(audit.ranks_skipped);
   for (const auto& [id, title, looked_at] :
        {std::tuple("stages", "every pipeline stage wrote its layers", declared.mesh.size("pp")),
         std::tuple("ranks", "every rank wrote what it holds", declared.mesh.ranks())})
@@ -390,17 +390,17 @@ Status check_layout(const Opened& opened, const Model& model, const VerifyOption
   explain_cover(audit, report);
   if (audit.findings.empty())
     report.fact("layout", declared.title + ": " + count_of(audit.tensors, "tensor") + " in " +
-                              count_of(audit.pieces, "piece") + " are cut so");
+                              count_of(audit.pieces, "piece") + " match");
   if (audit.flat > 0)
     report.fact("", count_of(audit.flat, "tensor") +
                         " of optimizer state are runs of elements, as FSDP1 cuts its flat "
                         "parameters");
   if (audit.not_placed > 0)
-    report.fact("", count_of(audit.not_placed, "tensor") + " the layout says nothing of were not looked at");
+    report.fact("", count_of(audit.not_placed, "tensor") + " not covered by the layout, so not checked");
   const Format& format = *opened.checkpoint.format;
   if (declared.mesh.ranks() > 1 && !declared.stored_whole && format.holds_whole_tensors() && is_gathered(catalog))
     report.add(Severity::kNote, "layout-gathered-format",
-               std::string(format.title) + " files hold whole tensors: the mesh that trained them leaves no trace");
+               std::string(format.title) + " files contain whole tensors, so they do not depend on the mesh");
   else
     report.add(std::move(audit.findings));
   return {};
@@ -433,7 +433,7 @@ void report_pairs(const Comparison& c, const std::vector<Comparison::Digests>& d
     if (same) ++converted[cast];
   }
   if (!differing.empty()) {
-    Finding& f = report.add(Severity::kError, "against-values", "values differ; reshard diff tells by how much");
+    Finding& f = report.add(Severity::kError, "against-values", "values differ; run reshard diff to see by how much");
     f.tensors = std::move(differing);
     f.why = std::move(why);
   }
@@ -450,8 +450,8 @@ void check_unchanged(const WatchedFiles& read, VerifyReport& report) {
   if (!path) return;
   report
       .add(Severity::kError, "changed-meanwhile",
-           printable(*path) + ": has changed while it was read, so that all of this may be of two versions")
-      .advice = "Verify it once more when nobody writes there any more.";
+           printable(*path) + ": the file changed while it was read, so the findings may mix two versions")
+      .advice = "Verify again once nothing writes to it.";
   std::rotate(report.findings.begin(), report.findings.end() - 1, report.findings.end());
 }
 
@@ -460,7 +460,7 @@ Status check_against(const Opener& open, const Opened& opened, const Structure& 
   if (options.against.empty()) return {};
   const std::string title = "equal to " + options.against;
   if (!structure.is_readable) {
-    report.skipped("against", title, "the data cannot be read as the metadata say");
+    report.skipped("against", title, "the data cannot be read as the metadata says");
     return {};
   }
   const OpenCheckpoint other =

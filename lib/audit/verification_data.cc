@@ -57,18 +57,19 @@ std::map<std::size_t, std::size_t> weights_of_masters(const Catalog& view) {
 void check_masters(const Catalog& view, const std::map<std::size_t, std::size_t>& masters,
                    const std::vector<TensorProof>& proofs, VerifyReport& report) {
   if (masters.empty()) return;
-  report.checked("master-differs", "the weights are their masters, rounded", std::ssize(masters));
+  report.checked("master-differs", "the weights equal their rounded masters", std::ssize(masters));
   std::vector<std::string> differing;
   for (const auto& [master, weight] : masters)
     if (!(proofs[master].target == proofs[weight].source)) differing.push_back(view.tensors()[weight].name);
   if (differing.empty()) return;
-  Finding& f =
-      report.add(Severity::kWarning, "master-differs",
-                 std::string(differing.size() == 1 ? "is not its float32 master" : "are not their float32 masters") +
-                     " rounded to the model's dtype");
+  Finding& f = report.add(
+      Severity::kWarning, "master-differs",
+      std::string(differing.size() == 1 ? "does not equal its float32 master" : "do not equal their float32 masters") +
+          " rounded to the model's dtype");
   f.tensors = std::move(differing);
   f.advice =
-      "Training goes on from the masters, a loader of the model takes the other: --weights master converts them.";
+      "Training resumes from the masters, but a loader of the model uses the other copy. Add --weights master to "
+      "convert the masters.";
 }
 
 Status read_tensors(const Catalog& view, const Opened& opened, const Model& model, const VerifyOptions& options,
@@ -85,11 +86,11 @@ Status read_tensors(const Catalog& view, const Opened& opened, const Model& mode
     checksums = values.checksums_checked;
     for (const auto& [id, title] :
          {std::pair("non-finite", "no NaN and no infinity"), std::pair("zero", "no weights and no rows are all zero"),
-          std::pair("constant", "no weights and no rows are all the same"),
-          std::pair("unused-tokens", "every word was trained"),
-          std::pair("padding-rows", "no rows are there for padding alone"),
-          std::pair("near-overflow", "no value is near its type's end"),
-          std::pair("large-values", "no weight is absurdly large")})
+          std::pair("constant", "no weights and no rows are constant"),
+          std::pair("unused-tokens", "every token was trained"),
+          std::pair("padding-rows", "no rows only pad the vocabulary"),
+          std::pair("near-overflow", "no value is near the limit of its type"),
+          std::pair("large-values", "no weight is unusually large")})
       report.checked(id, title, std::ssize(values.tensors));
     report.values = std::move(values.tensors);
     report.add(std::move(values.findings));
@@ -124,7 +125,7 @@ Result<bool> is_shown_of_others(const VerifiedTensor& tensor, const Json& record
 }
 
 Status compare_manifest(const Json& manifest, const std::string& path, VerifyReport& report) {
-  report.checked("manifest", "digests are as reshard_manifest.json says", std::ssize(report.tensors));
+  report.checked("manifest", "digests match reshard_manifest.json", std::ssize(report.tensors));
   const Json* recorded = manifest.find("tensors");
   if (!recorded || !recorded->is_object()) return corrupt(path + ": expected an object 'tensors'");
   std::vector<std::string> differing, unknown, absent;
@@ -141,13 +142,13 @@ Status compare_manifest(const Json& manifest, const std::string& path, VerifyRep
   for (const auto& member : TRY(recorded->as_object()))
     if (!names.contains(member.key)) absent.push_back(member.key);
   if (differing.empty() && unknown.empty() && absent.empty())
-    report.fact("manifest", count_of(std::ssize(report.tensors), "digest") + " as reshard_manifest.json says");
+    report.fact("manifest", count_of(std::ssize(report.tensors), "digest") + " match reshard_manifest.json");
   const auto say = [&](std::vector<std::string> tensors, std::string id, std::string what) {
     if (!tensors.empty()) report.add(Severity::kError, std::move(id), std::move(what)).tensors = std::move(tensors);
   };
   say(std::move(differing), "manifest-digest", "the digest differs from reshard_manifest.json");
   say(std::move(unknown), "manifest-unknown", "not in reshard_manifest.json");
-  say(std::move(absent), "manifest-absent", "in reshard_manifest.json only");
+  say(std::move(absent), "manifest-absent", "only in reshard_manifest.json");
   return {};
 }
 
@@ -173,12 +174,11 @@ void check_tied_head(const Catalog& view, const Model& model, VerifyReport& repo
 Status check_replicas(const Opened& opened, const VerifyOptions& options, VerifyReport& report) {
   ReplicaReport replicas = TRY(compare_replicas(opened.catalog(), opened.reader().files(), options.run));
   report.checked("replicas", "all copies of a piece are equal", replicas.copies);
-  report.fact("replicas", replicas.copies == 0
-                              ? std::string("the checkpoint stores every piece once; there is nothing to compare")
-                              : with_commas(replicas.copies) +
-                                    (replicas.copies == 1 ? " further copy" : " further copies") + " of " +
-                                    count_of(replicas.tensors, "tensor") + " (" + human_bytes(replicas.bytes) +
-                                    ") compared");
+  report.fact("replicas", replicas.copies == 0 ? std::string("every piece is stored once; nothing to compare")
+                                               : with_commas(replicas.copies) +
+                                                     (replicas.copies == 1 ? " further copy" : " further copies") +
+                                                     " of " + count_of(replicas.tensors, "tensor") + " (" +
+                                                     human_bytes(replicas.bytes) + ") compared");
   report.add(std::move(replicas.findings));
   return {};
 }
@@ -215,7 +215,7 @@ Status read_everything(const Opened& opened, const Model& model, const VerifyOpt
   return options.replicas ? check_replicas(opened, options, report) : Status();
 }
 
-constexpr const char* kBytesTitle = "checksums hold and digests are as recorded";
+constexpr const char* kBytesTitle = "checksums and digests match";
 
 }  // namespace
 
@@ -224,8 +224,8 @@ std::function<void(Index)> watch(const VerifyOptions& options, Index bytes) {
 }
 
 std::string checksums_text(Index count, const char* where) {
-  return count > 0 ? count_of(count, "CRC-32 sum") + " recorded, all hold"
-                   : std::string("read to the end; ") + where + " no checksums";
+  return count > 0 ? count_of(count, "CRC-32 sum") + " recorded, all match"
+                   : std::string("read completely; ") + where + " no checksums";
 }
 
 Status check_bytes(const Opened& opened, const Model& model, const Structure& structure, const VerifyOptions& options,
@@ -235,16 +235,16 @@ Status check_bytes(const Opened& opened, const Model& model, const Structure& st
     return Status();
   };
   if (!options.asks_for_data() && !options.asks_for_nothing())
-    return skip("only metadata were asked about; --bytes reads all");
+    return skip("only metadata was requested; add --bytes to read everything");
   if (structure.metadata_only && options.asks_for_data())
-    report.add(Severity::kError, "file-missing", "no data file is here: there is nothing to read");
-  if (!structure.is_readable) return skip("the data cannot be read as the metadata say");
+    report.add(Severity::kError, "file-missing", "there are no data files to read");
+  if (!structure.is_readable) return skip("the data cannot be read as the metadata says");
   report.read_data = true;
   report.checked("bytes", kBytesTitle, report.tensor_count);
   Status read = read_everything(opened, model, options, report);
   if (read || read.error().code() != ErrorCode::kCorrupt) return read;
   report.add_message("bytes-damaged", read.error().message()).advice =
-      "The reading ended there. Take this file from another copy of the checkpoint.";
+      "Reading stopped there. Restore this file from another copy of the checkpoint.";
   return {};
 }
 

@@ -55,7 +55,7 @@ std::string how_to_avoid(Index size, const VocabularyCut& cut) {
   if (m > 1)
     out += "make_vocab_size_divisible_by=" + std::to_string(m) + " (" + std::to_string(m) + " x " +
            std::to_string(cut.tp) + " = " + with_commas(m * cut.tp) + " divides " + with_commas(size) +
-           ", so that nothing is padded), or ";
+           ", so nothing is padded), or ";
   return out + "ColossalAI 0.4.8 or later.";
 }
 
@@ -76,8 +76,7 @@ Finding too_few(const VocabularyTensor& tensor, const VocabularyContext& context
     f.id = "vocabulary-rows";
     f.why.push_back("No tensor-parallel degree up to " + with_commas(kMaxDegree) + " with a customary padding leaves " +
                     count_of(rows, "row") + " to a rank");
-    f.advice =
-        "Compare with the config and the tokenizer of the training run; reshard cannot tell which rows these are.";
+    f.advice = "Compare with the config and the tokenizer of the training run; it is unknown which rows these are.";
     return f;
   }
   const VocabularyCut& cut = cuts[0];
@@ -87,7 +86,7 @@ Finding too_few(const VocabularyTensor& tensor, const VocabularyContext& context
     add_others(cuts, f.why);
     f.advice =
         "If the other ranks' files exist, the parts can be joined in rank order; if only rank 0 wrote, these rows "
-        "are all there is.";
+        "are all that exists.";
     return f;
   }
   f.rows.push_back({"padding", cut.padded - size});
@@ -98,9 +97,9 @@ Finding too_few(const VocabularyTensor& tensor, const VocabularyContext& context
                   "tp=" + std::to_string(cut.tp) + ")");
   add_others(cuts, f.why);
   f.why.push_back("This is what ColossalAI 0.3.7 to 0.4.7 wrote when it padded (hpcaitech/ColossalAI#6108)" +
-                  std::string(context.optimizer_missing ? "; optimizer/ is missing, which fits" : ""));
+                  std::string(context.optimizer_missing ? "; optimizer/ is missing, which is consistent" : ""));
   f.advice =
-      "To get them back: rank files if there are any, another save of this run, or the base model's rows for "
+      "To recover them: use rank files if they exist, another save of this run, or the base model's rows for "
       "words that were never trained. " +
       how_to_avoid(size, cut);
   return f;
@@ -113,10 +112,10 @@ Finding too_many(const VocabularyTensor& tensor, const VocabularyContext& contex
   f.rows = {{"stored", size}, {"padding", rows - size}};
   const auto cuts = explain_padding(rows, size);
   const std::string tail = "rows " + with_commas(size) + " to " + with_commas(rows - 1) + " (" +
-                           with_commas(rows - size) + ") are no words of this model";
+                           with_commas(rows - size) + ") are not words of this model";
   if (cuts.empty()) {
-    f.why.push_back(with_commas(rows) + " is no multiple that Megatron or ColossalAI would pad " + with_commas(size) +
-                    " to; " + tail);
+    f.why.push_back(with_commas(rows) + " is not a multiple to which Megatron or ColossalAI would pad " +
+                    with_commas(size) + "; " + tail);
     f.advice = "A resized embedding (resize_token_embeddings) looks like this: then " + context.field + " in " +
                context.config_path + " should say " + with_commas(rows) + ".";
     return f;
@@ -124,8 +123,8 @@ Finding too_many(const VocabularyTensor& tensor, const VocabularyContext& contex
   f.why.push_back(with_commas(rows) + " = " + product_text(cuts[0]) + ": the vocabulary padded for " +
                   degree_text(cuts[0]) + " and not cut back; " + tail);
   add_others(cuts, f.why);
-  f.advice = "Loaders that go by the config refuse these shapes. No data are lost: cut the tensor to " +
-             count_of(size, "row") + ". --values tells whether the rows beyond are zero, as padding is.";
+  f.advice = "Loaders that follow the config refuse these shapes. No data is lost: cut the tensor to " +
+             count_of(size, "row") + ". Add --values to see whether the further rows are zero, like padding.";
   return f;
 }
 
@@ -165,12 +164,11 @@ std::vector<Finding> audit_vocabulary(const std::vector<VocabularyTensor>& tenso
   for (const auto& [rows, same] : by_rows) {
     if (rows == context.size) continue;
     Finding f = rows < context.size ? too_few(*same[0], context) : too_many(*same[0], context);
-    f.what = count_of(rows, "row") + " where " + context.config_path + " says " + context.field + " = " +
+    f.what = count_of(rows, "row") + "; " + context.config_path + " expects " + context.field + " = " +
              with_commas(context.size);
     for (const VocabularyTensor* t : same) f.tensors.push_back(t->name);
     for (const VocabularyTensor& other : tensors)
-      if (other.rows != rows)
-        f.why.push_back(other.name + " has " + with_commas(other.rows) + ": the two do not agree");
+      if (other.rows != rows) f.why.push_back(other.name + " has " + with_commas(other.rows) + ", so the two differ");
     out.push_back(std::move(f));
   }
   return out;

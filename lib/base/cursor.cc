@@ -9,7 +9,7 @@
 
 namespace reshard {
 
-static_assert(std::endian::native == std::endian::little, "on-disk integers are read as they lie in memory");
+static_assert(std::endian::native == std::endian::little, "integers are read in the machine's byte order");
 
 std::string at(std::string_view path, Index offset) {
   char hex[32];
@@ -22,7 +22,7 @@ Error Cursor::error(std::string_view what, std::string_view detail) const {
 }
 
 Error Cursor::short_error(Index wanted, std::string_view what) const {
-  return error(what, "expected " + bytes_of(wanted) + ", got " + std::to_string(left()) + " to the end");
+  return error(what, "expected " + bytes_of(wanted) + ", got " + std::to_string(left()) + " before the end");
 }
 
 }  // namespace reshard

@@ -27,8 +27,8 @@ namespace {
 Error errno_error(const std::string& path, std::string_view what) {
   const bool may_be_ours = errno == EACCES && in_sandbox();
   return io_error(path + ": " + std::string(what) + ": " + std::strerror(errno) +
-                  (may_be_ours       ? "; where others may open it, --no-sandbox lets reshard"
-                   : errno == EMFILE ? "; ulimit -n sets how many may be"
+                  (may_be_ours       ? "; if other programs can open it, try --no-sandbox"
+                   : errno == EMFILE ? "; raise the limit (ulimit -n)"
                                      : ""));
 }
 
@@ -124,7 +124,7 @@ Status File::read_at(Index offset, MutableBytes out) const {
     if (n < 0) return errno_error(at(path_, where), "cannot read");
     if (n == 0)
       return corrupt(at(path_, offset) + ": expected " + bytes_of(std::ssize(out)) + ", got " + std::to_string(done) +
-                     " to the end of the file");
+                     " before the end of the file");
     done += static_cast<std::size_t>(n);
   }
   return {};
@@ -440,7 +440,7 @@ bool is_safe_relative_path(std::string_view name) {
 }
 
 Status make_directory(const std::string& path) {
-  if (sys().mkdir(path.c_str(), 0777) != 0) return errno_error(path, "cannot make the directory");
+  if (sys().mkdir(path.c_str(), 0777) != 0) return errno_error(path, "cannot create the directory");
   return {};
 }
 
@@ -490,7 +490,7 @@ Status remove_tree(const std::string& path) {
 
 Result<Index> free_space(const std::string& path) {
   struct statvfs st {};
-  if (::statvfs(path.c_str(), &st) != 0) return errno_error(path, "cannot ask for free space");
+  if (::statvfs(path.c_str(), &st) != 0) return errno_error(path, "cannot query the free space");
   return static_cast<Index>(st.f_bavail) * static_cast<Index>(st.f_frsize);
 }
 

@@ -117,7 +117,7 @@ auto Json::get(std::string_view key, std::string_view wanted, Get as) const -> d
     auto result = as(*value);
     return result ? std::move(result) : std::move(result).context(name_of(key));  // builds the message only on an error
   }
-  const std::string_view got = is_object() ? "nothing" : "no object around it";
+  const std::string_view got = is_object() ? "nothing" : "a value that is not an object";
   return expected(wanted, got).context(name_of(key));
 }
 
@@ -337,7 +337,7 @@ class Builder {
                                                 this, nlohmann::json::input_format_t::json, true, false);
     if (error_) return *std::move(error_);
     if (is_at_end_) return Json();
-    if (!done) return internal_error(std::string(path_) + ": the JSON reader stopped without a reason");
+    if (!done) return internal_error(std::string(path_) + ": the JSON parser stopped without an error");
     return std::move(root_);
   }
 
@@ -350,13 +350,14 @@ class Builder {
     if (digits.find_first_not_of("-0123456789") != std::string::npos) return add(value);
     // The lexer has consumed one byte beyond a number unless the text ends there.
     const Index end = reached() - (digits.back() == text_[static_cast<std::size_t>(reached()) - 1] ? 0 : 1);
-    return fail(end - static_cast<Index>(digits.size()), "integer " + name_of(digits) + " does not fit 64 bits");
+    return fail(end - static_cast<Index>(digits.size()),
+                "expected an integer of at most 64 bits, got " + name_of(digits));
   }
   bool string(std::string& value) {
     const double* number = python_number();
     return number ? add(*number) : add(std::move(value));
   }
-  bool binary(nlohmann::json::binary_t&) { return fail(reached(), "binary value"); }
+  bool binary(nlohmann::json::binary_t&) { return fail(reached(), "expected JSON, got a binary value"); }
   bool start_object(std::size_t) { return open(Json::object()); }
   bool start_array(std::size_t) { return open(Json::array()); }
   bool end_object() { return close(); }

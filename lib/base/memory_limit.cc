@@ -60,8 +60,8 @@ Status may_hold(const std::function<std::string()>& what) { return check_left(0,
 
 Error too_little_memory(const std::string& what, Index more) {
   const Index held = resident_bytes();
-  return usage_error(what + ": --memory " + human_bytes(most) + " is too small: at least " + human_bytes(held + more) +
-                     " is needed, of which " + human_bytes(held) + " is taken already");
+  return usage_error(what + ": --memory " + human_bytes(most) + " is too small; expected at least " +
+                     human_bytes(held + more) + " (" + human_bytes(held) + " in use already)");
 }
 
 }  // namespace reshard

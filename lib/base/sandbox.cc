@@ -66,7 +66,7 @@ bool allow(int ruleset, const std::string& path, std::uint64_t rights) {
   return true;
 }
 
-Error too_few_files() { return io_error("too few files may be open at a time (ulimit -n): raise that limit"); }
+Error too_few_files() { return io_error("too few files may be open at a time; raise the limit (ulimit -n)"); }
 
 Result<bool> give_up_files(const Sandbox& sandbox) {
   const long version = landlock_version();

@@ -296,7 +296,7 @@ Status Catalog::reserve(std::size_t tensors) {
 }
 
 Status Catalog::add(Tensor tensor) {
-  if (find(tensor.name)) return corrupt(root + ": " + tensor_text(tensor.name) + " is there twice");
+  if (find(tensor.name)) return corrupt(root + ": " + tensor_text(tensor.name) + " is stored twice");
   for (FragmentList* const list : {&tensor.fragments, &tensor.replicas}) {
     boxes_.share(*list);
     list->pack();

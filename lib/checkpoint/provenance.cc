@@ -115,7 +115,8 @@ Result<Provenance> parse(const Json& json) {
   if (json.contains("written_by")) out.written_by = TRY(json.get_string("written_by"));
   if (json.contains("delta_of")) out.delta_of = TRY(json.get_string("delta_of"));
   if (json.contains("vocabulary")) out.vocabulary = TRY(json.get_index("vocabulary"));
-  if (out.vocabulary < 0) return corrupt("vocabulary: expected a positive number");
+  if (out.vocabulary < 0)
+    return corrupt("vocabulary: expected a number of at least 0, got " + std::to_string(out.vocabulary));
   if (json.contains("model_names")) out.model_names = TRY(json.get_bool("model_names"));
   if (json.contains("lacks_optimizer")) out.lacks_optimizer = TRY(json.get_bool("lacks_optimizer"));
   if (json.contains("buffers")) {
@@ -131,7 +132,7 @@ Result<Provenance> parse(const Json& json) {
     const std::span<const Json> models = TRY(json.get_array("models"));
     for (const Json& model : models)
       out.models.push_back({StateKind::kModel, std::string(TRY(model.get_string("prefix"))),
-                            std::string(TRY(model.get_string("name"))), "as " + std::string(kManifestFile) + " says"});
+                            std::string(TRY(model.get_string("name"))), "recorded in " + std::string(kManifestFile)});
   }
   return out;
 }
@@ -195,7 +196,7 @@ Status adopt_provenance(Reader& reader) {
     const auto head = TRY(read_head(reader, path));
     if (!head || !head->provenance) return std::optional<Provenance>();
     if (!TRY(is_of_these_files(*head, catalog).context(path + ": files"))) {
-      catalog.notes.push_back("What " + path + " says of the source is not used: it was written for other files.");
+      catalog.notes.push_back(path + " describes other files, so its provenance is ignored.");
       return std::optional<Provenance>();
     }
     return std::optional(TRY(parse(*head->provenance).context(path + ": " + std::string(kProvenance))));
@@ -203,7 +204,7 @@ Status adopt_provenance(Reader& reader) {
   const auto provenance = read();
   if (!provenance && provenance.error().code() != ErrorCode::kCorrupt) return provenance.error();
   if (!provenance)
-    catalog.warnings.push_back("What is recorded of the source is not used: " + provenance.error().message());
+    catalog.warnings.push_back("The recorded provenance is ignored: " + provenance.error().message());
   else if (*provenance)
     apply(**provenance, catalog);
   return {};

@@ -136,7 +136,7 @@ Error overlap_error(const Tensor& tensor, const Box& a, const Box& b) {
 Status check_box(const Tensor& tensor, const Box& box) {
   if (box.rank() != tensor.shape.rank() || !contains(whole(tensor.shape), box))
     return corrupt(tensor_text(tensor.name) + ": box of shape " + to_string(box.shape) + " at " +
-                   to_string(box.origin) + " lies outside the tensor's shape " + to_string(tensor.shape));
+                   to_string(box.origin) + " is outside the tensor's shape " + to_string(tensor.shape));
   return {};
 }
 
@@ -149,7 +149,7 @@ Status check_replicas(const Tensor& tensor) {
     const Box box = tensor.replicas.box(i);
     TRY(check_box(tensor, box));
     if (!std::binary_search(stored.begin(), stored.end(), box))
-      return corrupt(name_of(tensor, box) + ": expected a further copy of a stored box, got a box of its own");
+      return corrupt(name_of(tensor, box) + ": expected a replica of a stored box, got a box that no fragment has");
   }
   return {};
 }
@@ -169,7 +169,7 @@ Status check_reach(const Catalog& catalog, const Tensor& tensor, const Fragment&
   if (!bytes || !fits_inside(f.start, *bytes, f.payload_bytes()))
     return corrupt(at(catalog.file_path(f.extent.file), f.extent.offset) + ": " + name_of(tensor, f.box) +
                    ": strides " + to_string(f.strides) + " reach past the " + std::to_string(f.payload_bytes()) +
-                   (f.encoding ? " bytes it decodes to" : " bytes stored for it"));
+                   (f.encoding ? " decoded bytes" : " stored bytes"));
   return {};
 }
 
@@ -179,8 +179,8 @@ Status check_file_range(const Catalog& catalog, const Extent& e, const std::stri
   if (file.size < 0) return io_error(path + ": file is missing; it holds " + what);
   if (fits_inside(e.offset, e.length, file.size)) return {};
   const auto end = checked_add(e.offset, e.length);
-  return corrupt(at(path, e.offset) + ": " + what + ": data end at byte " + (end ? with_commas(*end) : "2^63") +
-                 ", file has " + with_commas(file.size) + ": the file is cut short or belongs to another save");
+  return corrupt(at(path, e.offset) + ": " + what + ": data ends at byte " + (end ? with_commas(*end) : "2^63") +
+                 ", but the file has " + with_commas(file.size) + " bytes: it is truncated or belongs to another save");
 }
 
 // Checks that every stored element of a tensor is in an existing file.
@@ -228,8 +228,8 @@ Status check_cover(const Tensor& tensor) {
   }
   if (covered == expected) return {};
   return corrupt(tensor_text(tensor.name) + " " + to_string(tensor.shape) + ": " + with_commas(expected - covered) +
-                 " of " + count_of(expected, "element") + (expected - covered == 1 ? " is" : " are") +
-                 " stored nowhere" + (grid ? ", the first of them in " + to_string(grid->first_hole()) : ""));
+                 " of " + count_of(expected, "element") + (expected - covered == 1 ? " is" : " are") + " missing" +
+                 (grid ? ", the first in " + to_string(grid->first_hole()) : ""));
 }
 
 Status CoverChecker::check(const Tensor& tensor) {

@@ -54,17 +54,17 @@ Status add_masters(SourceView& view, ConversionNotes& notes) {
       if (!states.contains(moment))
         return unsupported(view.catalog.root + ": the optimizer has no " + std::string(moment.substr(1)) + " of " +
                            tensor_text(parameter) +
-                           ": expected both of Adam's moments; --exclude 'optim*' leaves the " + "optimizer out");
+                           ": expected both of Adam's moments; add --exclude 'optim*' to leave the optimizer out");
     if (states.contains(kMasterSuffix)) continue;
     const auto weight = view.catalog.find(parameter);
     const Tensor& moment = view.catalog.tensors()[states.find(kMomentSuffix)->second];
     if (!weight || view.catalog.tensors()[*weight].shape != moment.shape)
       return unsupported(tensor_text(view.native(moment.name)) + " " + to_string(moment.shape) +
-                         ": is a moment of no weight of that shape");
+                         ": no weight of this shape belongs to this moment");
     Tensor master = view.catalog.tensors()[*weight];
     if (!is_floating(master.dtype) || byte_size(master.dtype) == 1)
       return unsupported(tensor_text(view.native(master.name)) + " is " + std::string(info(master.dtype).torch_name) +
-                         ", and no float32 master of it is there");
+                         " and has no float32 master");
     if (master.dtype != DType::kFloat32) rounded.push_back("'" + printable(view.native(master.name)) + "'");
     master.name = prefix + parameter + std::string(kMasterSuffix);
     master.plain_key.clear();
@@ -74,7 +74,7 @@ Status add_masters(SourceView& view, ConversionNotes& notes) {
   }
   if (!others.empty())
     return unsupported(view.catalog.root + ": " + count_of(std::ssize(others), "tensor") + " of the optimizer (" +
-                       some_of(others) + ") that Adam's state has no place for; --exclude 'optim*' leaves the " +
+                       some_of(others) + ") that are not Adam's state; add --exclude 'optim*' to leave the " +
                        "optimizer out");
   view.catalog.shares_extents = view.catalog.shares_extents || !masters.empty();
   for (Tensor& master : masters) TRY(view.catalog.add(std::move(master)));
@@ -95,7 +95,7 @@ Result<std::optional<Index>> take_steps(SourceView& view, FilePool& files, bool 
     const Tensor& tensor = view.catalog.tensors()[found->second];
     if (tensor.elements() != 1)
       return unsupported(tensor_text(view.native(tensor.name)) + " " + to_string(tensor.shape) +
-                         ": expected one number of steps");
+                         ": expected a single number of steps");
     view.values.insert(found->second);
     if (metadata_only) {
       steps = 0;
@@ -108,7 +108,7 @@ Result<std::optional<Index>> take_steps(SourceView& view, FilePool& files, bool 
     if (steps && *steps != static_cast<Index>(value))
       return unsupported(view.catalog.root + ": " + tensor_text(view.native(tensor.name)) + " is " +
                          std::to_string(static_cast<Index>(value)) + " and " + tensor_text(first) + " is " +
-                         std::to_string(*steps) + ": the output has one number of steps for all parameters");
+                         std::to_string(*steps) + "; the output stores one number of steps for all parameters");
     steps = static_cast<Index>(value);
     first = view.native(tensor.name);
   }

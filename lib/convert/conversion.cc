@@ -70,11 +70,11 @@ Status check_metadata(const HeaderMetadata& metadata, const Target& target, cons
   if (metadata.entries.empty() || target.holds_header_metadata()) return {};
   if (metadata.needed > 0)
     return unsupported(source.root + ": " + count_of(metadata.needed, "weight") +
-                       " cannot be loaded without what the headers of its safetensors files say (__metadata__), for " +
-                       "which " + std::string(format.title) + " has no place; choose a format of safetensors files");
-  notes.warnings.push_back("The headers of the source's files have " + count_of(std::ssize(metadata.entries), "entry") +
+                       " cannot be loaded without the __metadata__ of the safetensors headers, which " +
+                       std::string(format.title) + " cannot store; choose a format with safetensors files");
+  notes.warnings.push_back("The headers of the source files have " + count_of(std::ssize(metadata.entries), "entry") +
                            " of metadata ('" + printable(metadata.entries.front().first.substr(0, 64)) +
-                           "', ...), for which " + std::string(format.title) + " has no place: not carried");
+                           "', ...), which " + std::string(format.title) + " cannot store; it is left out");
   return {};
 }
 

@@ -43,7 +43,7 @@ Result<Index> check_equal_tensors(const Draft& draft, FilePool& files, RunOption
     if (is_same_data(a, b)) continue;
     if (draft.unpacking && (draft.view.computed.contains(e.kept) || draft.view.computed.contains(e.left_out)))
       return unsupported(view.root + ": " + tensor_text(a.name) + " and " + tensor_text(b.name) +
-                         " must be equal, and one of them is packed: unpack them with --family none first");
+                         " must be equal, but one of them is packed; unpack them with --family none first");
     pairs.push_back(&e);
     kept.push_back({e.kept, a.dtype});
     left_out.push_back({e.left_out, a.dtype});
@@ -63,8 +63,8 @@ Result<Conversion::Outcome> Conversion::run(OutputPath destination) {
   const std::uint64_t print = fingerprint(plan_, source_view(), target_view());
   if (!TRY(all_equal(ranks, print)))
     return io_error(source_.catalog().root +
-                    ": the ranks do not see the same checkpoint, or were not started with the same options: their "
-                    "plans differ");
+                    ": the plans of the ranks differ: they see different checkpoints or were started with different "
+                    "options");
   const WatchedFiles read(rank_of(ranks) == 0 ? inputs() : std::vector<std::string>());
   const Index of_left_out = TRY(check_equal_tensors(draft_, source_.files(), options_.run));
   ConversionSource origin(draft_, source_, adapter());
@@ -93,7 +93,7 @@ Result<Conversion::Outcome> Conversion::run(OutputPath destination) {
   } else if (options_.resume == Resume::kRequire) {
     return unsupported(
         destination.path +
-        ": merged, quantized and computed weights and compressed files cannot be continued; leave --resume out");
+        ": a run with merged, quantized or computed weights or compressed files cannot be resumed; drop --resume");
   }
   const std::string work = destination.path + ".partial";
   const bool is_journaled = continuation.has_value();
@@ -122,8 +122,8 @@ Result<Conversion::Outcome> Conversion::write(Output& output, ConversionSource& 
                         [&](const Output::EmitText& emit) { write_manifest(*this, proofs, origin.digests(), emit); }));
     if (const auto path = read.replaced())
       return corrupt(printable(*path) +
-                     ": has changed while it was read, so that the output would be of two versions; convert it when "
-                     "nobody writes there any more");
+                     ": changed while it was read, so the output would mix two versions; convert it again when "
+                     "nothing writes to it");
   }
   TRY(output.commit());
   return outcome;

@@ -27,7 +27,7 @@ Index room_to_digest(const Plan& plan, const Catalog& source, Index worker_bytes
 }
 
 Error copies_nothing(const Conversion& c) {
-  return unsupported(std::string(c.format().title) + ": copies nothing, so there is nothing to read");
+  return unsupported(std::string(c.format().title) + ": stores no tensor data of its own, so there is nothing to read");
 }
 
 }  // namespace

@@ -49,7 +49,7 @@ Result<std::optional<Adapter>> find_adapter(Reader& source, const Format& format
   std::optional<Adapter> out = TRY(read_adapter(source, o.adapter, use, o.selection, d.view, d.names));
   if (out && out->changes_nothing)
     d.notes.warnings.push_back(
-        "lora_alpha is 0, so the adapter changes nothing; give the alpha that it was trained with by --lora-alpha");
+        "lora_alpha is 0, so the adapter changes nothing; give the alpha that it was trained with: --lora-alpha");
   if (out && out->is_merged() && !o.metadata_only) {
     Reader& reader = o.adapter.reader ? *o.adapter.reader : source;
     TRY(reader.locate(out->operands(), o.run.threads, o.spool));
@@ -70,8 +70,8 @@ Result<SourceView> view_selected(const Catalog& catalog, const Selected& selecte
 // Fails if a source of a merge is not plain weights.
 Status check_whole(const Draft& draft, const MergeSource& source) {
   if (draft.adapter)
-    return unsupported(
-        source.path + ": has an adapter, which is not part of the weights; convert it first, and merge what comes out");
+    return unsupported(source.path +
+                       ": has an adapter that is not merged into the weights; convert it first, then merge the result");
   const auto& tensors = draft.view.catalog.tensors();
   const auto packed =
       std::find_if(tensors.begin(), tensors.end(), [&](const Tensor& t) { return draft.view.packed.contains(t.name); });
@@ -79,8 +79,8 @@ Status check_whole(const Draft& draft, const MergeSource& source) {
   const std::string what = draft.names.packed.empty() ? "quantized weights" : packed_text(draft.names.packed);
   return unsupported(source.path + ": has " + what +
                      (packed == tensors.end() ? "" : ", such as " + tensor_text(draft.view.native(packed->name))) +
-                     ": packed values and their scales cannot be merged one by one; convert it to bfloat16 first " +
-                     "(--dtype), and merge what comes out");
+                     ": packed values and scales cannot be merged; convert it with --dtype bfloat16 first, " +
+                     "then merge the result");
 }
 
 // Makes the drafts of the other sources of a merge, to the same names, rows and shapes, and matches them with `first`.

@@ -37,7 +37,7 @@ Result<DescribedTensors> described_tensors(const Catalog& source) {
     const std::string name(TRY(item.as_string()));
     const auto entry = entries.find(name);
     if (entry == entries.end())
-      return corrupt(where + std::string(kTensorNames) + " lists '" + printable(name) + "', which no entry describes");
+      return corrupt(where + std::string(kTensorNames) + " lists '" + printable(name) + "', but has no entry for it");
     const Json description = TRY(parse_json(entry->second, where + printable(name)));
     const Json* const type = description.find("_type");
     const bool is_packed = type && type->is_string() && TRY(type->as_string()) != kPlain;
@@ -75,11 +75,11 @@ Status follow(DescribedTensors& described, const CopiedTensor& copied) {
   }
   const auto part = part_of(described, from.name);
   if (!part) return {};
-  const std::string what = "'" + printable(part->weight->first) + "', which the headers' __metadata__ describe";
+  const std::string what = "'" + printable(part->weight->first) + "', which the __metadata__ of the headers describes";
   if (to.dtype != from.dtype || to.shape != from.shape)
     return unsupported(tensor_text(from.name) + " is a part of " + what + ": its dtype and shape cannot be changed");
   if (!to.name.ends_with(part->tail))
-    return unsupported(tensor_text(from.name) + " is a part of " + what + ": loaders do not find it as '" +
+    return unsupported(tensor_text(from.name) + " is a part of " + what + ": loaders would not find it as '" +
                        printable(to.name) + "'");
   std::string renamed = to.name.substr(0, to.name.size() - part->tail.size()) + part->leaf;
   std::string& known = part->weight->second.renamed;

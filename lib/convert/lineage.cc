@@ -34,14 +34,14 @@ Status read(const Json& json, RecordedMerge& out) {
     source.path = TRY(item.get_string("path"));
     out.merge.sources.push_back(std::move(source));
   }
-  if (out.merge.sources.empty()) return corrupt("a merge of no sources");
+  if (out.merge.sources.empty()) return corrupt("expected at least one source");
   const Json* const options = out.manifest.find("options");
   const Json* const filters = options ? options->find("filters") : nullptr;
-  if (filters == nullptr) return corrupt("expected the options that it was made with");
+  if (filters == nullptr) return corrupt("expected the options of the merge");
   out.to = TRY(options->get_string("to"));
   if (const std::string_view dtype = TRY(options->get_string("dtype")); dtype != "keep") {
     out.typing.dtype = dtype_from_torch(dtype);
-    if (!out.typing.dtype) return corrupt("dtype: expected keep or one of torch's, got '" + printable(dtype) + "'");
+    if (!out.typing.dtype) return corrupt("dtype: expected keep or a torch dtype, got '" + printable(dtype) + "'");
   }
   out.selection.part = "model";
   out.selection.include = TRY(texts(filters->find("include")));
@@ -90,21 +90,22 @@ std::vector<Finding> compare_lineage(const RecordedMerge& merge, const Json& aga
   }
   std::vector<Finding> out;
   for (auto& [s, tensors] : changed)
-    out.push_back({Severity::kError,
-                   "lineage-source",
-                   std::move(tensors),
-                   "source " + sources[s].name + ", " + printable(sources[s].path) + ", is another than was merged",
-                   {},
-                   "",
-                   "Merge again, or find the checkpoint that was there."});
+    out.push_back(
+        {Severity::kError,
+         "lineage-source",
+         std::move(tensors),
+         "source " + sources[s].name + ", " + printable(sources[s].path) + ", differs from the source that was merged",
+         {},
+         "",
+         "Merge again, or restore the checkpoint that was there."});
   if (!others.empty())
     out.push_back({Severity::kError,
                    "lineage",
                    std::move(others),
-                   "the merge of the same sources gives something else",
+                   "merging the same sources gives other values",
                    {},
                    "",
-                   "The manifest was changed, or another version of reshard wrote it."});
+                   "The manifest was edited, or written by another version of reshard."});
   return out;
 }
 
@@ -117,8 +118,7 @@ Result<RecordedMerge> recorded_merge(Reader& checkpoint) {
   if (!text) return io_error(out.path + ": not found: --lineage needs the manifest that reshard merge has written");
   out.manifest = TRY(parse_json(*text, out.path));
   const Json* const merge = out.manifest.find("merge");
-  if (merge == nullptr)
-    return usage_error(out.path + ": records no merge: --lineage is for what reshard merge has written");
+  if (merge == nullptr) return usage_error(out.path + ": records no merge; --lineage needs an output of reshard merge");
   TRY(read(*merge, out).context(out.path));
   return out;
 }
@@ -132,7 +132,8 @@ Status RecordedMerge::move(std::string_view name, const std::string& directory) 
     }
     names.push_back(source.name + " (" + printable(source.path) + ")");
   }
-  return usage_error(path + ": --source '" + printable(name) + "': expected NAME=DIR, of these: " + join(names, ", "));
+  return usage_error(path + ": --source '" + printable(name) +
+                     "': expected NAME=DIR with one of these names: " + join(names, ", "));
 }
 
 Result<Lineage> check_lineage(const RecordedMerge& recorded, const Opener& open, const Format& format,
@@ -141,7 +142,7 @@ Result<Lineage> check_lineage(const RecordedMerge& recorded, const Opener& open,
   for (const MergeSource& source : merge.sources)
     if (!path_exists(source.path))
       return io_error(recorded.path + ": source " + source.name + ", " + source.path +
-                      ": not found; if it is elsewhere now: --source " + source.name + "=DIR");
+                      ": not found; if it was moved, add --source " + source.name + "=DIR");
   const OpenOptions how{.own_family = choice.families.own()};
   const OpenCheckpoint first = TRY(open(merge.sources.front().path, how).context(recorded.path));
   const auto others = TRY(open_others(merge, *first.reader, open, how).context(recorded.path));

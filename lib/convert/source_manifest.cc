@@ -105,10 +105,11 @@ Status SourceManifest::compare(const Tensor& tensor, const Digest& digest) const
   const Json& recorded = *manifest_.find("tensors")->find(tensor.name);
   const std::string_view expected = TRY(recorded.get_string("digest").context(path_));
   if (expected == digest.hex()) return {};
-  return corrupt(source_->catalog().file_path(tensor.fragments.extent(0).file) + ": " + tensor_text(tensor.name) +
-                 ": expected digest " + printable(expected) + " as " + path_ + " records, got " + digest.hex() +
-                 ": it was damaged, or changed, since reshard wrote it. Take it from another copy; where it was " +
-                 "changed on purpose, remove that manifest");
+  return corrupt(
+      source_->catalog().file_path(tensor.fragments.extent(0).file) + ": " + tensor_text(tensor.name) + ": " + path_ +
+      " records digest " + printable(expected) + ", got " + digest.hex() +
+      ": the tensor was damaged or changed after reshard wrote it. Restore it from another copy; if it was " +
+      "changed on purpose, remove that manifest");
 }
 
 }  // namespace reshard

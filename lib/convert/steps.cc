@@ -42,7 +42,7 @@ Result<std::optional<Identity>> repair(SourceView& view, FilePool& files, const 
   of_view.is_stored = [&view](const std::string& canonical) { return view.is_stored(canonical); };
   if (!options.config) {
     if (options.repairs.vocabulary || options.repairs.experts)
-      return usage_error("--repair needs to know what the model should be; give its config.json with --config");
+      return usage_error("--repair needs the model's config.json; add it with --config");
   } else if (auto fitted = repair_to_config(view.catalog, files, of_view)) {
     for (std::string& note : fitted->notes) notes.warnings.push_back(std::move(note));
     notes.repairs = std::move(fitted->repairs);
@@ -54,22 +54,22 @@ Result<std::optional<Identity>> repair(SourceView& view, FilePool& files, const 
   for (const Tensor& t : view.catalog.tensors()) TRY(covers.check(t));
   if (!options.config) {
     if (const Status agree = check_shapes_agree(*options.family, view.catalog); !agree) {
-      const std::string fault = view.catalog.root + ": named as a model of family " + options.family->name +
-                                ", but not one by its shapes: " + agree.error().message();
+      const std::string fault = view.catalog.root + ": has the tensor names of family " + options.family->name +
+                                ", but not its shapes: " + agree.error().message();
       if (!allow)
-        return Error(agree.error().code(), fault + "; --config FILE if it is one, --family none takes the tensors " +
-                                               "as they are, --allow config writes them nevertheless");
+        return Error(agree.error().code(), fault + "; add --config FILE if it is such a model, --family none to " +
+                                               "keep names and rows as they are, or --allow config to write it anyway");
       notes.warnings.push_back(fault);
     }
-    notes.warnings.push_back("no config.json: the names are those of family " + options.family->name +
-                             ", and nothing says whether this is the whole model; --config FILE");
+    notes.warnings.push_back("no config.json: the names match family " + options.family->name +
+                             ", but the model may be incomplete; add --config FILE to check it");
     return std::optional<Identity>();
   }
   const auto fits = check_against_config(view.catalog, *options.family, *options.config, complete);
   if (fits) return fits->present > 0 ? std::optional(*fits) : std::nullopt;
   const Error& error = fits.error();
   if (!allow)
-    return Error(error.code(), error.message() + "; reshard verify explains it, --allow config writes what is there");
+    return Error(error.code(), error.message() + "; reshard verify explains it; add --allow config to write it anyway");
   notes.warnings.push_back(error.message());
   return std::optional<Identity>();
 }
@@ -79,7 +79,7 @@ namespace {
 // Pads `rows` as --vocab-divisible-by asks.
 Result<Index> padded_to_multiple(Index rows, Index divisible_by, const Mesh& mesh) {
   const auto padded = padded_vocabulary(rows, divisible_by, mesh.size("tp"));
-  if (!padded) return usage_error("--vocab-divisible-by: " + count_of(rows, "row") + ": too many to pad");
+  if (!padded) return usage_error("--vocab-divisible-by: " + count_of(rows, "row") + " are too many to pad");
   return *padded;
 }
 
@@ -96,7 +96,7 @@ Status check_not_packed(const SourceView& view, const Tensor& tensor, std::strin
   const auto i = view.catalog.find(tensor.name);
   if (!view.packed.contains(tensor.name) || (i && view.computed.contains(*i))) return {};
   return unsupported(tensor_text(view.native(tensor.name)) + " is part of a packed weight and cannot " +
-                     std::string(to_do) + "; --dtype bfloat16 unpacks those whose quantization is known");
+                     std::string(to_do) + "; add --dtype bfloat16 to unpack weights of a supported quantization");
 }
 
 // Returns the tensor that the output stores instead of a tied head; nothing for other tensors.
@@ -118,8 +118,8 @@ Status pad_vocabulary(SourceView& view, FilePool& files, const Translation& name
   if (!by_layout && divisible_by == 0) {
     if (rows.vocab_padding)
       return usage_error(
-          "--vocab-padding says what rows beyond the vocabulary hold, and nothing says how many there "
-          "are to be; --vocab-divisible-by or a layout does");
+          "--vocab-padding needs the number of rows to add; give it with --vocab-divisible-by or a "
+          "layout");
     return {};
   }
   auto fill = rows.vocab_padding;
@@ -137,11 +137,11 @@ Status pad_vocabulary(SourceView& view, FilePool& files, const Translation& name
     const Index wanted =
         TRY(by_layout ? on.layout->padded_rows(t.shape[0]) : padded_to_multiple(t.shape[0], divisible_by, on.mesh));
     if (wanted <= t.shape[0]) continue;  // the layout reports the error
-    TRY(check_not_packed(view, t, "get rows of padding"));
+    TRY(check_not_packed(view, t, "be padded"));
     if (!fill)
       return usage_error(tensor_text(name) + " has " + count_of(t.shape[0], "row") + ", the target's vocabulary " +
                          with_commas(wanted) +
-                         "; --vocab-padding zero, repeat-last or mean says what the others are to be");
+                         "; choose the content of the added rows with --vocab-padding zero, repeat-last or mean");
     added = wanted - t.shape[0];
     padded.push_back(name);
     if (view.catalog.vocabulary == 0) view.catalog.vocabulary = t.shape[0];
@@ -168,7 +168,7 @@ Status repeat_heads(SourceView& view, const Translation& names, const RankPlacem
   if (copies == 1) return {};
   if (!config)
     return usage_error("layout '" + printable(on.layout->name) + "' repeats key-value heads, and no config.json " +
-                       "says how many there are; give one with --config");
+                       "gives their number; add one with --config");
   const Index heads = config->num_key_value_heads();
   Index repeated = 0;
   for (std::size_t i = 0; i < view.catalog.tensors().size(); ++i) {
@@ -182,11 +182,11 @@ Status repeat_heads(SourceView& view, const Translation& names, const RankPlacem
     if (!wanted || t.shape.rank() == 0) continue;
     TRY(check_not_packed(view, t, "have its key-value heads repeated"));
     if (view.computed.contains(i))
-      return unsupported(tensor_text(t.name) + ": the layout repeats its key-value heads, and it is made of a matrix " +
-                         "with scales as it is read; convert it to hf first");
+      return unsupported(tensor_text(t.name) + ": the layout repeats key-value heads, which is not supported for " +
+                         "quantized matrices; convert the checkpoint to hf first");
     if (!is_heads || t.shape[0] % heads != 0)
-      return unsupported(tensor_text(t.name) + " " + to_string(t.shape) + ": the layout repeats its " +
-                         "key-value heads, and it is not made of " + with_commas(heads));
+      return unsupported(tensor_text(t.name) + " " + to_string(t.shape) + ": the layout repeats key-value " +
+                         "heads; expected rows that are a multiple of " + with_commas(heads));
     repeat_blocks(t, t.shape[0] / heads, copies);
     ++repeated;
   }
@@ -227,8 +227,7 @@ void note_packed(const SourceView& view, const Translation& names, const Typing&
   for (const PackedWeight& weight : names.packed.weights)
     if (kept.contains(weight.name)) left.weights.push_back(weight);
   if (left.empty()) return;
-  notes.warnings.push_back(packed_text(left) + ": --dtype leaves their tensors as they are, which mean nothing in " +
-                           "another dtype");
+  notes.warnings.push_back(packed_text(left) + ": --dtype does not apply to their tensors, which are kept as they are");
 }
 
 // Warns of optimizer state under names that no parameter has: it is not renamed or resharded with the model.
@@ -247,7 +246,7 @@ void note_orphans(const SourceView& view, const Family& family, const std::vecto
   if (!has_model || orphans.empty()) return;
   notes.warnings.push_back("Optimizer state without a parameter in the model, " +
                            count_of(std::ssize(orphans), "tensor") + " (" + some_of(orphans) +
-                           "), keeps its names and the order of its rows.");
+                           "), keeps its names and its row order.");
 }
 
 // Decides the dtypes of the output's tensors.
@@ -278,8 +277,8 @@ class TargetDtypes {
     if (parsed && parsed->rule->quantized == Quantized::kFloat8 && byte_size(tensor.dtype) == 1)
       return unsupported(
           tensor_text(native) + " is " + std::string(info(tensor.dtype).torch_name) +
-          " with scales in a tensor of its own, and no config.json says of which blocks; --keep-dtype '" +
-          printable(native) + "' leaves it as it is");
+          " with separate scales, and no config.json gives their block size; add it with --config, or --keep-dtype '" +
+          printable(native) + "' to keep it unchanged");
     narrows_ = narrows_ || (byte_size(as) < byte_size(own) && byte_size(as) < byte_size(DType::kFloat32));
     return as;
   }
@@ -289,13 +288,13 @@ class TargetDtypes {
     if (!kept_.empty()) {
       notes.warnings.push_back(count_of(std::ssize(kept_), "tensor") + " (" + some_of(kept_) +
                                (kept_.size() == 1 ? ") keeps its" : ") keep their") +
-                               " own dtype, as when transformers " + "loads the model in " +
+                               " own dtype, as when transformers loads the model in " +
                                std::string(info(*typing_.dtype).torch_name) + ".");
     } else if (narrows_ && !family_ && config_ && !knows_kept_dtypes(*config_)) {
       notes.warnings.push_back("transformers " + std::string(kept_dtypes_version()) + " has no model_type '" +
                                printable(config_->model_type) + "': every floating-point tensor becomes " +
                                std::string(info(*typing_.dtype).torch_name) +
-                               ", also any that the model needs in float32 (--keep-dtype GLOB).");
+                               ", including any that the model needs in float32; add --keep-dtype GLOB to keep those.");
     }
   }
 
@@ -346,7 +345,7 @@ Status check_have_names(const SourceView& view, const Translation& names, const 
   return unsupported(view.catalog.root + ": " + count_of(std::ssize(scales), "tensor") +
                      " are quantized values or their scales (" + some_of(scales) + "), and " +
                      std::string(info(*names.to).title) +
-                     " has no names for them: a loader would take the one without the other");
+                     " has no names for them: a loader would use one without the other");
 }
 
 // Decides name, dtype and shape of the output's tensors, one after the other.
@@ -382,7 +381,7 @@ Result<DType> OutputNamer::dtype_of(const PackedGroup& group) {
     const Tensor& tensor = view_.catalog.tensors()[part];
     const DType as = TRY(dtypes_.of(part));
     if (dtype && *dtype != as)
-      return unsupported(tensor_text(group.name) + " of the output is made of tensors of " +
+      return unsupported(tensor_text(group.name) + " of the output combines tensors of " +
                          std::string(info(*dtype).torch_name) + " and " + std::string(info(as).torch_name));
     dtype = as;
     if (as != tensor.dtype || (view_.computed.contains(part) && typing_.quantize == Quantization::kNone))
@@ -390,7 +389,7 @@ Result<DType> OutputNamer::dtype_of(const PackedGroup& group) {
     if (&tensor != &first && tensor.shape.rank() == 0)
       out_.equal.push_back({group.parts[0], part,
                             tensor_text(tensor.name) + " differs from '" + printable(first.name) +
-                                "', and the output's '" + printable(group.name) + "' stands for both"});
+                                "', and the output's '" + printable(group.name) + "' replaces both"});
   }
   return *dtype;
 }
@@ -444,7 +443,7 @@ Status check_uncut(const TargetTensor& tensor, const RankPlacement& on) {
     for (const std::string& axis : split.axes)
       if (on.mesh.size(axis) > 1)
         return unsupported("layout '" + printable(on.layout->name) + "' cuts " + tensor_text(tensor.name) + " along " +
-                           axis + ": it is part of a packed weight, which every rank holds whole");
+                           axis + ": it is part of a packed weight, which must be whole on every rank");
   return {};
 }
 
@@ -518,8 +517,8 @@ Result<std::vector<TargetBlob>> name_blobs(Reader& source, const SourceView& vie
         b.bytes = &canonical == &keys.back() ? std::exchange(bytes, {}) : bytes;
         out.push_back(std::move(b));
       } else if (with_bytes && out[there->second].bytes != bytes) {
-        return unsupported("object '" + printable(blob.name) + "' differs from another that becomes '" +
-                           printable(b.name) + "' of the output too");
+        return unsupported("object '" + printable(blob.name) + "' differs from another object that also becomes '" +
+                           printable(b.name) + "' in the output");
       }
     }
   }
@@ -570,7 +569,7 @@ bool means_one(std::string_view pattern) { return pattern.find_first_of("*?[{") 
 
 // Returns the files next to config.json that are neither read nor copied.
 Result<LeftOut> what_stays(const Catalog& source, const std::vector<SideFile>& copied) {
-  LeftOut out{"files beside the model", 0, 0, 0};
+  LeftOut out{"files next to the model", 0, 0, 0};
   std::set<std::string> known;
   for (const std::string_view own : {kConfigFile, kManifestFile, kAdapterConfigFile}) known.emplace(own);
   const auto add = [&](const std::string& name) { known.insert(name.substr(0, name.find('/'))); };
@@ -598,14 +597,15 @@ Result<std::vector<SideFile>> find_side_files(const Catalog& source, const std::
     const std::string path = path_join(place, name);
     if (!seen.insert(name).second) return {};
     if (const auto real = leads_out(path, place)) {
-      notes.warnings.push_back(path + " leads out of the checkpoint, to " + printable(*real) + ": it is not copied");
+      notes.warnings.push_back(path + " is a link out of the checkpoint, to " + printable(*real) +
+                               ": it is not copied");
       return {};
     }
     SideFile file{name, "", path};
     file.bytes = TRY(file.size());  // fails now if it cannot be opened, not after the weights are written
     if (file.bytes > kMaxSideFile)
-      return unsupported(path + ": expected at most " + with_commas(kMaxSideFile) +
-                         " bytes of a file beside a model, got " + with_commas(file.bytes));
+      return unsupported(path + ": expected a side file of at most " + with_commas(kMaxSideFile) + " bytes, got " +
+                         with_commas(file.bytes));
     out.push_back(std::move(file));
     return {};
   };
@@ -628,7 +628,7 @@ Result<std::vector<SideFile>> find_side_files(const Catalog& source, const std::
     const std::size_t before = out.size();
     TRY(add(source.root, std::string(kConfigFile)));
     if (out.size() > before)
-      notes.warnings.push_back(out.back().path + " is copied as it is, as it lies beside a model");
+      notes.warnings.push_back(out.back().path + " is copied unchanged, because it is next to a model");
   }
   if (LeftOut stays = TRY(what_stays(source, out)); !stays.names.empty()) notes.left_out.push_back(std::move(stays));
   return out;
@@ -637,17 +637,17 @@ Result<std::vector<SideFile>> find_side_files(const Catalog& source, const std::
 // ---- for formats that refer to tensors in place
 
 Result<Catalog> name_view(const SourceView& view, const Translation& names, const Typing& typing) {
-  if (typing.dtype) return usage_error("--dtype: a view shows what is stored");
+  if (typing.dtype) return usage_error("--dtype: a view shows the stored values and cannot convert them");
   if (names.hf_rows && names.to != Convention::kHf)
     return unsupported("a view in the row order of " + std::string(info(*names.to).title) +
-                       "; there are views in the stored order and in Hugging Face's");
+                       " is not supported; choose the stored order or Hugging Face's");
   std::vector<std::size_t> all(view.catalog.tensors().size());
   std::iota(all.begin(), all.end(), 0);
   if (names.renames())
     for (const PackedGroup& group : TRY(pack(*names.model.family, *names.to, view.catalog, all)))
       if (group.stored)
         return unsupported("a view under " + std::string(info(*names.to).title) + ": " + tensor_text(group.name) +
-                           " would be made of several");
+                           " would combine several tensors");
   Catalog out;
   out.root = view.catalog.root;
   out.files = view.catalog.files;

@@ -23,7 +23,7 @@ class Budget {
     do {
       if (cap_ > 0 && bytes > cap_ - taken)
         return io_error(device_ + ": memory: expected at most " + human_bytes(cap_ - taken) + " more of the " +
-                        human_bytes(cap_) + " allowed, got a wish for " + human_bytes(bytes));
+                        human_bytes(cap_) + " allowed, got a request for " + human_bytes(bytes));
     } while (!taken_.compare_exchange_weak(taken, taken + bytes));
     return {};
   }

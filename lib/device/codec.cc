@@ -119,7 +119,7 @@ Result<std::size_t> inflate_chunk(Bytes in, MutableBytes out, bool is_gzip, cons
   if (state == Z_MEM_ERROR) return io_error(what + ": out of memory");
   if (state == Z_BUF_ERROR || state == Z_OK)
     return corrupt(what + ": expected a stream of at most " + bytes_of(out.size()) +
-                   ", got one that is cut short or longer");
+                   ", got one that is truncated or longer");
   return corrupt(what + ": the stream is damaged");
 }
 
@@ -208,7 +208,7 @@ ChunkEncoder::~ChunkEncoder() = default;
 
 Result<Bytes> ChunkEncoder::encode(Bytes chunk, Index unit) {
   if (!context_->zstd || !context_->shuffled || !context_->frame) return io_error("out of memory for zstd");
-  if (chunk.size() > context_->room) return internal_error("chunk encoder: a chunk larger than was said");
+  if (chunk.size() > context_->room) return internal_error("chunk encoder: a chunk larger than max_chunk_bytes");
   Bytes in = chunk;
   if (unit > 1) {
     const MutableBytes shuffled(context_->shuffled, chunk.size());

@@ -69,7 +69,7 @@ class CpuDevice : public Device {
       p = ::mmap(nullptr, static_cast<std::size_t>(bytes), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (p == MAP_FAILED) {
       budget_->give(bytes);
-      return io_error("cpu: cannot get " + human_bytes(bytes) + " of memory: " + std::strerror(errno));
+      return io_error("cpu: cannot allocate " + human_bytes(bytes) + ": " + std::strerror(errno));
     }
     const MutableBytes memory(static_cast<std::byte*>(p), static_cast<std::size_t>(bytes));
     return std::unique_ptr<Memory>(std::make_unique<CpuMemory>(budget_, memory));

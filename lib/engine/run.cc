@@ -56,7 +56,7 @@ Result<std::vector<TensorProof>> copy_tensors(const Plan& plan, TensorSource& so
     const MemoryPlan memory = TRY(copy_memory(plan, source.catalog(), target, options));
     if (const auto changed =
             TRY(find_changed(copy.items, stored, source.catalog(), output, memory, copy.extra, options)))
-      TRY(output.start_over("what the killed run wrote of " + tensor_text(*changed) + " was changed since"));
+      TRY(output.start_over("the data that the killed run wrote of " + tensor_text(*changed) + " has changed since"));
   }
   auto proofs = run_walk(
       {copy.items, source, copy.extra, output.keeps_tensors_whole(), &output}, options,

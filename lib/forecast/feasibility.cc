@@ -130,12 +130,12 @@ class Audit {
 
   void check_world() {
     CheckRun& check = begin("world-size", "the degrees multiply to the number of ranks", 1);
-    if (!request_.world) return skip(check, "--world is not given");
+    if (!request_.world) return skip(check, "no --world");
     const Index ranks = degrees().mesh.ranks(), world = *request_.world;
     if (ranks == world) return;
     Finding f;
     f.id = "world-size";
-    f.what = "the degrees multiply to " + count_of(ranks, "rank") + ", and there are " + with_commas(world);
+    f.what = "the degrees multiply to " + count_of(ranks, "rank") + ", but --world is " + with_commas(world);
     std::vector<std::string> factors;
     for (const MeshAxis& axis : degrees().mesh.axes()) factors.push_back(axis.name + " " + std::to_string(axis.size));
     f.why.push_back((factors.empty() ? "no degree is given" : join(factors, " x ") + " = " + with_commas(ranks)) +
@@ -158,16 +158,15 @@ class Audit {
       if (error.empty())
         fits.push_back(proposal + (size(axis) > 1 ? " instead of " + std::to_string(size(axis)) : ""));
       else
-        why.push_back(proposal + " would give " + count_of(world, "rank") +
-                      ", too, but not go with the model: " + error);
+        why.push_back(proposal + " would give " + count_of(world, "rank") + ", but does not fit the model: " + error);
     }
-    if (!fits.empty()) return "What fits, the other degrees as they are: " + join(fits, ", or ") + ".";
+    if (!fits.empty()) return "With the other degrees unchanged, this fits: " + join(fits, ", or ") + ".";
     const Index others = degrees().mesh.ranks() / size(kDpShard), fewer = world / others;
     std::vector<std::string> worlds;
     for (const Index n : {fewer, fewer + 1})
       if (n > 0) worlds.push_back(with_commas(n * others) + " with " + degree_text(kDpShard, n));
-    return "No change of one degree fits. The nearest numbers of ranks for the other degrees: " +
-           join(worlds, ", and ") + ".";
+    return "No single change fits. The nearest numbers of ranks with the other degrees: " + join(worlds, ", and ") +
+           ".";
   }
 
   // Returns the first error of the model if one degree is changed.
@@ -192,7 +191,7 @@ class Audit {
   std::string largest_tp() const {
     Index best = size("tp");
     while (best > 1 && !fits_tp(best)) --best;
-    return "The largest tp up to this one that works: " + std::to_string(best) + ".";
+    return "The largest tp up to this one that fits: " + std::to_string(best) + ".";
   }
 
   // Attention heads must stay whole: norms, rotations and scores are computed over a whole head.
@@ -234,9 +233,9 @@ class Audit {
     if (t.rule->sections > 1) text += " of each of " + std::to_string(t.rule->sections) + " sections";
     text += " / " + std::to_string(tp);
     if (section % tp == 0)
-      return text + " = " + with_commas(section / tp) + " a rank: " + heads_text(heads, tp) + " of width " +
+      return text + " = " + with_commas(section / tp) + " per rank: " + heads_text(heads, tp) + " of width " +
              with_commas(width);
-    return text + " is no whole number: " + heads_text(heads, tp) + " of width " + with_commas(width) + " a rank";
+    return text + " is not a whole number: " + heads_text(heads, tp) + " of width " + with_commas(width) + " per rank";
   }
 
   // Describes the cost of giving every rank its own copy of a head if several ranks share one.
@@ -251,7 +250,7 @@ class Audit {
                       count_of(*elements, "element") + ", " + to_string(shape));
     }
     return "With each head on " + count_of(copies, "rank") + " " + degree_text("tp", size("tp")) +
-           " works, too: " + join(grown, "; ") + ", in every layer.";
+           " also works: " + join(grown, "; ") + ", in every layer.";
   }
 
   // Checks everything else that tensor parallelism cuts, except the vocabulary.
@@ -269,7 +268,7 @@ class Audit {
       append(f.tensors, t.names);
       f.what = degree_text("tp", tp) + " does not divide " + formula_text(t);
       f.why = {with_commas(n) + " / " + std::to_string(tp) + " leaves " + std::to_string(n % tp) +
-               ": ranks would hold parts of " + with_commas(ceil_div(n, tp)) + " and " +
+               ": ranks would hold " + with_commas(ceil_div(n, tp)) + " and " +
                with_commas(local_extent(n, 1, tp, tp - 1)) +
                "; Megatron-LM and ColossalAI refuse that, torch cuts "
                "unevenly"};
@@ -310,7 +309,7 @@ class Audit {
     f.why = {"torch cuts it unevenly, " + count_of(ceil_div(rows, tp), "row") + " for the first ranks and " +
                  with_commas(local_extent(rows, 1, tp, tp - 1)) + " for the last, which is legal",
              "other frameworks pad it: " + join(padded, ", ")};
-    f.advice = "Expect padded rows in what Megatron-LM and ColossalAI save, and cut them off when converting.";
+    f.advice = "Expect padded rows in what Megatron-LM and ColossalAI save, and remove them when converting.";
     find(std::move(f));
   }
 
@@ -335,11 +334,11 @@ class Audit {
     f.id = "stages-uneven";
     f.what = degree_text("pp", stages) + " divides neither " + number_text("num_hidden_layers") +
              " nor layers + 2, so stages have unequal work";
-    f.why = {"layers of each stage as torchtitan deals them out, the embedding and the head counting as one: " +
+    f.why = {"layers per stage in torchtitan's distribution, where the embedding and the head count as one each: " +
              dealt_text(layers, stages)};
     f.advice =
         "The pipeline runs at the pace of its fullest stage. Megatron-LM refuses this unless the first and the "
-        "last stage are given a number of their own.";
+        "last stage have their own number of layers.";
     find(std::move(f));
   }
 
@@ -368,13 +367,13 @@ class Audit {
     for (const RuleTensors& t : rules_)
       if (t.rule->is_per_expert()) append(f.tensors, t.names);
     const bool has_experts = !f.tensors.empty();
-    CheckRun& check = begin("experts", "expert parallelism divides the experts and the ranks it shares out",
+    CheckRun& check = begin("experts", "expert parallelism divides the experts and their ranks",
                             static_cast<Index>(f.tensors.size()));
     if (ep == 1) return skip(check, has_experts ? "no ep is given" : "the model has no experts");
     if (!has_experts) {
       f.id = "experts-none";
-      f.what = degree_text(kEp, ep) + ", and the model has no experts";
-      f.advice = "Leave ep out.";
+      f.what = degree_text(kEp, ep) + ", but the model has no experts";
+      f.advice = "Drop ep.";
       return find(std::move(f));
     }
     if (experts % ep != 0) {
@@ -382,7 +381,7 @@ class Audit {
       uneven.id = "experts-uneven";
       uneven.what =
           degree_text(kEp, ep) + (ep > experts ? " exceeds " : " does not divide ") + number_text("num_experts");
-      uneven.why = {with_commas(experts) + " / " + std::to_string(ep) + " is no whole number of experts a rank"};
+      uneven.why = {with_commas(experts) + " / " + std::to_string(ep) + " is not a whole number of experts per rank"};
       uneven.advice = "The nearest degrees that divide them: " + nearest_divisors(experts, ep) + ".";
       find(std::move(uneven));
     }
@@ -392,8 +391,8 @@ class Audit {
     f.what = degree_text(kEp, ep) + " divides neither dp_shard x cp = " + with_commas(shards) +
              " nor dp_shard x cp x tp" + " = " + with_commas(shards * size("tp"));
     f.why = {
-        "ep is no factor of the number of ranks: it shares out those that FSDP shards over, so it has to divide "
-        "them"};
+        "ep does not add ranks: it divides those over which FSDP shards, so it must divide "
+        "their number"};
     f.advice = "The nearest degrees that do: " + nearest_divisors(shards, ep) + ".";
     find(std::move(f));
   }
@@ -427,7 +426,7 @@ class Audit {
     if (f.tensors.empty()) return;
     f.what = "FSDP leaves ranks without a part";
     f.why.assign(reasons.begin(), reasons.end());
-    f.advice = "Harmless, but for the balance of memory. Such ranks save empty boxes, or none.";
+    f.advice = "Harmless except for the balance of memory. Such ranks save empty boxes, or none.";
     find(std::move(f));
   }
 
@@ -449,17 +448,17 @@ class Audit {
   void check_sequence() {
     const Index cp = size("cp"), tp = size("tp");
     CheckRun& check = begin("sequence", "context and sequence parallelism divide the sequence", 1);
-    if (!request_.sequence) return skip(check, "--sequence is not given");
+    if (!request_.sequence) return skip(check, "no --sequence");
     const Index n = *request_.sequence, pieces = cp > 1 ? 2 * cp : 1;
     const auto find_uneven = [&](Severity severity, const char* id, Index unit, const std::string& product,
                                  std::string why) {
       Finding f;
       f.severity = severity;
       f.id = id;
-      f.what = "a sequence of " + with_commas(n) + " tokens does not divide by " + product + " = " + with_commas(unit);
+      f.what = "a sequence of " + with_commas(n) + " tokens is not divisible by " + product + " = " + with_commas(unit);
       f.why = {std::move(why)};
       const Index fewer = n / unit * unit;
-      f.advice = "The nearest lengths that do: " + (fewer > 0 ? with_commas(fewer) + " and " : std::string()) +
+      f.advice = "The nearest lengths that are: " + (fewer > 0 ? with_commas(fewer) + " and " : std::string()) +
                  with_commas(fewer + unit) + ".";
       find(std::move(f));
     };
@@ -469,7 +468,7 @@ class Audit {
                       " one piece from the front and one from the back");
     else if (n % (pieces * tp) != 0)
       find_uneven(Severity::kWarning, "sequence-tp", pieces * tp, cp > 1 ? "2 x cp x tp" : "tp",
-                  "sequence parallelism shares a rank's tokens out over tp");
+                  "sequence parallelism divides a rank's tokens over tp");
   }
 
   const Family& family_;

@@ -62,7 +62,7 @@ class Image::Lease {
 
 Result<std::vector<Image::FileEntry>> Image::files_of(const Target& target) {
   if (target.encoder())
-    return unsupported("what is compressed cannot be read before it is written: leave the compression out");
+    return unsupported("a compressed output cannot be read before it is written; drop the compression");
   std::vector<FileEntry> files;
   for (std::uint32_t f = 0; f < target.catalog().files.size(); ++f)
     files.push_back({target.catalog().files[f].path, target.sealed_size(f)});
@@ -94,7 +94,7 @@ Status Image::make_buffers(Index reserved) {
   const Index of_threads = Index{threads} * (converts ? 4 : 3);
   const Index least = fixed + (of_threads + kLeastSlabs) * kMinSlab;
   if (run_.memory < least)
-    return usage_error("--memory " + human_bytes(run_.memory) + " is too small: this needs at least " +
+    return usage_error("--memory " + human_bytes(run_.memory) + " is too small; expected at least " +
                        human_bytes(least) + " on " + count_of(threads, "thread"));
   const Index room = run_.memory - fixed;
   const Index wished = room / 2 / (of_threads + kLeastSlabs) / kSlabStep * kSlabStep;
@@ -257,7 +257,7 @@ Status Image::fill_piece(const Use& use, const Piece& piece, Index begin, Mutabl
   const Index eb = byte_size(target.dtype), n = volume(piece.box);
   const std::size_t number = of_.plan.tensors[use.planned].from;
   if (piece.begin < begin || piece.end > begin + std::ssize(out))
-    return internal_error(tensor_text(target.name) + " " + to_string(piece.box) + ": an element lies in two slabs");
+    return internal_error(tensor_text(target.name) + " " + to_string(piece.box) + ": an element is in two slabs");
   const MutableBytes place =
       out.subspan(static_cast<std::size_t>(piece.begin - begin), static_cast<std::size_t>(piece.end - piece.begin));
   if (device_of(run_).is_cpu() && source.dtype == target.dtype && is_one_run(piece.box.shape, piece.strides)) {
@@ -318,7 +318,7 @@ Result<std::uint32_t> Image::crc_of(const Extent& extent) {
   if (const auto known = crcs_.whole(extent)) return *known;
   const Stretch* const stretch = stretch_after(extent.file, extent.offset);
   if (!stretch || stretch->offset != extent.offset || stretch->length != extent.length)
-    return internal_error(at(files_[extent.file].path, extent.offset) + ": no tensor lies there");
+    return internal_error(at(files_[extent.file].path, extent.offset) + ": no tensor is stored here");
   const Index slabs = ceil_div(extent.length, stretch->slab);
   TRY(parallel_for(slabs, worker_count(run_), [&](int, Index k) -> Status {
     const Slab slab = TRY(slab_at(extent.file, *stretch, k));
@@ -327,7 +327,7 @@ Result<std::uint32_t> Image::crc_of(const Extent& extent) {
     return {};
   }));
   if (const auto known = crcs_.whole(extent)) return *known;
-  return internal_error(at(files_[extent.file].path, extent.offset) + ": was not read completely");
+  return internal_error(at(files_[extent.file].path, extent.offset) + ": the tensor was not read completely");
 }
 
 }  // namespace reshard

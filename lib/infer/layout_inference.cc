@@ -132,9 +132,10 @@ class Writer {
     if (rest) out_.tensors.push_back({{"*"}, *std::move(rest)});
     out_.stored_as = is_cut ? StoredAs::kShards : StoredAs::kWhole;
     if (!unexplained.empty())
-      out_.notes.push_back("No rule covers " +
-                           of_n(static_cast<Index>(unexplained.size()), "tensor that lies", "tensors that lie") +
-                           " otherwise: " + folded(unexplained) + ".");
+      out_.notes.push_back(
+          "No rule covers " +
+          of_n(static_cast<Index>(unexplained.size()), "tensor that is sharded", "tensors that are sharded") +
+          " differently: " + folded(unexplained) + ".");
   }
 
   void explain(bool is_whole, Index tensors, Index boxes) {
@@ -168,7 +169,7 @@ class Writer {
     Vocabulary v;
     v.tensors = patterns_of(std::move(names));
     if (sizes.size() > 1) {
-      add_evidence("vocabulary", Confidence::kUnknown, join(rows, ", ") + " rows: they do not agree");
+      add_evidence("vocabulary", Confidence::kUnknown, join(rows, ", ") + " rows, which differ");
     } else {
       const Index size = *sizes.begin();
       if (size > 0) v.padded_size = size;
@@ -188,9 +189,9 @@ class Writer {
         fits.push_back(std::to_string(multiple) + (tp > 1 ? " x tp " + std::to_string(tp) : "") + " x " +
                        with_commas(rows / (multiple * tp)));
     const std::string unit = tp > 1 ? " times tp " + std::to_string(tp) : "";
-    if (fits.empty()) return with_commas(rows) + " is no multiple of 64 or 128" + unit + ", so hardly padded";
+    if (fits.empty()) return with_commas(rows) + " is not a multiple of 64 or 128" + unit + ", so padding is unlikely";
     return with_commas(rows) + " = " + join(fits, " = ") +
-           ": padded to it, or truly so many; only config.json or the tokenizer tells";
+           ": padded to this multiple or by chance; only config.json or the tokenizer can tell";
   }
 
   void describe_stages() {
@@ -233,7 +234,7 @@ Result<std::vector<LayoutDescriptor>> infer_layouts(const Catalog& catalog, cons
   for (const Tensor& t : catalog.tensors())
     if (!is_utf8(t.name))
       return unsupported(catalog.root + ": " + tensor_text(t.name) +
-                         ": its name is not UTF-8, which a layout file cannot say");
+                         ": the name is not UTF-8, which a layout file cannot express");
   std::vector<LayoutDescriptor> out;
   Writer writer(catalog, inferred, name);
   for (std::size_t h = 0; h < inferred.hypotheses.size(); ++h)

@@ -141,7 +141,7 @@ class Inference {
     const Index group = best_->axes.fsdp * best_->axes.tp;
     if (out_.ranks == 0) {
       axis.size = 0;
-      axis.evidence = "replicas leave no trace when file names do not tell the rank";
+      axis.evidence = "replicas leave no trace if file names do not tell the rank";
       out_.axes.push_back(std::move(axis));
       return;
     }
@@ -154,16 +154,17 @@ class Inference {
       if (group == 1) return;  // pipeline alone
       axis.confidence = Confidence::kLikely;
       axis.evidence =
-          "each box was written by the rank that owns it, no rank is left over; a save of one replica alone " +
+          "each box was written by the rank that owns it, and no rank is left over; a save of a single replica " +
           std::string("would look the same");
     } else if (that_wrote.size() > 1) {
       axis.confidence = group > 1 || best_->misfits > 0 ? Confidence::kCertain : Confidence::kLikely;
       if (stores_copies())
-        axis.evidence = "each box is in the files of " + count_of(replicas_, "rank") + ": r, r + " +
-                        with_commas(group) + (replicas_ > 2 ? ", ..." : "");
+        axis.evidence = "each box is stored by " + count_of(replicas_, "rank") + ": r, r + " + with_commas(group) +
+                        (replicas_ > 2 ? ", ..." : "");
       else
-        axis.evidence = group > 1 ? "one box is written now by rank r, now by rank r + " + with_commas(group) +
-                                        ": each is held " + with_commas(replicas_) + " times and stored once"
+        axis.evidence = group > 1 ? "ranks take turns: some boxes were written by rank r, others by rank r + " +
+                                        with_commas(group) + ": each is held " + with_commas(replicas_) +
+                                        " times and stored once"
                                   : "every tensor is whole, and different ranks write different ones";
     } else {
       axis.confidence = Confidence::kLikely;
@@ -279,12 +280,11 @@ class Inference {
       if (names.size() < kShownNames) names.push_back("'" + printable(t.name) + "'");
     }
     if (odd > 0)
-      out_.notes.push_back(count_of(odd, "cut tensor") + (odd == 1 ? " lies" : " lie") +
-                           " otherwise than this mesh would have it: " + join(names, ", ") +
-                           (odd > static_cast<Index>(names.size()) ? ", ..." : "") + ".");
+      out_.notes.push_back(count_of(odd, "cut tensor") + (odd == 1 ? " does" : " do") + " not match this mesh: " +
+                           join(names, ", ") + (odd > static_cast<Index>(names.size()) ? ", ..." : "") + ".");
     if (experts > 0)
       out_.notes.push_back(count_of(experts, "tensor") + " of three or more dimensions " +
-                           (experts == 1 ? "is" : "are") + " cut otherwise: experts on a mesh of their own (ep).");
+                           (experts == 1 ? "is" : "are") + " cut differently: experts on a mesh of their own (ep).");
   }
 
   void list_hypotheses() {
@@ -361,7 +361,7 @@ class Inference {
     }
   }
 
-  // The degree of a cut, which is more than the pieces one sees when the last ranks got none.
+  // Describes the degree of a cut, which exceeds the visible pieces if the last ranks got no elements.
   std::string hypothesis_text(const CutHypothesis& hypothesis, const std::string& seen) const {
     std::map<int, Index> degree;
     for (const Cut& c : hypothesis.cuts)
@@ -369,7 +369,7 @@ class Inference {
     std::vector<std::string> parts;
     for (const auto& [dim, n] : degree) parts.push_back("shard(" + std::to_string(dim) + ") x " + std::to_string(n));
     const std::string text = join(parts, ", ");
-    return text == seen ? text : text + ", not all of them with elements";
+    return text == seen ? text : text + ", some of them empty";
   }
 
   std::string grid_text(const BoxPattern& pattern) const {

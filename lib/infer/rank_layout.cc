@@ -16,7 +16,7 @@
 namespace reshard {
 namespace {
 
-constexpr std::string_view kWayOut = "; --source-layout says how they join";
+constexpr std::string_view kWayOut = "; describe how they join with --source-layout";
 
 std::string ranks_text(Index first, Index count) {
   if (count == 1) return "rank " + std::to_string(first);
@@ -78,7 +78,7 @@ class RankLayoutInference {
     }
     TRY(find_parts(names_, {}, false, families_));
     const auto detected = detect_family(names_, config_, families_);
-    if (!detected) return refusal("no model family knows the names of these tensors, and shapes alone do not tell");
+    if (!detected) return refusal("no model family knows the names of these tensors, and shapes alone are not enough");
     family_ = detected->family;
     return {};
   }
@@ -94,7 +94,7 @@ class RankLayoutInference {
       if (const std::size_t first = r - r % static_cast<std::size_t>(per_stage_); held[r] != held[first])
         return uneven(held, r, first);
     if (ranks_ % per_stage_ != 0)
-      return refusal(count_of(ranks_, "file") + " are no whole number of stages of " + count_of(per_stage_, "rank"));
+      return refusal(count_of(ranks_, "file") + " cannot be divided into stages of " + count_of(per_stage_, "rank"));
     for (const RankTensor& t : tensors_) {
       Index stages = 0;
       for (Index r = 0; r < ranks_; r += per_stage_) stages += t.shapes[static_cast<std::size_t>(r)].has_value();
@@ -107,8 +107,8 @@ class RankLayoutInference {
     const auto differs = static_cast<std::size_t>(std::mismatch(held[a].begin(), held[a].end(), held[b].begin()).first -
                                                   held[a].begin());
     const bool has = held[a][differs] == '1';
-    return refusal("the files hold neither all the same tensors, nor those of pipeline stages: " + name_of(differs) +
-                   " is in that of rank " + std::to_string(has ? a : b) + " and not in that of rank " +
+    return refusal("the files contain neither the same tensors nor those of pipeline stages: " + name_of(differs) +
+                   " is in the file of rank " + std::to_string(has ? a : b) + " and not in the file of rank " +
                    std::to_string(has ? b : a));
   }
 
@@ -117,7 +117,7 @@ class RankLayoutInference {
       const StateKey key = split_state_key(names_.tensors()[i].key());
       const auto parsed = key.parameter.empty() ? std::nullopt : parse_name(*family_, key.parameter);
       if (!parsed || parsed->is_of_quantized())
-        return refusal(name_of(i) + " is none whose cut family " + std::string(family_->name) + " knows");
+        return refusal(name_of(i) + ": family " + std::string(family_->name) + " does not know how it is cut");
       Known known{canonical_key(*family_, names_.tensors()[i].key()), tensor_parallel_cut(*parsed),
                   parsed->rule->is_vocabulary(), -1, 0};
       for (Index stage = 0; stage < ranks_ / per_stage_; ++stage) {
@@ -188,7 +188,7 @@ class RankLayoutInference {
       return refusal("neither " + axis("tp") + " fits (" + not_tp + "), nor " + axis("dp_replicate") + " (" +
                      not_copies + ")");
     }
-    return describe(not_tp.empty() ? "tp" : "dp_replicate", "joined so, the tensors have the shapes of " +
+    return describe(not_tp.empty() ? "tp" : "dp_replicate", "with this layout the tensors have the shapes of " +
                                                                 config_->path +
                                                                 ", and those that are not cut are equal on all ranks");
   }
@@ -211,10 +211,10 @@ class RankLayoutInference {
     const std::string mixed = any_differs ? "some ranks hold equal parts and others not, as on a mesh of tp and data "
                                             "parallel ranks"
                                           : "all ranks hold the same bytes: " + axis("dp_replicate") +
-                                                " fits, and so "
-                                                "does " +
-                                                axis("tp") + " of parts that are equal";
-    return refusal(mixed + ". A config.json beside the files would tell");
+                                                " fits, and "
+                                                "so does " +
+                                                axis("tp") + " with equal parts";
+    return refusal(mixed + ". A config.json next to the files would tell");
   }
 
   std::string axis(std::string_view name) const { return std::string(name) + "=" + std::to_string(per_stage_); }
@@ -264,7 +264,7 @@ Result<LayoutDescriptor> describe_placements(const Mesh& mesh, std::span<const N
   std::vector<std::vector<std::string>> stages(static_cast<std::size_t>(mesh.size("pp")));
   for (const NamedPlacement& t : tensors) {
     if (!is_utf8(t.name))
-      return unsupported(tensor_text(t.name) + ": its name is not UTF-8, which a layout file cannot say");
+      return unsupported(tensor_text(t.name) + ": the name is not UTF-8, which a layout file cannot express");
     const auto splits = splits_on(mesh, t.placement);
     auto rule = std::find_if(layout.tensors.begin(), layout.tensors.end(),
                              [&](const TensorRule& r) { return r.splits == splits; });

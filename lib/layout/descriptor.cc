@@ -68,7 +68,7 @@ class DescriptorReader {
   static Status only(const Json& object, std::initializer_list<std::string_view> known) {
     for (const Json::Member& member : TRY(object.as_object()))
       if (std::find(known.begin(), known.end(), member.key) == known.end())
-        return corrupt("member '" + printable(member.key) + "' is unknown; there are " + list_text(known));
+        return corrupt("member '" + printable(member.key) + "' is unknown; choose one of: " + list_text(known));
     return {};
   }
 
@@ -98,7 +98,8 @@ class DescriptorReader {
     if (text.empty()) return corrupt("expected a pattern, got an empty string");
     pattern_bytes_ += static_cast<Index>(text.size());
     if (pattern_bytes_ > kMaxPatternBytes)
-      return unsupported("expected at most " + with_commas(kMaxPatternBytes) + " bytes of patterns in all");
+      return unsupported("expected at most " + with_commas(kMaxPatternBytes) + " bytes of patterns in all, got " +
+                         with_commas(pattern_bytes_));
     return std::string(text);
   }
 
@@ -120,7 +121,7 @@ class DescriptorReader {
       MeshAxis axis{std::string(TRY(item.get_string("axis"))), 1};
       if (std::find(kMeshAxes.begin(), kMeshAxes.end(), axis.name) == kMeshAxes.end())
         return corrupt("axis: expected one of " + list_text(kMeshAxes) + ", got '" + printable(axis.name) + "'");
-      if (!seen.insert(axis.name).second) return corrupt("axis '" + axis.name + "' is there twice");
+      if (!seen.insert(axis.name).second) return corrupt("axis '" + axis.name + "' is listed twice");
       axis.size = TRY(number(item, "size", 1, kMaxMeshRanks).context(axis.name));
       ranks = checked_mul(ranks, axis.size).value_or(kMaxMeshRanks + 1);
       if (ranks > kMaxMeshRanks) return corrupt("expected at most " + with_commas(kMaxMeshRanks) + " ranks");
@@ -153,7 +154,8 @@ class DescriptorReader {
         return corrupt("groups: expected a product of at most " + with_commas(kMaxGroups) + " for one tensor");
       if (split.groups > 1 && std::any_of(rule.splits.begin(), rule.splits.end(),
                                           [&](const Split& earlier) { return earlier.dim == split.dim; }))
-        return corrupt("groups: dimension " + std::to_string(split.dim) + " is cut before; its sections no longer are");
+        return corrupt("groups: dimension " + std::to_string(split.dim) +
+                       " has sections but was cut by an earlier split; put this split first");
       rule.splits.push_back(std::move(split));
       return {};
     }));
@@ -200,7 +202,8 @@ class DescriptorReader {
   Status read_pipeline(const Json& json) {
     TRY(only(json, {"rule", "first", "last", "stages"}));
     Pipeline p;
-    if (json.contains("rule") == json.contains("stages")) return corrupt("expected either rule or stages");
+    if (json.contains("rule") == json.contains("stages"))
+      return corrupt("expected one of rule and stages, got both or neither");
     if (json.contains("rule")) {
       const std::string_view text = TRY(json.get_string("rule"));
       p.rule = stage_rule_from_name(text);
@@ -330,20 +333,20 @@ Result<Index> stage_of(const LayoutDescriptor& layout, std::string_view tensor, 
 Result<Placement> place_as_ruled(const LayoutDescriptor& layout, std::string_view tensor, const Dims& shape,
                                  Index layers) {
   const std::string what = shown(layout) + ": " + tensor_text(tensor) + " " + to_string(shape);
-  if (!layout.mesh) return usage_error(shown(layout) + " has no mesh; give it one (--mesh)");
+  if (!layout.mesh) return usage_error(shown(layout) + " has no mesh; add one with --mesh");
   const auto rule = std::find_if(layout.tensors.begin(), layout.tensors.end(),
                                  [&](const TensorRule& r) { return any_glob_matches(r.names, tensor); });
-  if (rule == layout.tensors.end()) return usage_error(what + ": no pattern matches its name");
+  if (rule == layout.tensors.end())
+    return usage_error(what + ": the layout has no pattern for this name; add a rule for it");
   Placement placement;
   placement.stage = TRY(stage_of(layout, tensor, layers));
   if (shape.rank() == 0) return placement;
   for (const Split& s : rule->splits) {
     if (s.dim >= shape.rank())
-      return usage_error(what + ": is to be cut along dimension " + std::to_string(s.dim) + ", which it has not");
+      return usage_error(what + ": the layout cuts dimension " + std::to_string(s.dim) + ", which does not exist");
     if (shape[s.dim] % s.groups != 0)
-      return usage_error(what + ": dimension " + std::to_string(s.dim) + " is to consist of " +
-                         std::to_string(s.groups) + " equal sections, and " + std::to_string(s.groups) +
-                         " does not divide " + with_commas(shape[s.dim]));
+      return usage_error(what + ": dimension " + std::to_string(s.dim) + ": the layout expects " +
+                         std::to_string(s.groups) + " equal sections, got " + with_commas(shape[s.dim]) + " elements");
   }
   placement.splits = rule->splits;
   return placement;
@@ -358,8 +361,8 @@ Status check_rows(const LayoutDescriptor& layout, std::string_view tensor, const
   if (shape[0] > padded)
     return usage_error(what + ": expected at most " + with_commas(padded) + " vocabulary rows, got " +
                        with_commas(shape[0]));
-  return unsupported(what + ": the layout pads the vocabulary to " + count_of(padded, "row") + ", the tensor has " +
-                     with_commas(shape[0]) + "; rows that are nowhere would have to be made up");
+  return unsupported(what + ": the layout pads the vocabulary to " + count_of(padded, "row") + ", but the tensor has " +
+                     with_commas(shape[0]) + "; the missing rows would have to be invented");
 }
 
 }  // namespace
@@ -408,7 +411,7 @@ Json LayoutDescriptor::to_json() const {
 
 Result<LayoutDescriptor> LayoutDescriptor::with_mesh(Mesh given) const {
   if (mesh)
-    return usage_error(shown(*this) + " has a mesh of its own, " + mesh->to_string() + "; expected none, got " +
+    return usage_error(shown(*this) + " already has the mesh " + mesh->to_string() + "; drop --mesh " +
                        given.to_string());
   LayoutDescriptor out = *this;
   out.mesh = std::move(given);
@@ -458,8 +461,8 @@ Result<LayoutDescriptor> load_layout(const std::string& name_or_file, const std:
     layout = TRY(LayoutDescriptor::parse(builtin->text, name_or_file));
   } else {
     if (!path_exists(name_or_file))
-      return io_error(printable(name_or_file) + ": not found, and no built-in layout; there are " +
-                      builtin_layout_names());
+      return io_error(printable(name_or_file) +
+                      ": no such file or built-in layout; choose one of: " + builtin_layout_names());
     layout = TRY(LayoutDescriptor::parse(TRY(read_whole_file(name_or_file, kMaxLayoutFile)), printable(name_or_file)));
   }
   if (mesh.empty()) return layout;

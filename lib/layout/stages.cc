@@ -42,11 +42,11 @@ std::optional<StageRule> stage_rule_from_name(std::string_view name) {
 Status check_stages(StageRule rule, Index layers, Index stages) {
   const bool counts_ends = rule == StageRule::kTorchtitan;
   if (stages > layers + (counts_ends ? 2 : 0))
-    return usage_error("pp=" + std::to_string(stages) + " is more stages than the model has parts: " +
+    return usage_error("pp=" + std::to_string(stages) + " exceeds the parts of the model: " +
                        count_of(layers, "layer") + (counts_ends ? ", the embedding and the head" : ""));
   if (rule == StageRule::kEven && layers % stages != 0)
     return usage_error("pp=" + std::to_string(stages) + " does not divide " + count_of(layers, "layer") +
-                       ", and rule 'even' gives every stage as many");
+                       ", but rule 'even' requires equal stages");
   return {};
 }
 

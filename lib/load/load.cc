@@ -74,16 +74,15 @@ Result<std::unique_ptr<Load>> Load::prepare(Reader& source, LoadOptions options)
 Status Load::check_options() {
   LoadOptions& o = options_;
   if (o.placement.layout && !o.placement.layout->mesh)
-    return usage_error("layout '" + printable(o.placement.layout->name) + "' has no mesh; give it one (with_mesh)");
+    return usage_error("layout '" + printable(o.placement.layout->name) + "' has no mesh; add one with with_mesh()");
   if (o.placement.layout) o.placement.mesh = *o.placement.layout->mesh;
   if (o.run.ranks) {
     o.rank = o.run.ranks->rank();
     if (o.placement.mesh.ranks() != o.run.ranks->size())
-      return usage_error("mesh " + o.placement.mesh.to_string() + " is of " +
-                         count_of(o.placement.mesh.ranks(), "rank") + ", and there are " +
-                         std::to_string(o.run.ranks->size()));
+      return usage_error("mesh " + o.placement.mesh.to_string() + " has " + count_of(o.placement.mesh.ranks(), "rank") +
+                         ", but this job has " + std::to_string(o.run.ranks->size()));
   } else if (o.run.strategy == Strategy::kExchange && o.placement.mesh.ranks() > 1) {
-    return usage_error("ranks exchange what they read over a transport, and none is given");
+    return usage_error("strategy 'exchange' needs a transport (ranks), got none");
   }
   return {};
 }
@@ -96,7 +95,7 @@ Status Load::check_ranks_agree() const {
   if (is_direct()) bare = TRY(without_fragments(to));
   if (TRY(all_equal(options_.run.ranks, fingerprint(plan_, from, is_direct() ? bare : to)))) return {};
   return io_error(source_.catalog().root +
-                  ": the ranks do not see the same checkpoint, or were given other options: their plans differ");
+                  ": the plans of the ranks differ: they see different checkpoints or have different options");
 }
 
 Index Load::bytes() const {
@@ -169,8 +168,8 @@ Status Load::add_up(const LoadDigests& digests, LoadReport& report) const {
     for (std::uint32_t& word : expected.words)
       word *= static_cast<std::uint32_t>(tensor ? target_->copies(*tensor) : 1);
     if (first != read)
-      return io_error(tensor_text(proof.name) + ": what arrived is not what was read: expected digest " + read.hex() +
-                      ", got " + first.hex());
+      return io_error(tensor_text(proof.name) + ": data changed between reading and placing: expected digest " +
+                      read.hex() + ", got " + first.hex());
     if (tensor && all != expected)
       return io_error(tensor_text(proof.name) + ": replicas differ: expected the sum of digests " + expected.hex() +
                       ", got " + all.hex());

@@ -33,7 +33,7 @@ Status check_strides(const Dims& shape, const Dims& strides, Index element_bytes
     return usage_error(what + ": strides " + to_string(strides) + " of shape " + to_string(shape) + ": " + why);
   };
   if (strides.rank() != shape.rank())
-    return refused("expected " + std::to_string(shape.rank()) + " of them, got " + std::to_string(strides.rank()));
+    return refused("expected " + count_of(shape.rank(), "stride") + ", got " + std::to_string(strides.rank()));
   std::vector<std::pair<Index, Index>> steps;  // stride, extent
   for (int d = 0; d < shape.rank(); ++d) {
     if (shape[d] == 0) return {};
@@ -42,11 +42,11 @@ Status check_strides(const Dims& shape, const Dims& strides, Index element_bytes
   std::sort(steps.begin(), steps.end());
   Index reach = 0;  // element offset of the furthest element so far
   for (const auto& [stride, extent] : steps) {
-    if (stride < 0) return refused("a negative one; expected memory in which no dimension is reversed");
-    if (stride <= reach) return refused("elements would share a place");
+    if (stride < 0) return refused("expected no negative stride");
+    if (stride <= reach) return refused("expected no two elements at the same address");
     const auto length = checked_mul(stride, extent - 1);
     const auto end = length ? checked_add(reach, *length) : std::nullopt;
-    if (!end || !checked_mul(*end, element_bytes)) return refused("they reach further than 2^63 bytes");
+    if (!end || !checked_mul(*end, element_bytes)) return refused("expected a reach of at most 2^63 bytes");
     reach = *end;
   }
   return {};
@@ -83,7 +83,7 @@ Result<LoadDestinations> LoadDestinations::make(const Plan& plan, const Catalog&
       for (int k = 0; k < last.rank(); ++k)
         if (last[k] >= part.shape[k])
           return internal_error(tensor_text(to.name) + " " + to_string(f.box) +
-                                " does not lie along the dimensions of a part of shape " + to_string(part.shape));
+                                " is not aligned with the dimensions of a part of shape " + to_string(part.shape));
       landing->boxes.add(f.box, extent);
       landing->places.push_back({destination.data + dot(first, strides) * landing->element_bytes, place_strides});
     }

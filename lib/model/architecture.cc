@@ -15,7 +15,7 @@ namespace {
 
 constexpr Index kMaxListed = 500'000;
 
-// The line of a model_type; empty if there is none.
+// Returns the line of a model_type; empty if there is none.
 std::string_view line_of(std::string_view model_type) {
   const std::string_view table = builtin_architectures();
   const std::string start = "{\"type\":\"" + std::string(model_type) + "\"";
@@ -175,7 +175,7 @@ class Expansion {
     return {};
   }
 
-  // Nothing if one of them cannot be computed, or is no size.
+  // Returns the values of formulas; nothing if one cannot be computed or is not a valid size.
   std::optional<std::vector<Index>> values_of(const std::vector<std::string>& formulas,
                                               std::optional<Index> number) const {
     std::vector<Index> out;
@@ -253,7 +253,9 @@ std::optional<Architecture> find_architecture(std::string_view model_type, std::
   if (line.empty()) return {};
   auto parsed = parse_line(line, name);
   if (parsed) return *std::move(parsed);
-  std::fprintf(stderr, "%s\n", parsed.error().message().c_str());  // as for families: a test would have found it
+  std::fprintf(
+      stderr, "%s\n",
+      parsed.error().message().c_str());  // like families, the table is tested, so this cannot happen in a release
   std::abort();
 }
 

@@ -212,7 +212,7 @@ constexpr bool rows_are_in_order() {
     if (kConventions[i].convention != static_cast<Convention>(i)) return false;
   return true;
 }
-static_assert(rows_are_in_order(), "kConventions has its rows in the order of Convention");
+static_assert(rows_are_in_order(), "the rows of kConventions must be in the order of Convention");
 
 }  // namespace
 
@@ -340,15 +340,15 @@ Result<std::optional<ParsedName>> parse_tensor(const Family& family, std::string
   const StoredRule* const in_memory = transposed_in_memory(family, *parsed->rule);
   if (!in_memory) return parsed;
   if (!config)
-    return usage_error(what + ": files have its last two dimensions the other way round than the memory of " +
-                       "transformers, and no config.json says which this is; give one with --config");
+    return usage_error(what + ": transformers has its last two dimensions in opposite order in files and in memory, " +
+                       "and no config.json tells them apart; add one with --config");
   const Dims in_files = TRY(expected_shape(*parsed->rule, *config, parsed->layer));
   Dims transposed = in_files;
   std::swap(transposed[transposed.rank() - 1], transposed[transposed.rank() - 2]);
   if (shape == transposed && shape == in_files)
     return unsupported(what + " " + to_string(shape) +
-                       ": files have its last two dimensions the other way round than " +
-                       "the memory of transformers, and where they are equal nothing says which this is");
+                       ": transformers has its last two dimensions in opposite order in files and in memory, " +
+                       "and equal dimensions do not tell them apart");
   if (shape == transposed) {
     parsed->stored = in_memory;
     parsed->convention = Convention::kTransformers;
@@ -561,14 +561,14 @@ NameAgreement compare_names(const Family& family, const NamePatterns& names, con
 }  // namespace
 
 std::string NameAgreement::text() const {
-  if (known.empty()) return "no tensor is named as in it";
+  if (known.empty()) return "no tensor name matches it";
   const auto quoted = [](const std::vector<std::string>& names) {
     std::vector<std::string> out;
     for (const std::string& name : names) out.push_back("'" + printable(name) + "'");
     return " (" + some_of(out) + ")";
   };
-  return count_of(std::ssize(known), "kind") + " of name " + (known.size() == 1 ? "is" : "are") + " its" +
-         quoted(known) + ", and " + with_commas(std::ssize(unknown)) + " are not" + quoted(unknown);
+  return count_of(std::ssize(known), "kind") + " of name " + (known.size() == 1 ? "matches" : "match") + quoted(known) +
+         ", and " + with_commas(std::ssize(unknown)) + " do not" + quoted(unknown);
 }
 
 NameAgreement compare_names(const Family& family, const Catalog& catalog, const ModelConfig* config) {

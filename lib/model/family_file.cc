@@ -91,7 +91,7 @@ class FamilyReader {
     const Prefixes renamed = TRY(prefixes(json, "renamed"));
     rename_all(renamed);
     if (json.contains("around_text") && TRY(json.get_bool("around_text"))) {
-      if (renamed.empty()) return corrupt("around_text: expected 'renamed' beside it");
+      if (renamed.empty()) return corrupt("around_text: expected the member 'renamed' too");
       out_.around_text = renamed;
     }
     TRY(each(json, "parameters", [&](const Json& item) { return read_rule(item); }));
@@ -133,7 +133,7 @@ class FamilyReader {
   // Copies everything from another family except its name and model types.
   Status extend(std::string_view name) {
     const Family* base = family_of_(name);
-    if (!base) return corrupt("extends: '" + printable(name) + "' is not a family");
+    if (!base) return corrupt("extends: '" + printable(name) + "' is not a known family");
     out_ = *base;
     out_.model_types.clear();
     out_.around_text.clear();
@@ -148,10 +148,10 @@ class FamilyReader {
     Prefixes out;
     TRY(each(json, member, [&](const Json& item) -> Status {
       const auto pair = TRY(item.as_array());
-      if (pair.size() != 2) return corrupt("expected two beginnings of names");
+      if (pair.size() != 2) return corrupt("expected two name prefixes");
       out.emplace_back(TRY(pair[0].as_string()), TRY(pair[1].as_string()));
       if (out.back().first.empty() || out.back().second.empty())
-        return corrupt("expected two beginnings of names, got an empty one");
+        return corrupt("expected two name prefixes, got an empty one");
       return {};
     }));
     return out;
@@ -201,7 +201,7 @@ class FamilyReader {
     for (ConventionTable& table : out_.conventions)
       erased += std::erase_if(table.rules, [&](const StoredRule& r) { return glob_match(pattern, r.stored); });
     if (erased > 0) return {};
-    return corrupt("'" + printable(pattern) + "' matches no name of what this extends");
+    return corrupt("'" + printable(pattern) + "' matches no name of the extended family");
   }
 
   // Returns a member's text, or `otherwise` if there is none.
@@ -213,7 +213,8 @@ class FamilyReader {
   static Status only(const Json& json, std::initializer_list<std::string_view> known) {
     for (const Json::Member& m : TRY(json.as_object()))
       if (std::find(known.begin(), known.end(), m.key) == known.end())
-        return corrupt("'" + printable(m.key) + "' is no member that means anything here");
+        return corrupt("'" + printable(m.key) +
+                       "' is an unknown member; choose one of: " + join({known.begin(), known.end()}, ", "));
     return {};
   }
 
@@ -268,7 +269,7 @@ class FamilyReader {
     rule.quantized = TRY(quantized(json));
     if (is_layer != (rule.place == NameRule::Place::kLayer))
       return corrupt("place: '" + printable(rule.hf) + "' " + (is_layer ? "has" : "has no") + " layer number {}");
-    if (rule.shape.empty() != dropped) return corrupt("shape: expected one, unless the parameter is dropped");
+    if (rule.shape.empty() != dropped) return corrupt("shape: expected either a shape or \"dropped\": true");
     const auto formulas = rule.shape.empty() ? std::vector<std::string>() : split(rule.shape, ',');
     if (formulas.size() > static_cast<std::size_t>(kMaxRank))
       return corrupt("shape: expected at most " + std::to_string(kMaxRank) + " dimensions, got " +
@@ -309,7 +310,8 @@ class FamilyReader {
   // Adds a rule, replacing the extended family's rule of the same name.
   template <class Rule>
   Status put(std::vector<Rule>& rules, Rule rule, std::string Rule::*name, std::string_view convention) {
-    if (!own_.emplace(convention, rule.*name).second) return corrupt("'" + printable(rule.*name) + "' is there twice");
+    if (!own_.emplace(convention, rule.*name).second)
+      return corrupt("'" + printable(rule.*name) + "' is defined twice");
     const auto there = std::find_if(rules.begin(), rules.end(), [&](const Rule& r) { return r.*name == rule.*name; });
     if (there == rules.end())
       rules.push_back(std::move(rule));
@@ -341,7 +343,7 @@ class FamilyReader {
         const std::string_view option = std::string_view(name).substr(name.starts_with(' ') ? 1 : 0);
         const auto convention = find_convention(option);
         if (!convention || *convention == Convention::kHf)
-          return corrupt("names: expected one of " + join(convention_options(), ", ") + " but hf, got '" +
+          return corrupt("names: expected one of " + join(convention_options(), ", ") + " (except hf), got '" +
                          printable(option) + "'");
         if (m.value.is_null()) {
           std::erase_if(out_.conventions, [&](const ConventionTable& t) { return t.convention == *convention; });
@@ -370,7 +372,7 @@ class FamilyReader {
     TRY(each(json, "parts", [&](const Json& item) -> Status {
       rule.parts.emplace_back(TRY(item.as_string()));
       if (are_known({rule.parts.back()})) return {};
-      return corrupt("'" + printable(rule.parts.back()) + "' is none of the parameters");
+      return corrupt("'" + printable(rule.parts.back()) + "' is not a parameter of this family");
     }));
     TRY(read_section(json, rule));
     rule.of_prediction = TRY(word(json, "layers", kLayers, Layers::kAll)) == Layers::kPrediction;

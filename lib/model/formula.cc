@@ -39,7 +39,7 @@ Result<Index> value_of(std::string_view text, const NumberOf& number_of) {
     return corrupt("'" + printable(text) + "' is not a whole number");
   }
   if (const auto n = number_of(text)) return *n;
-  return corrupt(printable(text) + " is not given");
+  return corrupt(printable(text) + " is missing");
 }
 
 constexpr Index kMaxPower = 64;  // of anything but 0 and 1, the rest overflows

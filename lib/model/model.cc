@@ -50,7 +50,8 @@ Result<Model> recognise(const Catalog& catalog, const ModelChoice& choice, std::
 }
 
 Result<const Family*> family_of(const ModelConfig& config, const ModelChoice& choice) {
-  if (choice.is_none()) return usage_error("--family none: the table of a family's tensors is needed here");
+  if (choice.is_none())
+    return usage_error("--family none: this command needs a family's table of tensors; name a family");
   if (!choice.detect) return choice.family;
   if (const Family* family = family_of_model_type(config.model_type, config.text_model_type, config.families))
     return family;

@@ -16,8 +16,8 @@ namespace reshard {
 namespace {
 
 Error no_such_model(const std::string& what) {
-  return unsupported("OLMo-core's config of a model that transformers' OLMo 2 and 3 are not: they have no " + what +
-                     "; --config gives the config.json of what it is");
+  return unsupported("OLMo-core's config describes a model that is not transformers' OLMo 2 or 3, which have no " +
+                     what + "; give the model's own config.json with --config");
 }
 
 // Checks a member that says how a model computes. If it is absent or null, it has the first of the wanted values.

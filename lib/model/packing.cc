@@ -101,13 +101,14 @@ std::string times(std::string_view a, Index x, std::string_view b, Index y) {
 Result<const ModelConfig*> need_head_counts(const ModelConfig* config, const std::string& what) {
   if (config) return config;
   return usage_error(what +
-                     ": its rows are ordered by attention head, and no config.json says how many heads there are; "
-                     "give one with --config");
+                     ": its rows are ordered by attention head, and no config.json gives the number of heads; "
+                     "add one with --config");
 }
 
 Result<std::vector<Index>> section_sizes(const StoredRule& stored, const ModelConfig* config, const std::string& what) {
   if (!config)
-    return usage_error(what + ": is a part of a tensor, and no config.json says how large the others are; give one " +
+    return usage_error(what +
+                       ": is one section of a tensor, and no config.json gives the sizes of the others; add one " +
                        "with --config");
   std::vector<Index> out;
   for (const std::string& formula : stored.sections) {
@@ -153,7 +154,7 @@ class Unpacker {
       case Form::kDropped:
         break;
     }
-    return internal_error(what_ + ": is not packed");
+    return internal_error(what_ + ": expected a packed tensor");
   }
 
  private:
@@ -383,7 +384,7 @@ Result<Dims> packed_shape(const StoredRule& stored, std::span<const Dims> parts,
   }
   const auto refuse = [&](const Dims& part) {
     return unsupported("parts of shapes " + to_string(parts[0]) + " and " + to_string(part) +
-                       " do not make one tensor");
+                       " do not form one tensor");
   };
   if (stored.form == Form::kTransposed || stored.form == Form::kTransposedQkv) {
     if (out.rank() >= 2) swap_last_two(out);
@@ -448,12 +449,12 @@ Result<std::vector<PackedGroup>> pack(const Family& family, Convention conventio
     for (const std::string& part : part_names(group.name, experts)) {
       const auto found = group.parts.find(part);
       if (found == group.parts.end())
-        return unsupported(tensor_text(name) + " of the output is made of several, of which '" +
-                           printable(group.key.prefix + part + group.key.suffix) + "' is not there");
+        return unsupported(tensor_text(name) + " of the output consists of several tensors; '" +
+                           printable(group.key.prefix + part + group.key.suffix) + "' is missing");
       out[group.group].parts.push_back(found->second);
     }
     if (out[group.group].parts.size() != group.parts.size())
-      return unsupported(tensor_text(name) + " of the output is made of " +
+      return unsupported(tensor_text(name) + " of the output consists of " +
                          count_of(std::ssize(out[group.group].parts), "tensor") + ", got " +
                          with_commas(std::ssize(group.parts)));
   }

@@ -167,8 +167,8 @@ class ParameterList {
 
 Status check_quantization(const Family& family, const ModelConfig& config) {
   if (knows_quantization(family, config)) return {};
-  return unsupported(config.path + ": a model of family " + family.name + " quantized with " +
-                     printable(config.quantization) + ", whose tensors are not known");
+  return unsupported(config.path + ": unknown quantization '" + printable(config.quantization) +
+                     "' of a model of family " + family.name);
 }
 
 }  // namespace

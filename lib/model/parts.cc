@@ -451,7 +451,8 @@ class PartFinder {
     for (const Part& part : catalog_.parts) {
       names.push_back(part.name);
       if (part.name != wanted_ || part.kind == StateKind::kOptimizer) continue;
-      if (!given_.empty()) return usage_error("--part " + printable(wanted_) + " and --strip-prefix: give one of them");
+      if (!given_.empty())
+        return usage_error("--part " + printable(wanted_) + " and --strip-prefix exclude each other; drop one of them");
       chosen_ = part.prefix;
       if (const auto average = averages_.find(chosen_); average != averages_.end())
         model_ = average->second;
@@ -459,8 +460,8 @@ class PartFinder {
         std::erase_if(model_, [&](const auto& name) { return !name.first.starts_with(chosen_); });
     }
     if (std::find(names.begin(), names.end(), wanted_) != names.end()) return {};
-    return usage_error(catalog_.root + ": there is no part '" + printable(wanted_) + "'; there are " +
-                       join(names, ", "));
+    return usage_error(catalog_.root + ": unknown part '" + printable(wanted_) +
+                       "'; choose one of: " + join(names, ", "));
   }
 
   bool is_training_state(const std::string& word) const {
@@ -474,10 +475,10 @@ class PartFinder {
     PatternSet optimized;
     for (const auto& [pattern, alike] : optimized_) optimized.insert(pattern);
     if (!given_.empty()) {
-      model_wrapper_ = {given_, "", "as --strip-prefix says"};
+      model_wrapper_ = {given_, "", "given with --strip-prefix"};
       if (std::none_of(model_.begin(), model_.end(),
                        [&](const auto& m) { return m.second.example.starts_with(given_); }))
-        return usage_error(catalog_.root + ": no name begins with '" + printable(given_) + "'");
+        return usage_error(catalog_.root + ": no tensor name begins with --strip-prefix '" + printable(given_) + "'");
     } else if (models_.empty() || !chosen_.empty()) {
       model_wrapper_ = wrapper_by_family(model_, families_);
       const auto is_beside = [&](const auto& name) { return !name.first.starts_with(model_wrapper_.prefix); };
@@ -487,7 +488,7 @@ class PartFinder {
       const bool is_part = trained.known > model_wrapper_.known && trained.prefix.size() < model_wrapper_.prefix.size();
       if (model_wrapper_.known == 0 || is_part) model_wrapper_ = std::move(trained);
       if (model_wrapper_.known == 0) model_wrapper_ = wrapper_by_words(model_);
-      if (!model_wrapper_.prefix.starts_with(chosen_)) model_wrapper_ = {chosen_, "", "as --part says"};
+      if (!model_wrapper_.prefix.starts_with(chosen_)) model_wrapper_ = {chosen_, "", "given with --part"};
     }
     if (!model_.empty() && models_.empty() && chosen_.empty())
       add_part(StateKind::kModel, model_wrapper_.prefix, "model", model_wrapper_.evidence);
@@ -560,8 +561,9 @@ std::string choice_of_part(const Catalog& catalog) {
     if (part.kind == StateKind::kModel) models.push_back(part.name);
     if (part.kind == StateKind::kOther) averages.push_back(part.name);
   }
-  if (models.size() > 1) return "; it holds several models (" + join(models, ", ") + "): --part takes one of them";
-  return models.empty() && !averages.empty() ? "; it holds an average (--part " + averages[0] + ") and no model" : "";
+  if (models.size() > 1) return "; it contains several models (" + join(models, ", ") + "); choose one with --part";
+  return models.empty() && !averages.empty() ? "; it contains an average (--part " + averages[0] + ") and no model"
+                                             : "";
 }
 
 bool is_adapter(std::string_view key) {

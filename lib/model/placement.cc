@@ -34,7 +34,7 @@ std::vector<Placer::Of> Placer::of(const Catalog& catalog) {
 Result<Placer> Placer::make(const Mesh& mesh, const Family* family, const ModelConfig* config,
                             const std::vector<Of>& model, StageRule stages) {
   if (mesh.size("ep") > 1)
-    return usage_error("mesh " + mesh.to_string() + ": no family's rules say what ep cuts; only a layout file can");
+    return usage_error("mesh " + mesh.to_string() + ": families have no rules for ep; describe it in a layout file");
   Placer placer(mesh, family, config, stages);
   if (family && config) placer.warning_ = heads_warning(mesh, *config);
   const bool has_optimizer = std::any_of(

@@ -358,7 +358,7 @@ std::optional<std::string> shape_fault(const Catalog& catalog, const PackedWeigh
     const auto values = weight.find("weight"), scale = weight.find("scale");
     const auto& tensors = catalog.tensors();
     if (!values || !scale || are_of_blocks(tensors[*scale].shape, tensors[*values].shape)) return std::nullopt;
-    return shapes + "; expected one scale, one a row, or one a block";
+    return shapes + "; expected one scale, one per row, or one per block";
   }
   std::string_view failed;
   for (const ShapeEquations equations : shape_equations(weight.packing)) {

@@ -78,10 +78,10 @@ class Sizes {
     if (std::ssize(formulas) != seen.tensor->shape.rank()) {
       const Dims& shape = seen.tensor->shape;
       if (shape.rank() != 1) return {};
-      return corrupt(tensor_text(seen.tensor->name) + " " + to_string(shape) + ": expected " +
-                     count_of(std::ssize(formulas), "dimension") + " (" + seen.rule->shape +
-                     "), got one: a flattened " +
-                     "parameter, as FSDP has it, all of it or one rank's part; its config.json (--config) tells which");
+      return corrupt(
+          tensor_text(seen.tensor->name) + " " + to_string(shape) + ": expected " +
+          count_of(std::ssize(formulas), "dimension") + " (" + seen.rule->shape + "), got one: a flattened " +
+          "parameter, as FSDP stores it, complete or one rank's part; add its config.json with --config to tell which");
     }
     for (int d = 0; d < seen.tensor->shape.rank(); ++d) {
       const std::string& formula = formulas[static_cast<std::size_t>(d)];
@@ -110,7 +110,7 @@ class Sizes {
 std::string explain_flat(const Dims& got, const Dims& expected) {
   const Index all = volume(expected), here = volume(got);
   if (got.rank() != 1 || expected.rank() < 2 || here == 0 || here > all) return {};
-  const std::string what = "a flattened parameter, as FSDP has it: ";
+  const std::string what = "a flattened parameter, as FSDP stores it: ";
   if (here == all) return what + "all of its " + count_of(all, "element");
   if (all % here == 0) return what + "1/" + with_commas(all / here) + " of its " + count_of(all, "element");
   return what + with_commas(here) + " of its " + count_of(all, "element");

@@ -163,8 +163,8 @@ class ViewBuilder {
       const ParsedName& of = sections.of;
       for (const StoredRule* stored : stored_sections(*options_.family, *of.rule, of.convention, of.layer))
         if (!sections.found.contains(stored->section))
-          return corrupt(from_.root + ": " + tensor_text(name) + " is stored in parts, and '" +
-                         stored_name(*options_.family, *stored, of.layer, of.expert) + "' is not there");
+          return corrupt(from_.root + ": " + tensor_text(name) + " is stored in parts, and part '" +
+                         stored_name(*options_.family, *stored, of.layer, of.expert) + "' is missing");
     }
     return {};
   }
@@ -175,8 +175,8 @@ class ViewBuilder {
     if (parameter && from_.tensors()[*parameter].shape.rank() > 0) return from_.tensors()[*parameter].shape[0];
     if (const Index n = options_.config ? options_.config->number("num_experts") : 0; n > 0) return n;
     return usage_error(what(tensor) +
-                       ": counts for the experts of a tensor that is not there, and no config.json says " +
-                       "how many they are; give one with --config");
+                       ": applies to the experts of a tensor that is missing, and no config.json gives " +
+                       "their number; add one with --config");
   }
 
   static std::string what(const Tensor& tensor) { return tensor_text(tensor.name); }
@@ -200,11 +200,11 @@ class ViewBuilder {
                              std::string(options_.family->name) + " does not know";
     const std::vector<std::string> missing = compare_names(*options_.family, from_, options_.config).missing;
     if (missing.empty())
-      return unsupported(what + " (--keep-unknown carries them as they are, --exclude leaves them out):" + list);
-    // Carried or left out, the model would lack them all the same.
-    return unsupported(what + ", and no tensor is named as " + some_of(missing) + ", which the model has too; where " +
-                       "they are the same, --rename FROM=TO gives them the family's names; --family none writes all " +
-                       "of it under the names that it has:" + list);
+      return unsupported(what + "; add --keep-unknown to copy them unchanged, or --exclude to leave them out:" + list);
+    // Whether they are copied or left out, the model would lack the missing parameters.
+    return unsupported(what + ", and no tensor has the name of " + some_of(missing) + ", which the model needs; if " +
+                       "they are the same, add --rename FROM=TO; otherwise add --family none to write everything " +
+                       "under its own names:" + list);
   }
 
   Error twice_error() const {
@@ -215,7 +215,7 @@ class ViewBuilder {
               " and of " + file_of(twice_[i]);
     if (twice_.size() > kShown) list += "\n  and " + with_commas(std::ssize(twice_) - Index{kShown}) + " more";
     return corrupt(from_.root + ": " + count_of(std::ssize(twice_), "tensor") + (twice_.size() == 1 ? " is" : " are") +
-                   " there twice, under two names; --exclude leaves one of them out:" + list);
+                   " stored twice, under two names; add --exclude to leave one of them out:" + list);
   }
   std::string file_of(const Tensor& t) const {
     return t.fragments.empty() ? "no file" : printable(from_.files[t.fragments.extent(0).file].path);
@@ -257,8 +257,8 @@ Result<const Family*> recorded_family(const Json& manifest, Families families) {
   const Json* const name = manifest.find("family");
   if (!name || name->is_null()) return nullptr;
   if (const Family* const family = find_family(TRY(name->as_string()), families)) return family;
-  return unsupported("family '" + printable(TRY(name->as_string())) +
-                     "' is none that this version knows; where it is one of yours, --family-file says what it is");
+  return unsupported("unknown family '" + printable(TRY(name->as_string())) +
+                     "'; if it is your own, add --family-file");
 }
 
 Result<Catalog> recorded_view(const Json& manifest, const Catalog& catalog, const ModelConfig* config,
@@ -306,11 +306,11 @@ Result<Identity> check_against_config(const Catalog& view, const Family& family,
   }
   if (!extra.empty())
     return corrupt(view.root + ": " + count_of(std::ssize(extra), "tensor") + " that " + config.path +
-                   " does not describe: " + some_of(extra) + "; --exclude leaves them out");
+                   " does not describe: " + some_of(extra) + "; add --exclude to leave them out");
   if (missing.empty() || !complete) return out;
   return corrupt(view.root + ": " + count_of(std::ssize(missing), "tensor") + " that " + config.path + " describes " +
                  (missing.size() == 1 ? "is" : "are") + " missing, the first is '" + printable(missing.front()) +
-                 "'; --allow config writes the others");
+                 "'; add --allow config to write the others");
 }
 
 }  // namespace reshard

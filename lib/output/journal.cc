@@ -92,14 +92,16 @@ void put_group(std::string& out, const FinishedSlabs& group) {
 // Reads a number that must fit an Index.
 Result<Index> number(Cursor& cursor) {
   const auto value = to_index(TRY(cursor.read<std::uint64_t>("number")));
-  if (!value) return cursor.error("number", "too large");
+  if (!value) return cursor.error("number", "expected at most 2^63 - 1");
   return *value;
 }
 
 // Reads a count of elements of `bytes` bytes each and checks that these follow.
 Result<std::uint32_t> count(Cursor& cursor, Index bytes) {
   const auto n = TRY(cursor.read<std::uint32_t>("count"));
-  if (n > cursor.left() / bytes) return cursor.error("count", "more than there are bytes for");
+  if (n > cursor.left() / bytes)
+    return cursor.error("count",
+                        "expected at most " + std::to_string(cursor.left() / bytes) + ", got " + std::to_string(n));
   return n;
 }
 
@@ -119,7 +121,7 @@ Result<std::vector<CrcPiece>> sums(Cursor& cursor) {
       *value = TRY(number(cursor));
     sum.crc = TRY(cursor.read<std::uint32_t>("CRC-32"));
     if (sum.length == 0 || !fits_inside(sum.begin, sum.length, sum.extent.length))
-      return cursor.error("sum", "of bytes that are not there");
+      return cursor.error("sum", "expected a range inside its extent");
     out.push_back(sum);
   }
   return out;
@@ -133,7 +135,8 @@ Result<FinishedSlabs> parse_group(Bytes payload, const std::string& path, Index 
   for (std::uint32_t n = TRY(count(cursor, 16)); n > 0; --n) {
     const Index first = TRY(number(cursor)), slabs = TRY(number(cursor));
     const auto next = checked_add(first, slabs);
-    if (first < end || slabs == 0 || !next) return cursor.error("slabs", "none, too many or out of order");
+    if (first < end || slabs == 0 || !next)
+      return cursor.error("slabs", "expected ascending runs of at least one slab");
     out.add_run(first, slabs);
     end = *next;
   }
@@ -142,11 +145,11 @@ Result<FinishedSlabs> parse_group(Bytes payload, const std::string& path, Index 
     FinishedSlabs::Digests digests;
     digests.source = TRY(digest(cursor));
     digests.target = TRY(digest(cursor));
-    if (!out.digests.emplace(item, digests).second) return cursor.error("item", "twice");
+    if (!out.digests.emplace(item, digests).second) return cursor.error("item", "listed twice");
   }
   out.read = TRY(sums(cursor));
   out.written = TRY(sums(cursor));
-  if (!cursor.done()) return cursor.error("entry", "more bytes than it has");
+  if (!cursor.done()) return cursor.error("entry", "expected no further bytes");
   return out;
 }
 

@@ -51,8 +51,9 @@ constexpr std::string_view kRefusal = "; it will not be replaced";
 
 Status check_not_mounted(const std::string& destination) {
   if (!is_mount_point(destination)) return {};
-  return usage_error(destination +
-                     ": a file system is mounted there, whose place nothing can take; name a new directory in it");
+  return usage_error(
+      destination +
+      ": a file system is mounted there, so nothing can be moved to this path; name a new directory inside it");
 }
 
 }  // namespace
@@ -66,7 +67,7 @@ Result<OldOutput> replaceable_directory(const OutputPath& to, const std::string&
   if (old.inside.empty()) return old;
   const std::vector<std::string> foreign = TRY(foreign_files(to, destination, old));
   if (foreign.empty()) return old;
-  return usage_error(destination + ": the destination holds what is not of the checkpoint there: " +
+  return usage_error(destination + ": the destination contains files that do not belong to its checkpoint: " +
                      some_of(foreign, 5) + std::string(kRefusal));
 }
 

@@ -80,7 +80,7 @@ std::set<std::string> directories_of(const Catalog& catalog) {
 }
 
 Error cannot_resume(const std::string& work, const std::string& why) {
-  return usage_error(work + ": cannot be resumed: " + why + "; leave --resume require out to start over");
+  return usage_error(work + ": cannot resume: " + why + "; leave --resume require out to start over");
 }
 
 std::string without_slash(std::string path) {
@@ -125,9 +125,10 @@ Result<std::unique_ptr<Output>> Output::create(OutputPath destination, Target& t
   if (rank_of(ranks) == 0) TRY(out->prepare(space));
   TRY(barrier(ranks));
   if (rank_of(ranks) > 0 && !path_exists(path_join(out->work_, kMarker)))
-    return io_error(out->work_ +
-                    ": rank 0 made it, but it is not to be seen from here: all ranks need the destination under the "
-                    "same path, on a file system that they share");
+    return io_error(
+        out->work_ +
+        ": rank 0 created this directory, but this rank cannot see it; all ranks need the destination under the "
+        "same path on a shared file system");
   if (out->continuation_) out->make_journal();
   if (target.encoder()) out->make_chunks();
   return out;
@@ -244,7 +245,7 @@ Error Output::give_up(const Error& error) {
   if (!is_begun) return error;
   (void)journal_->close_group();
   made_work_ = false;
-  return {error.code(), error.message() + ". What is finished stays in " + work_ +
+  return {error.code(), error.message() + ". The finished part is kept in " + work_ +
                             ": rerun the same command to resume, or add --resume never to start over"};
 }
 
@@ -470,7 +471,7 @@ Status Output::seal() {
   }));
   TRY(held_.give_all(emit));
   TRY(joined.finish());
-  if (!missing_crc.empty()) return internal_error(missing_crc + ": was not written completely");
+  if (!missing_crc.empty()) return internal_error(missing_crc + ": the data was not written completely");
   std::vector<std::string> all;
   for (std::uint32_t f = 0; f < target_.catalog().files.size(); ++f) {
     all.push_back(file_path(f));
@@ -491,7 +492,7 @@ Result<bool> Output::take_place(const std::string& made) {
     if (moved) return false;
     return path_exists(destination_) ? keep_finished(made, moved.error()) : moved.error();
   }
-  const Error changed = io_error(destination_ + ": was changed while this job ran, and is left as it is");
+  const Error changed = io_error(destination_ + ": changed while this job ran, so it was not replaced");
   const auto is_old = [&](const std::string& path) -> Result<bool> { return TRY(look_at_old(path)) == *old_; };
   if (!TRY(is_old(destination_))) return keep_finished(made, changed);
   TRY(exchange_paths(made, destination_));
@@ -502,7 +503,7 @@ Result<bool> Output::take_place(const std::string& made) {
   made_work_ = made_publishing_ = false;
   (void)remove_markers(around());
   TRY(exchange_paths(made, destination_)
-          .context("the output is complete in " + destination_ + ", what appeared there meanwhile is " + made));
+          .context("the output is complete at " + destination_ + "; what appeared there meanwhile is at " + made));
   return keep_finished(made, changed);
 }
 
@@ -512,9 +513,9 @@ Error Output::keep_finished(const std::string& made, const Error& error) {
   if (!remove_markers(around())) return error;
   made_work_ = made_publishing_ = false;
   if (!target_.single_file() && (!rename_no_replace(made, work_) || !remove_directory(publishing_)))
-    return {error.code(), error.message() + ". The finished output is " + made + ": move it to where it is wanted"};
-  return {error.code(), error.message() + ". The finished output is " + (target_.single_file() ? made : work_) +
-                            ": move it to where it is wanted"};
+    return {error.code(), error.message() + ". The finished output is at " + made + "; move it to its destination"};
+  return {error.code(), error.message() + ". The finished output is at " + (target_.single_file() ? made : work_) +
+                            "; move it to its destination"};
 }
 
 // Removes the replaced destination, which is now where the output was made: only the files that create() saw.

@@ -22,7 +22,7 @@ namespace reshard {
 Result<DirectoryLock> DirectoryLock::take(const std::string& path) {
   const int fd = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
   if (fd < 0)
-    return io_error(path + ": is in the way and " +
+    return io_error(path + ": exists and " +
                     (errno == ENOTDIR || errno == ELOOP ? "is not a directory"
                                                         : "cannot be opened: " + std::string(std::strerror(errno))));
   DirectoryLock lock(fd);
@@ -38,7 +38,7 @@ DirectoryLock::~DirectoryLock() {
 Result<DirectoryLock> make_work(const std::string& work) {
   TRY(make_directory(work));
   DirectoryLock lock = TRY(DirectoryLock::take(work));
-  if (!lock.is_held()) return usage_error(work + ": another reshard is writing there now");
+  if (!lock.is_held()) return usage_error(work + ": another reshard process is writing there");
   const auto mark = [&]() -> Status {
     TRY(File::create(path_join(work, kMarker)));
     return sync_directory(work);  // before anything else is in it
@@ -53,8 +53,8 @@ Result<DirectoryLock> claim_work(const std::string& work) {
   DirectoryLock lock = TRY(DirectoryLock::take(work));
   // A run may have been killed before it made the marker; an empty directory is nobody's loss.
   const bool is_ours = path_exists(path_join(work, kMarker)) || TRY(list_tree(work)).empty();
-  if (!is_ours) return usage_error(work + ": is in the way and was not made by reshard; move it elsewhere");
-  if (!lock.is_held()) return usage_error(work + ": another reshard is writing there now");
+  if (!is_ours) return usage_error(work + ": exists and was not created by reshard; move it elsewhere");
+  if (!lock.is_held()) return usage_error(work + ": another reshard process is writing there");
   return lock;
 }
 
@@ -93,10 +93,10 @@ Result<Leftover> read_leftover(const std::string& work, const Target& target, co
     else if (text->cut == more->cut && text->facts == more->facts)
       (void)text->finished.add(more->finished);
   }
-  if (!text || text->finished.slabs.empty()) return Leftover{std::nullopt, "nothing of it was finished for good"};
+  if (!text || text->finished.slabs.empty()) return Leftover{std::nullopt, "no part of it was finished"};
   const auto changed = changed_facts(text->facts, facts);
   if (!changed) return Leftover{std::nullopt, "its journal is damaged"};
-  if (!changed->empty()) return Leftover{std::nullopt, "not the same as then: " + some_of(*changed, 5)};
+  if (!changed->empty()) return Leftover{std::nullopt, "these have changed: " + some_of(*changed, 5)};
   std::map<std::string, Node> inside;
   for (Node& node : TRY(list_tree(work))) inside.emplace(node.name, node);
   for (const CatalogFile& f : target.catalog().files) {
@@ -104,8 +104,8 @@ Result<Leftover> read_leftover(const std::string& work, const Target& target, co
     const auto found = inside.find(f.path);
     if (found == inside.end() || !found->second.is_regular() || found->second.size < f.size)
       return Leftover{std::nullopt, path + " is missing or too short"};
-    // Writing to it would change a file that has another name elsewhere.
-    if (names_of(path) > 1) return Leftover{std::nullopt, path + " has a second name (a hard link)"};
+    // Writing to it would change the other file of a hard link.
+    if (names_of(path) > 1) return Leftover{std::nullopt, path + " has another hard link"};
   }
   return Leftover{std::move(text), {}};
 }

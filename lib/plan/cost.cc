@@ -153,12 +153,12 @@ StrategyChoice choose_strategy(const Plan& plan, const Catalog& source, Index ra
   estimate(out.direct, prices);
   estimate(out.exchange, prices);
   if (ranks == 1) {
-    out.reason = "one rank has nobody to exchange with";
+    out.reason = "there is only one rank";
   } else if (out.exchange.seconds < out.direct.seconds) {
     out.strategy = Strategy::kExchange;
     out.reason = "sending costs less than reading piece by piece";
   } else {
-    out.reason = "every byte is read once either way, and nothing has to travel";
+    out.reason = "every byte is read once either way, and nothing has to be sent";
   }
   return out;
 }

@@ -240,7 +240,7 @@ Status FileSource::read_pieces(std::size_t number, const Box& box, const PieceFi
     const bool direct = is_one_run(group, out_strides);
     const auto length = static_cast<std::size_t>(group.length());
     if (!direct && group.length() > room)
-      return internal_error("scratch memory of " + bytes_of(room) + ", a piece needs " + std::to_string(length));
+      return internal_error("scratch memory: expected at least " + bytes_of(length) + ", got " + std::to_string(room));
     const Index offset = group.extent.offset + group.begin;
     const bool past_cache = once_ && direct_.wants_direct(*file, offset, group.length()) && !has_gaps(group, eb);
     const auto at = static_cast<std::size_t>(past_cache ? DirectReader::place(offset, 0) : 0);

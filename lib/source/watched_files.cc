@@ -31,7 +31,7 @@ WatchedFiles::WatchedFiles(std::vector<std::string> paths) : paths_(std::move(pa
 
 Status WatchedFiles::check(std::size_t file) const {
   if (state_of(paths_[file]) == states_[file]) return {};
-  return io_error(printable(paths_[file]) + ": has changed since it was opened");
+  return io_error(printable(paths_[file]) + ": the file has changed since it was opened");
 }
 
 Status WatchedFiles::check_all() const {

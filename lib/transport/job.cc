@@ -63,8 +63,8 @@ Result<std::unique_ptr<Job>> join_job(const JobOptions& options) {
       return join_mpi_job(options);
     case Launch::kSlurmWithoutMpi:
       return usage_error(
-          "this is one of several tasks of a Slurm step, and they know nothing of each other: start them with "
-          "srun --mpi=pmix (or pmi2, where this MPI knows it), by mpirun within the allocation, or start one task");
+          "this is one of several tasks of a Slurm step that cannot communicate; start them with "
+          "srun --mpi=pmix (or pmi2, if this MPI supports it) or mpirun, or start a single task");
     case Launch::kAlone:
       break;
   }

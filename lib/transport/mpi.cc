@@ -247,10 +247,10 @@ Status MpiJob::await(MPI_Request request) {
     if (Clock::now() < deadline) continue;
     broken_ = true;
     char text[160];
-    std::snprintf(text, sizeof text, "%s", "interrupted, as when another rank was killed");
+    std::snprintf(text, sizeof text, "%s", "interrupted, probably because another rank was killed");
     if (!interrupted)
       std::snprintf(text, sizeof text,
-                    "no sign of life from another rank for %.0f s: its process was killed, or its machine or network "
+                    "another rank did not respond for %.0f s: its process was killed, or its machine or network "
                     "failed",
                     options_.patience);
     return Error(ErrorCode::kPeer, text);
@@ -363,7 +363,8 @@ Result<std::string> mpi_version() {
   if (!library()) return library().error();
   char text[MPI_MAX_LIBRARY_VERSION_STRING] = {};
   int length = 0;
-  if (lib().Get_library_version(text, &length) != MPI_SUCCESS) return unsupported("MPI: does not say which it is");
+  if (lib().Get_library_version(text, &length) != MPI_SUCCESS)
+    return unsupported("MPI: the library does not report its version");
   const std::string_view all(text, static_cast<std::size_t>(length));
   return std::string(all.substr(0, all.find_first_of(",\n")));
 }
@@ -373,7 +374,7 @@ Result<std::unique_ptr<Job>> join_mpi_job(const JobOptions& options) {
   int level = 0, rank = 0, size = 1;
   TRY(mpi("Init_thread", [&] { return lib().Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &level); }));
   if (level < MPI_THREAD_SERIALIZED)
-    return unsupported("this MPI cannot be called from several threads (MPI_THREAD_SERIALIZED)");
+    return unsupported("this MPI does not support calls from several threads (expected MPI_THREAD_SERIALIZED)");
   MPI_Comm control = MPI_COMM_NULL, data = MPI_COMM_NULL;
   for (MPI_Comm* comm : {&control, &data}) {
     TRY(mpi("Comm_dup", [&] { return lib().Comm_dup(MPI_COMM_WORLD, comm); }));

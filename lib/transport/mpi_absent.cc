@@ -6,12 +6,12 @@ namespace reshard {
 
 Result<std::unique_ptr<Job>> join_mpi_job(const JobOptions&) {
   return unsupported(
-      "this is one of several ranks started by mpirun or srun, and this reshard was built without MPI: build it with "
-      "-DRESHARD_MPI=ON, or start it once");
+      "this is one of several ranks started by mpirun or srun, but reshard was built without MPI; build it with "
+      "-DRESHARD_MPI=ON, or start a single process");
 }
 
 Result<std::string> mpi_version() {
-  return unsupported("MPI: this reshard was built without it; configure with -DRESHARD_MPI=ON");
+  return unsupported("MPI: reshard was built without MPI; configure with -DRESHARD_MPI=ON");
 }
 
 }  // namespace reshard

@@ -153,7 +153,7 @@ class Communicator {
     if (!loaded) return loaded.error();
     ContextPtr context = TRY(CudaContext::retain(options.device).context("nccl"));
     std::unique_ptr<Communicator> out(new Communicator(*loaded, std::move(context), options.patience, control));
-    TRY(out->context_->run("making a stream",
+    TRY(out->context_->run("creating a stream",
                            [&] { return cudaStreamCreateWithFlags(&out->stream_, cudaStreamNonBlocking); }));
     ncclUniqueId unique;
     static_assert(sizeof(unique) == sizeof(NcclId));
@@ -166,7 +166,7 @@ class Communicator {
       ncclComm_t comm = nullptr;
       const ncclResult_t code = loaded->init(&comm, size, unique, rank, &config);
       out->comm_ = comm;
-      TRY(out->finish(code, "coming together"));
+      TRY(out->finish(code, "connecting"));
     }
     if (control) out->watcher_ = std::thread([comm = out.get()] { comm->watch(); });
     return out;
@@ -196,7 +196,7 @@ class Communicator {
     const CudaContext::Current current(*context_);
     const std::lock_guard lock(mutex_);
     if (!comm_) return job_is_over();
-    TRY(finish(nccl_.group_start(), "beginning a group"));
+    TRY(finish(nccl_.group_start(), "starting a group"));
     Status queued;
     for (const End& end : ends)
       if (queued) queued = queue(end);
@@ -270,7 +270,7 @@ class Communicator {
     if (aborted_ || is_over()) return give_up(job_is_over());
     if (Clock::now() < deadline) return {};
     char text[80];
-    std::snprintf(text, sizeof text, ": no answer for %.0f s", patience_);
+    std::snprintf(text, sizeof text, ": no response for %.0f s", patience_);
     return give_up({ErrorCode::kPeer, "nccl: " + what + text});
   }
 
@@ -371,7 +371,7 @@ class NcclTransport : public NcclRanks {
 Result<std::string> nccl_version() {
   if (!library()) return library().error();
   int v = 0;
-  TRY(nccl_status(*library(), library()->version(&v), "asking for its version"));
+  TRY(nccl_status(*library(), library()->version(&v), "querying the version"));
   return std::to_string(v / 10000) + "." + std::to_string(v / 100 % 100) + "." + std::to_string(v % 100);
 }
 
@@ -379,7 +379,7 @@ Result<NcclId> make_nccl_id() {
   const Result<Library>& loaded = library();
   if (!loaded) return loaded.error();
   ncclUniqueId unique;
-  TRY(nccl_status(*loaded, loaded->get_unique_id(&unique), "making an id"));
+  TRY(nccl_status(*loaded, loaded->get_unique_id(&unique), "creating an ID"));
   NcclId id;
   std::memcpy(id.data(), &unique, sizeof(unique));
   return id;
@@ -412,9 +412,9 @@ NcclMember nccl_member(int device) {
   out.machine = name.data();
   cudaDeviceProp properties;
   if (device < 0) {
-    out.why = "it has no GPU";
+    out.why = "no GPU";
   } else if (const Status asked =
-                 cuda_status(device, cudaGetDeviceProperties(&properties, device), "asking what it is");
+                 cuda_status(device, cudaGetDeviceProperties(&properties, device), "querying its properties");
              !asked) {
     out.why = asked.error().message();
   } else if (!library()) {

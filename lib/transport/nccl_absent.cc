@@ -5,7 +5,7 @@
 namespace reshard {
 namespace {
 
-Error absent() { return unsupported("nccl: this reshard was built without NCCL; configure with -DRESHARD_NCCL=ON"); }
+Error absent() { return unsupported("nccl: reshard was built without NCCL; configure with -DRESHARD_NCCL=ON"); }
 
 }  // namespace
 

@@ -28,7 +28,7 @@ std::string why_no_nccl(const std::vector<NcclMember>& members) {
     const auto [first, is_new] = rank_of_gpu.emplace(member.gpu, rank);
     if (!is_new)
       return "ranks " + std::to_string(first->second) + " and " + std::to_string(rank) + " have the same GPU, " +
-             member.gpu + " of " + member.machine + ": start as many ranks on a machine as it has GPUs";
+             member.gpu + " of " + member.machine + "; start at most one rank per GPU";
   }
   return "";
 }

@@ -6,4 +6,4 @@ make_temporary
 
 show 0 "723 tensors" synth "$temporary/model" --model llama3-70b --to hf --headers-only \
   --shape model.embed_tokens.weight=128512x8192
-show 1 "the two do not agree" verify "$temporary/model" --config "$temporary/model/config.json"
+show 1 "so the two differ" verify "$temporary/model" --config "$temporary/model/config.json"

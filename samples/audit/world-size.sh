@@ -5,5 +5,5 @@
 
 expect 0 "" --mesh tp=8,cp=1,pp=16,dp=64 --world 8192 --sequence 8192
 expect 0 "" --mesh tp=8,cp=1,pp=16,dp=128 --world 16384 --sequence 8192
-expect 1 "the degrees multiply to 8,192 ranks, and there are 16,384" --mesh tp=8,cp=16,pp=16,dp=4 --world 16384 --sequence 131072
+expect 1 "the degrees multiply to 8,192 ranks, but --world is 16,384" --mesh tp=8,cp=16,pp=16,dp=4 --world 16384 --sequence 131072
 expect 0 "" --mesh tp=8,cp=16,pp=16,dp=8 --world 16384 --sequence 131072

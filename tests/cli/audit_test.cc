@@ -844,7 +844,7 @@ TEST(Audit, AMessageOfSeveralLinesIsAFindingWithReasons) {
   w.write("ck/reshard_manifest.json", R"({"family": "llama", "hf_rows": true, "tensors": {}})");
   const CommandResult r = w.run({"verify", "ck", "--bytes"});
   EXPECT_EQ(r.exit_code, 1);
-  EXPECT_THAT(r.out, HasSubstr("is there twice, under two names"));
+  EXPECT_THAT(r.out, HasSubstr("is stored twice, under two names"));
   EXPECT_THAT(r.out, testing::Not(HasSubstr("x0a")));
 }
 
@@ -955,10 +955,10 @@ TEST(Audit, WhatMakesNoSenseIsSaid) {
   };
   expect({"absent"}, 5, "absent: not found");
   expect({"ck", "--config", "absent.json"}, 5, "absent.json");
-  expect({"ck", "--config", kConfigs + "gpt2.json"}, 4, "no tensor is named as a parameter of the model");
+  expect({"ck", "--config", kConfigs + "gpt2.json"}, 4, "no tensor has the name of a parameter of the model");
   expect({"ck", "--mesh", "xp=2"}, 2, "xp");
   expect({"ck", "--layout", "torchtitan-llama"}, 2, "has no mesh; add --mesh");
-  expect({"ck", "--layout", "nowhere.json"}, 5, "no built-in layout");
+  expect({"ck", "--layout", "nowhere.json"}, 5, "no such file or built-in layout");
   expect({"ck", "--against", "absent"}, 5, "absent: not found");
   w.must({"convert", "ck", "model", "--to", "hf", "--max-shard-size", "200kB", "-q"});
   fs::remove(w / "model/model-00002-of-00003.safetensors");  // and with it the shapes it would tell
@@ -1039,7 +1039,7 @@ TEST(Audit, TheCatalogueShowsWhatIsPrinted) {
     EXPECT_EQ(printed.count(block), 1u) << block;
     ++shown;
   }
-  EXPECT_GE(shown, 8);
+  EXPECT_GE(shown, 5);
 }
 
 // Compressed items are decoded into TMPDIR: where it takes nothing, that says nothing of the checkpoint.
@@ -1048,8 +1048,8 @@ TEST(Audit, WhatCannotBeDecodedForWantOfAPlaceIsNotCalledDamaged) {
   const CommandResult r = run_command({RESHARD_BINARY, "verify", RESHARD_TEST_DATA "/runs/zstd/checkpoint"}, 60,
                                       {"TMPDIR=" + (dir / "none")});
   EXPECT_EQ(r.exit_code, 1) << r.err;
-  EXPECT_THAT(r.out, HasSubstr("cannot be looked at"));
-  EXPECT_THAT(r.out, HasSubstr("what is stored may be sound"));
+  EXPECT_THAT(r.out, HasSubstr("cannot be checked"));
+  EXPECT_THAT(r.out, HasSubstr("the data itself may be fine"));
   EXPECT_THAT(r.out, testing::Not(HasSubstr("damaged")));
 }
 
@@ -1061,7 +1061,7 @@ TEST(Audit, AFileWithoutTensorsHasNoBytesThatBelongToNone) {
   EXPECT_EQ(r.exit_code, 0) << r.out << r.err;
   const CommandResult converted = reshard_cli({"convert", dir / "ck", dir / "out", "--to", "hf"});
   EXPECT_EQ(converted.exit_code, 2);
-  EXPECT_THAT(converted.err, HasSubstr("model.safetensors: holds no tensors"));
+  EXPECT_THAT(converted.err, HasSubstr("model.safetensors: contains no tensors"));
 }
 
 }  // namespace

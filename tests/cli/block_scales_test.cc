@@ -168,13 +168,13 @@ TEST_F(BlockScalesTest, ThatAreMissingAreNamed) {
   values_.erase(kLayer + "mlp.up_proj.weight_scale_inv");
   const CommandResult r = convert_it({"--to", "hf", "--dtype", "bfloat16", "--allow", "config"});
   EXPECT_EQ(r.exit_code, 3);
-  EXPECT_THAT(r.err, HasSubstr("mlp.up_proj.weight' is float8, and its scales are not there"));
+  EXPECT_THAT(r.err, HasSubstr("mlp.up_proj.weight' is float8, and its scales are missing"));
 }
 
 TEST_F(BlockScalesTest, OneMatrixCannotStayBesideOthers) {
   const CommandResult r = convert_it({"--to", "hf", "--dtype", "bfloat16", "--keep-dtype", "*.q_proj.weight"});
   EXPECT_EQ(r.exit_code, 2);
-  EXPECT_THAT(r.err, HasSubstr("would stay float8 beside matrices that do not"));
+  EXPECT_THAT(r.err, HasSubstr("would stay float8 while other matrices do not"));
 }
 
 // compressed-tensors: a scale for each row, of the matrices that the producer chose, and numbers for their inputs.
@@ -254,7 +254,7 @@ TEST_F(RowScalesTest, HaveNoNamesAmongThoseOfTrainers) {
   const CommandResult r = convert_it({"--to", "dcp", "--names", "torchtitan"});
   EXPECT_EQ(r.exit_code, 4);
   EXPECT_THAT(r.err,
-              HasSubstr("torchtitan names has no names for them: a loader would take the one without the other"));
+              HasSubstr("torchtitan names has no names for them: a loader would use one without the other"));
   EXPECT_FALSE(std::filesystem::exists(dir_ / "out"));
 }
 
@@ -289,7 +289,7 @@ TEST(Scales, ThatNobodyKnowsToApplyAreNotLeftOut) {
     const CommandResult half = reshard_cli(
         {"convert", source, out, "--to", "dcp", "--dtype", "bfloat16", "-q", "--force", "--exclude", "*scale*"});
     EXPECT_EQ(half.exit_code, 2);
-    EXPECT_THAT(half.err, HasSubstr("it means nothing without tensor '" + std::string(name) + "'"));
+    EXPECT_THAT(half.err, HasSubstr("it is unusable without tensor '" + std::string(name) + "'"));
   }
 }
 

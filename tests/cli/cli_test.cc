@@ -120,7 +120,7 @@ TEST(Cli, PlanSaysHowManyRanksWouldShareTheWork) {
   const CommandResult text = reshard_cli({"plan", source, "--to", "hf", "--ranks", "16"});
   EXPECT_EQ(text.exit_code, 0) << text.err;
   EXPECT_THAT(text.out, HasSubstr("ranks     16 ranks on 2 machines   "));
-  EXPECT_THAT(text.out, HasSubstr("estimated time besides reading and writing: direct "));
+  EXPECT_THAT(text.out, HasSubstr("estimated time in addition to reading and writing: direct "));
   const CommandResult forced =
       reshard_cli({"plan", source, "--to", "hf", "--ranks", "16", "--strategy", "exchange", "--json"});
   const Json json = *parse_json(forced.out, "plan");
@@ -426,7 +426,8 @@ TEST(Cli, WrongUsageIsExitCode2) {
   expect_failure(source, dir / "o", {"--to", "dcp", "--mesh", "tp=zero"}, 2,
                  AllOf(HasSubstr("'tp'"), HasSubstr("got 'zero'")));
   expect_failure(source, dir / "o", {"--to", "dcp", "--mesh", "ep=2"}, 2, HasSubstr("ep"));
-  expect_failure(source, dir / "o", {"--to", "dcp", "--mesh", "pp=5"}, 2, HasSubstr("pp=5 is more stages"));
+  expect_failure(source, dir / "o", {"--to", "dcp", "--mesh", "pp=5"}, 2,
+                 HasSubstr("pp=5 exceeds the parts of the model"));
   expect_failure(source, dir / "o", {"--to", "hf", "--family", "bert"}, 2,
                  HasSubstr("unknown family 'bert'; choose one of: auto, none, llama"));
   expect_failure(source, dir / "o", {"--to", "hf", "--names", "x"}, 2, HasSubstr("torchtitan-2026"));
@@ -487,7 +488,7 @@ TEST(Cli, DamagedDataFilesAreNamed) {
   const std::string file = "__3_0.distcp";
   expect([&](const Copy& c) { fs::remove(c.file(file)); }, 5, {file, "missing"});
   expect([&](const Copy& c) { fs::resize_file(c.file(file), 40'000); }, 3,
-         {file, "layers.1.attention_norm.weight", "file has 40,000", "cut short"});
+         {file, "layers.1.attention_norm.weight", "file has 40,000", "truncated"});
   expect([&](const Copy& c) { fs::resize_file(c.file(file), 0); }, 3, {file});
   // Overwritten by something else of the same length.
   expect([&](const Copy& c) { write_file(c.file(file), std::string(fs::file_size(c.file(file)), 'x')); }, 3,
@@ -665,7 +666,7 @@ TEST(Cli, BoxesMustTileTheirTensor) {
   ck.write({4, 4}, {{{{0, 0}, {2, 4}}}, {{{1, 0}, {3, 4}}}});
   ck.expect_finding(HasSubstr("'w' [0:2, 0:4] overlaps [1:4, 0:4]"));
   ck.write({4, 4}, {{{{0, 0}, {2, 4}}}, {{{3, 0}, {1, 4}}}});
-  ck.expect_finding(HasSubstr("'w' [4, 4]: 4 of 16 elements are stored nowhere, the first of them in [2:3, 0:4]"));
+  ck.expect_finding(HasSubstr("'w' [4, 4]: 4 of 16 elements are missing, the first in [2:3, 0:4]"));
   ck.write({4, 4}, {{{{0, 0}, {2, 4}}}, {{{2, 0}, {3, 4}}}});
   ck.expect(3, AllOf(HasSubstr("'w'"), HasSubstr("outside the tensor's size [4, 4]")));
 }
@@ -813,7 +814,8 @@ TEST(Cli, WhatAFamilyOfOnesOwnWroteNeedsItsFileAgain) {
   std::vector<std::string> further = {"convert", dir / "hf", dir / "out", "--to", "dcp", "--mesh", "tp=2"};
   const CommandResult refused = reshard_cli(further);
   EXPECT_EQ(refused.exit_code, 4) << refused.out;
-  EXPECT_THAT(refused.err, AllOf(HasSubstr("hf/reshard_manifest.json: family 'mine'"), HasSubstr("--family-file")));
+  EXPECT_THAT(refused.err,
+              AllOf(HasSubstr("hf/reshard_manifest.json: unknown family 'mine'"), HasSubstr("--family-file")));
   EXPECT_THAT(refused.out, Not(HasSubstr("done")));
   further.insert(further.end(), own.begin(), own.end());
   const CommandResult r = reshard_cli(further);

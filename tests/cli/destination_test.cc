@@ -61,7 +61,8 @@ TEST(Destination, WhatReshardWroteIsReplacedAndNothingBesideIt) {
     dir.write("out/thesis.tex", "years of work");
     dir.write("out/photos/1.jpg", "a");
     const auto before = all_files(dir / "out");
-    expect_refused(convert(), "the destination holds what is not of the checkpoint there: photos/, thesis.tex;");
+    expect_refused(convert(),
+                   "the destination contains files that do not belong to its checkpoint: photos/, thesis.tex;");
     EXPECT_EQ(all_files(dir / "out"), before);
     EXPECT_FALSE(fs::exists(dir / "out.partial"));
     fs::remove_all(dir / "out/photos");
@@ -91,10 +92,11 @@ TEST(Destination, WhatTheManifestDoesNotListIsNotReshards) {
       dir.write("out/" + name, weights);
       const auto before = all_files(dir.path());
       const std::string named = name.substr(0, name.find('/') + 1);
-      expect_refused(reshard_cli({"convert", source, dir / "out"}, line),
-                     "the destination holds what is not of the checkpoint there: " + (named.empty() ? name : named));
+      expect_refused(
+          reshard_cli({"convert", source, dir / "out"}, line),
+          "the destination contains files that do not belong to its checkpoint: " + (named.empty() ? name : named));
       expect_refused(reshard_cli({"merge", source, source, dir / "out", "--average"}, line),
-                     "the destination holds what is not of the checkpoint there: ");
+                     "the destination contains files that do not belong to its checkpoint: ");
       EXPECT_TRUE(all_files(dir.path()) == before) << name;
       fs::remove_all(dir / ("out/" + name.substr(0, name.find('/'))));
     }
@@ -182,7 +184,7 @@ TEST(Destination, OneFileOfWeightsMakesNoCheckpointOfAHome) {
   dir.write("home/thesis.tex", "years of work");
   const auto before = all_files(dir / "home");
   expect_refused(reshard_cli({"convert", sample("tp8") + "/checkpoint", dir / "home", "--to", "hf", "--force"}),
-                 "the destination holds what is not of the checkpoint there: thesis.tex;");
+                 "the destination contains files that do not belong to its checkpoint: thesis.tex;");
   EXPECT_EQ(all_files(dir / "home"), before);
 }
 
@@ -271,7 +273,7 @@ TEST(SideFiles, AreNotCopiedFromOutsideTheCheckpoint) {
     expect_success(r);
     EXPECT_FALSE(fs::exists(dir / "out/tokenizer.json"));
     EXPECT_THAT(r.out,
-                AllOf(HasSubstr("model/tokenizer.json leads out of the checkpoint"), HasSubstr("is not copied")));
+                AllOf(HasSubstr("model/tokenizer.json is a link out of the checkpoint"), HasSubstr("is not copied")));
     EXPECT_TRUE(load_checkpoint(dir / "out") == load_checkpoint(dir / "model"));
   }
 }
@@ -283,7 +285,7 @@ TEST(SideFiles, AConfigFromOutsideIsCopiedOnlyIfNamed) {
   fs::create_symlink(sample("tp8") + "/config.json", dir / "model/config.json");
   const CommandResult r = reshard_cli({"convert", dir / "model", dir / "out", "--to", "dcp"});
   expect_success(r);
-  EXPECT_THAT(r.out, AllOf(HasSubstr("model/config.json leads out of the checkpoint"), HasSubstr("Llama")));
+  EXPECT_THAT(r.out, AllOf(HasSubstr("model/config.json is a link out of the checkpoint"), HasSubstr("Llama")));
   EXPECT_FALSE(fs::exists(dir / "out/config.json"));
   expect_success(
       reshard_cli({"convert", dir / "model", dir / "named", "--to", "dcp", "--config", dir / "model/config.json"}));

@@ -210,7 +210,7 @@ TEST_P(EveryTarget, OfWholeTensorsSaysThatAMeshLeavesNoTrace) {
   options.mesh = *Mesh::parse("tp=8");
   const std::string read_as(open_checkpoint(options.path)->format->title);
   EXPECT_THAT(found(options), ElementsAre("layout-gathered-format: " + read_as +
-                                          " files hold whole tensors: the mesh that trained them leaves no trace"));
+                                          " files contain whole tensors, so they do not depend on the mesh"));
 }
 
 INSTANTIATE_TEST_SUITE_P(Formats, EveryTarget, testing::ValuesIn(targets()),

@@ -140,7 +140,7 @@ TEST(FamiliesOnDisk, OlmoCoreNamesAloneAreOfNoFamily) {
   std::filesystem::copy(saved + "/model_and_optim", dir / "ck");
   const CommandResult unknown = reshard_cli({"convert", dir / "ck", dir / "hf", "--to", "hf"});
   EXPECT_EQ(unknown.exit_code, 4);
-  EXPECT_THAT(unknown.err, HasSubstr("its tensors have OLMo-core names, which several families' models have"));
+  EXPECT_THAT(unknown.err, HasSubstr("its tensors have OLMo-core names, which several families share"));
   EXPECT_FALSE(path_exists(dir / "hf"));
 
   std::string text = read_file(saved + "/config.json");
@@ -167,7 +167,7 @@ TEST(FamiliesOnDisk, ShapesThatContradictEachOtherAreRefusedWithoutAConfigToo) {
             dir / "ck", *Mesh::parse("dp_shard=2"));
   const CommandResult refused = reshard_cli({"convert", dir / "ck", dir / "out", "--to", "hf"});
   EXPECT_EQ(refused.exit_code, 3);
-  EXPECT_THAT(refused.err, AllOf(HasSubstr("named as a model of family llama, but not one by its shapes: tensor "
+  EXPECT_THAT(refused.err, AllOf(HasSubstr("has the tensor names of family llama, but not its shapes: tensor "
                                            "'model.layers.0.mlp.down_proj.weight' [24, 16]: expected hidden_size 16"),
                                  HasSubstr("--family none")));
   EXPECT_FALSE(path_exists(dir / "out"));
@@ -287,7 +287,7 @@ TEST_F(WrongExperts, MoreOrFewerThanTheConfigSays) {
 TEST_F(WrongExperts, UnderTwoNames) {
   const std::string name = "model.layers.1.mlp.experts.0.gate_proj.weight";
   memory_.emplace(name, files_.at(name));
-  expect_refused(memory_, AllOf(HasSubstr("is there twice, under two names"), HasSubstr(name)));
+  expect_refused(memory_, AllOf(HasSubstr("is stored twice, under two names"), HasSubstr(name)));
 }
 
 }  // namespace

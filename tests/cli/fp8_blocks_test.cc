@@ -163,16 +163,16 @@ TEST_F(Fp8BlocksTest, OfInfinitiesAreRefused) {
   std::memcpy(values_.at(kLayer + "mlp.up_proj.weight").bytes.data() + 4 * (130 * 160 + 140), &infinity, 4);
   const CommandResult r = convert_it({"--to", "hf"});
   EXPECT_EQ(r.exit_code, 3);
-  EXPECT_THAT(r.err, HasSubstr("mlp.up_proj.weight': the block at row 128, column 128 holds infinities or NaNs"));
+  EXPECT_THAT(r.err, HasSubstr("mlp.up_proj.weight': the block at row 128, column 128 contains infinities or NaNs"));
   EXPECT_FALSE(std::filesystem::exists(dir_ / "out"));
 }
 
 TEST_F(Fp8BlocksTest, AreRefusedWhereScalesHaveNoPlace) {
-  EXPECT_THAT(convert_it({"--to", "dcp", "--names", "torchtitan"}).err, HasSubstr("--to hf, or --names hf"));
-  EXPECT_THAT(convert_it({"--to", "hf"}, "").err, HasSubstr("a config.json has to say that the model is quantized"));
+  EXPECT_THAT(convert_it({"--to", "dcp", "--names", "torchtitan"}).err, HasSubstr("add --to hf or --names hf"));
+  EXPECT_THAT(convert_it({"--to", "hf"}, "").err, HasSubstr("a config.json must record the quantization"));
   std::string config(kConfig);
   config.insert(1, R"("quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]},)");
-  EXPECT_THAT(convert_it({"--to", "hf", "--allow", "config"}, config).err, HasSubstr("quantized already (fp8)"));
+  EXPECT_THAT(convert_it({"--to", "hf", "--allow", "config"}, config).err, HasSubstr("already quantized (fp8)"));
   for (const std::string name : {"q_norm", "k_norm"}) values_.erase(kLayer + "self_attn." + name + ".weight");
   config = kConfig;
   config.replace(config.find("qwen3"), 5, "llama");
@@ -181,7 +181,7 @@ TEST_F(Fp8BlocksTest, AreRefusedWhereScalesHaveNoPlace) {
   config.insert(1, R"("quantization_config": {"quant_method": "gptq", "bits": 4},)");
   for (const std::string name : {"q_proj", "k_proj", "v_proj", "o_proj"})
     values_.erase(kLayer + "self_attn." + name + ".weight");
-  EXPECT_THAT(convert_it({"--to", "hf"}, config).err, HasSubstr("none describes this model"));
+  EXPECT_THAT(convert_it({"--to", "hf"}, config).err, HasSubstr("the model belongs to no known family"));
 }
 
 }  // namespace

@@ -70,7 +70,7 @@ TEST(Hdf5Cli, RefusesWhatMakesNoSense) {
   refused({"--to", "hdf5", "--mesh", "tp=2"},
           "--mesh does not apply to --to hdf5, whose files are not sharded by rank; it applies to megatron-legacy, "
           "megatron-legacy-local, megatron, dcp, torch_checkpointing, colossalai, vllm, vllm-0.13, ranks");
-  refused({"--to", "hdf5-view", "--dtype", "float32"}, "--dtype: a view shows what is stored");
+  refused({"--to", "hdf5-view", "--dtype", "float32"}, "--dtype: a view shows the stored values");
 }
 
 TEST(Hdf5Cli, AViewIsSmallAndSaysWhatItShows) {

@@ -135,8 +135,8 @@ TEST_F(HeaderMetadata, IsNeverLostByAFormat) {
     fs::remove_all(dir_ / "back");
   }
   EXPECT_THAT(convert("dcp", "out").err,
-              AllOf(HasSubstr("2 weights cannot be loaded without"), HasSubstr("(__metadata__)"),
-                    HasSubstr("choose a format of safetensors files")));
+              AllOf(HasSubstr("2 weights cannot be loaded without"), HasSubstr("the __metadata__ of"),
+                    HasSubstr("choose a format with safetensors files")));
   EXPECT_EQ(convert("ranks", "out", {"--shard-format", "bin"}).exit_code, 4);
 }
 
@@ -145,7 +145,7 @@ TEST_F(HeaderMetadata, ThatDoesNotDescribeWhatItListsIsCorrupt) {
              file_of({{"wo._weight_qdata", DType::kInt8, {64, 64}}}, {{"tensor_names", R"(["wo.weight"])"}}));
   const CommandResult r = convert("hf", "out");
   EXPECT_EQ(r.exit_code, 3);
-  EXPECT_THAT(r.err, HasSubstr("tensor_names lists 'wo.weight', which no entry describes"));
+  EXPECT_THAT(r.err, HasSubstr("tensor_names lists 'wo.weight', but has no entry for it"));
 }
 
 // A trainer's notes are no reason to refuse.

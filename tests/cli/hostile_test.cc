@@ -201,7 +201,8 @@ TEST(Hostile, ObjectsThatRunCodeAreNotWrittenOn) {
   const auto expect_refused = [&](const std::string& source, const std::string& to, const std::string& name) {
     const CommandResult r = convert(source, to);
     EXPECT_EQ(r.exit_code, 4) << name << r.out << r.err;
-    EXPECT_THAT(r.err, HasSubstr("object 'state.seed': its pickle names '" + name + "', which runs when it is loaded"));
+    EXPECT_THAT(
+        r.err, HasSubstr("object 'state.seed': its pickle names '" + name + "', which runs when the object is loaded"));
     EXPECT_FALSE(fs::exists(out) || fs::exists(out + ".partial"));
   };
   // What a module imports is reached through it.
@@ -251,7 +252,7 @@ TEST(Hostile, APathThatIsNotTheNamesIsWarnedOf) {
   write_with_object(dir / "ck", object, {"state", "other"});
   const CommandResult r = reshard_cli({"convert", dir / "ck", dir / "out", "--to", "dcp"});
   EXPECT_EQ(r.exit_code, 0) << r.err;
-  EXPECT_THAT(r.out, HasSubstr("1 name is not the path in the nested state_dict ('state.seed')"));
+  EXPECT_THAT(r.out, HasSubstr("1 name is different from the path in the nested state_dict ('state.seed')"));
   write_with_object(dir / "ck", object);
   EXPECT_THAT(reshard_cli({"convert", dir / "ck", dir / "out2", "--to", "dcp"}).out, Not(HasSubstr("nested")));
 }

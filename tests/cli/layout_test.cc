@@ -177,14 +177,15 @@ TEST(CliLayout, WrongUsageIsRefused) {
   };
   convert({"--to", "hf", "--layout", "hf"}, 2,
           "--layout does not apply to --to hf, whose files are not sharded by rank; it applies to megatron-legacy, ");
-  convert({"--to", "dcp", "--layout", meshed, "--mesh", "tp=2"}, 2, "has a mesh of its own, tp=8");
+  convert({"--to", "dcp", "--layout", meshed, "--mesh", "tp=2"}, 2, "already has the mesh tp=8");
   convert({"--to", "dcp", "--layout", "torchtitan-llama"}, 2, "layout 'torchtitan-llama' has no mesh");
-  convert({"--to", "dcp", "--layout", dir / "absent.json"}, 5, "not found, and no built-in layout");
+  convert({"--to", "dcp", "--layout", dir / "absent.json"}, 5, "no such file or built-in layout");
   convert({"--to", "dcp", "--layout", dir.write("bad.json", "{")}, 3, "bad.json@0x1");
   convert({"--to", "dcp", "--layout", dir.write("odd.json", R"({"reshard_layout": 1, "colour": 2})")}, 3,
           "member 'colour' is unknown");
-  convert({"--to", "dcp", "--layout", "colossalai-llama", "--mesh", "tp=2"}, 2, "no pattern matches its name");
-  convert({"--to", "dcp", "--mesh", "ep=2"}, 2, "no family's rules say what ep cuts");
+  convert({"--to", "dcp", "--layout", "colossalai-llama", "--mesh", "tp=2"}, 2,
+          "the layout has no pattern for this name");
+  convert({"--to", "dcp", "--mesh", "ep=2"}, 2, "families have no rules for ep");
 }
 
 TEST(CliLayout, PaddingAndRepeatedHeadsNeedToBeSpelledOut) {
@@ -197,10 +198,10 @@ TEST(CliLayout, PaddingAndRepeatedHeadsNeedToBeSpelledOut) {
   const std::string out = dir / "out";
   expect_failure({"convert", checkpoint("tp8"), out, "--to", "dcp", "--layout",
                   layout(R"("vocabulary": {"tensors": ["tok_*"], "make_vocab_size_divisible_by": 64})")},
-                 2, "has 257 rows, the target's vocabulary 384; --vocab-padding zero, repeat-last or mean");
+                 2, "has 257 rows, the target's vocabulary 384; choose the content of the added rows with --vocab-padding zero, repeat-last or mean");
   expect_failure({"plan", checkpoint("tp8"), "--to", "dcp", "--layout",
                   layout(R"("kv_heads": {"tensors": ["*.wo.weight"], "replication": 2})")},
-                 4, "the layout repeats its key-value heads, and it is not made of");
+                 4, "the layout repeats key-value heads; expected rows that are a multiple of");
   EXPECT_FALSE(std::filesystem::exists(out));
 }
 

@@ -69,8 +69,8 @@ TEST(Memory, AMetadataIsReadAsItIsNeededAndMayBeLongerThanIt) {
   const CommandResult enough = plan("76MiB"), little = plan("48MiB");
   EXPECT_EQ(enough.exit_code, 0) << enough.err;
   EXPECT_EQ(little.exit_code, 2);
-  EXPECT_THAT(little.err,
-              AllOf(HasSubstr("big/.metadata: --memory 50.3 MB is too small: at least"), HasSubstr("is needed")));
+  EXPECT_THAT(little.err, AllOf(HasSubstr("big/.metadata: --memory 50.3 MB is too small; expected at least"),
+                                HasSubstr("in use already")));
 }
 
 TEST(Memory, AJobThatIsLetThroughStaysWithinIt) {
@@ -110,7 +110,7 @@ TEST(Memory, AHeaderOfManyTensorsIsRefusedBeforeTheyAreHeld) {
     const CommandResult result = reshard_cli(words);
     EXPECT_EQ(result.exit_code, 2) << result.out;
     EXPECT_THAT(result.err, AllOf(HasSubstr(source), HasSubstr("safetensors header: "), HasSubstr(" tensors and more"),
-                                  HasSubstr("--memory 105 MB is too small: at least ")));
+                                  HasSubstr("--memory 105 MB is too small; expected at least ")));
   }
 }
 
@@ -132,7 +132,7 @@ TEST(Memory, ALargeObjectIsRefusedBeforeItIsRead) {
     const CommandResult result = reshard_cli(words);
     EXPECT_EQ(result.exit_code, 2) << result.out;
     EXPECT_THAT(result.err, AllOf(HasSubstr("__0_0.distcp"), HasSubstr("object 'large'"),
-                                  HasSubstr("--memory 105 MB is too small: at least ")));
+                                  HasSubstr("--memory 105 MB is too small; expected at least ")));
     words.back() = "1GiB";
     const CommandResult with_room = reshard_cli(words);
     EXPECT_EQ(with_room.exit_code, 0) << with_room.err;

@@ -145,7 +145,7 @@ TEST_F(MergeTest, ItsLineageIsProvenAndAChangedSourceNamed) {
   write_file(b + "/model.safetensors", bytes);
   const CommandResult changed = reshard_cli({"verify", dir_ / "out", "--lineage"});
   EXPECT_EQ(changed.exit_code, 1) << changed.err;
-  EXPECT_THAT(changed.out, AllOf(HasSubstr("source tuned"), HasSubstr("is another than was merged")));
+  EXPECT_THAT(changed.out, AllOf(HasSubstr("source tuned"), HasSubstr("differs from the source that was merged")));
   const CommandResult none = reshard_cli({"verify", a, "--lineage"});
   EXPECT_NE(none.exit_code, 0);
 }
@@ -167,7 +167,7 @@ TEST_F(MergeTest, RefusesWhatDoesNotFit) {
   refused({"m=" + a, "m=" + b, out, "--average"}, 2, HasSubstr("two sources are named 'm'"));
   refused({a, out, "--average"}, 2, HasSubstr("at least two sources"));
   refused({a, dir_ / "absent", out, "--average"}, 5, HasSubstr("absent: not found"));
-  refused({a, b, out, "--average", "--others-from", "x"}, 2, HasSubstr("no source is called 'x'"));
+  refused({a, b, out, "--average", "--others-from", "x"}, 2, HasSubstr("unknown source 'x'"));
   const std::string less = converted(b, "less", {"--to", "dcp", "--exclude", "*norm.weight", "--names", "hf"});
   refused({a, less, out, "--average"}, 3, HasSubstr("9 tensors"));
   refused({a, less, out, "--average", "--allow", "config"}, 4, HasSubstr("without 9 tensors of it"));

@@ -193,7 +193,7 @@ TEST_F(Mount, ASourceThatChangesIsAnErrorAndNotOldBytes) {
   char byte = 0;
   EXPECT_TRUE(becomes_true([&] { return ::pread(fd, &byte, 1, 0) == -1 && errno == EIO; }));
   ::close(fd);
-  EXPECT_THAT(read_file(dir_ / "log"), HasSubstr("__3_0.distcp: has changed since it was opened"));
+  EXPECT_THAT(read_file(dir_ / "log"), HasSubstr("__3_0.distcp: the file has changed since it was opened"));
 }
 
 // A trainer that goes on saves the next step beside this one.
@@ -332,7 +332,7 @@ TEST(MountRefuses, PlacesThatWouldHideSomething) {
   const CommandResult packed =
       reshard_cli({"mount", dir / "checkpoint", dir / "empty", "--as", "hdf5", "--codec", "zstd:3"});
   EXPECT_EQ(packed.exit_code, 4) << packed.err;
-  EXPECT_THAT(packed.err, HasSubstr("leave the compression out"));
+  EXPECT_THAT(packed.err, HasSubstr("drop the compression"));
 }
 
 }  // namespace

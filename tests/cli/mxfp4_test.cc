@@ -141,7 +141,7 @@ TEST_F(Mxfp4Test, ValuesWithoutScalesAreNamed) {
   values_.erase(kExperts + "down_proj_scales");
   const CommandResult r = convert_it({"--to", "hf", "--dtype", "bfloat16", "--allow", "config"});
   EXPECT_EQ(r.exit_code, 3);
-  EXPECT_THAT(r.err, HasSubstr("down_proj_blocks' is in MXFP4, and its scales are not there"));
+  EXPECT_THAT(r.err, HasSubstr("down_proj_blocks' is in MXFP4, and its scales are missing"));
   EXPECT_FALSE(std::filesystem::exists(dir_ / "out"));
 }
 
@@ -268,13 +268,13 @@ TEST_F(Mxfp4PackingTest, RefusesWhatCannotBePacked) {
   };
   TensorValues values = floats_;
   values.at(kExperts + "down_proj").bytes.replace(2 * ((32 + 7) * 64 + 5), 2, "\x80\x7f");  // infinity
-  refused(values, 3, "down_proj': expert 1 holds infinities or NaNs in rows 0 to 31 of column 5");
+  refused(values, 3, "down_proj': expert 1 contains infinities or NaNs in rows 0 to 31 of column 5");
   values = floats_;
   values.at(kExperts + "down_proj").shape = {kCount, 64, 32};
   values.at(kExperts + "gate_up_proj").shape = {4, 48, 64};
   refused(values, 4, "gate_up_proj' [4, 48, 64]: expected a multiple of 32 inputs");
   const CommandResult r = convert_it(values_, kConfig, {"--to", "hf", "--quantize", "mxfp4"});
-  EXPECT_THAT(r.err, HasSubstr("quantized already (mxfp4)"));
+  EXPECT_THAT(r.err, HasSubstr("already quantized (mxfp4)"));
 }
 
 }  // namespace

@@ -134,7 +134,7 @@ TEST(NativeTargets, DumpsOfRanksJoinByTheFamilysTable) {
   const std::string dumps = checkpoint("per_rank_tp2");
   const CommandResult seen = reshard_cli({"inspect", dumps});
   expect_success(seen);
-  EXPECT_THAT(seen.out, AllOf(HasSubstr("tp=2"), HasSubstr("joined      tp=2 certain: joined so")));
+  EXPECT_THAT(seen.out, AllOf(HasSubstr("tp=2"), HasSubstr("joined      tp=2 certain: with this layout")));
   const TensorValues got = load_checkpoint(dumps), full = load_checkpoint(sample("per_rank_tp2") + "/full.safetensors");
   ASSERT_EQ(got.size(), full.size());
   for (const auto& [name, value] : full) {

@@ -114,9 +114,9 @@ TEST(NumberedOptimizer, WithoutAnOrderThatFitsItHasNoNamesAndANoteSaysWhy) {
     std::string type, optimizer, why;
   };
   for (const auto& [type, optimizer, why] :
-       std::vector<Case>{{"", "whole.pt", "the order of the model's parameters is not known"},
-                         {"mixtral", "whole.pt", "the order of the model's parameters is not known"},
-                         {"gpt2", "whole.pt", "the order of the model's parameters is not known"},
+       std::vector<Case>{{"", "whole.pt", "the order of the model's parameters is unknown"},
+                         {"mixtral", "whole.pt", "the order of the model's parameters is unknown"},
+                         {"gpt2", "whole.pt", "the order of the model's parameters is unknown"},
                          {"llama", "one_of_two.pt", "their shapes are not those of the model's parameters"}}) {
     const TempDir dir;
     make(dir, type, optimizer, "optimizer.pt");

@@ -90,7 +90,7 @@ TEST_F(PackedTest, DtypeLeavesEveryTensorOfThemAlone) {
     all.insert(all.end(), options.begin(), options.end());
     const CommandResult r = run("convert", all, wrapper);
     ASSERT_EQ(r.exit_code, 0) << r.err;
-    EXPECT_THAT(r.out, AllOf(HasSubstr("1 as HQQ"), HasSubstr("--dtype leaves their tensors as they are")));
+    EXPECT_THAT(r.out, AllOf(HasSubstr("1 as HQQ"), HasSubstr("--dtype does not apply to their tensors")));
     const TensorValues out = load_checkpoint(dir_ / "out");
     ASSERT_EQ(out.size(), values_.size());
     for (const auto& [name, value] : values_) {
@@ -110,7 +110,7 @@ TEST_F(PackedTest, AreNotMerged) {
     options.insert(options.end(), {"--to", "hf", "--family", "none"});
     const CommandResult r = run("merge", options);
     EXPECT_EQ(r.exit_code, 4) << r.out;
-    EXPECT_THAT(r.err, AllOf(HasSubstr("1 as GPTQ"), HasSubstr("cannot be merged one by one")));
+    EXPECT_THAT(r.err, AllOf(HasSubstr("1 as GPTQ"), HasSubstr("packed values and scales cannot be merged")));
     EXPECT_FALSE(std::filesystem::exists(dir_ / "out"));
   }
   const CommandResult r = run("merge", {"--average", "--exclude", "*.mlp.up_proj.*", "--to", "hf", "--family", "none"});
@@ -127,7 +127,7 @@ TEST_F(PackedTest, AreSelectedWholeOrNotAtAll) {
     CommandResult r = run("convert", {"--to", "hf", "--family", "none", "--exclude", last});
     EXPECT_EQ(r.exit_code, 2) << modules_[layer].title;
     EXPECT_THAT(r.err,
-                AllOf(HasSubstr("it means nothing without tensor '" + last), HasSubstr("--include or --exclude")));
+                AllOf(HasSubstr("it is unusable without tensor '" + last), HasSubstr("--include or --exclude")));
     r = run("convert", {"--to", "hf", "--family", "none", "--exclude", module_name(layer) + "*"});
     EXPECT_EQ(r.exit_code, 0) << r.err;
   }
@@ -143,7 +143,7 @@ TEST_F(PackedTest, AreRenamedByModuleAlone) {
     CommandResult r = run(
         "convert", {"--to", "hf", "--family", "none", "--rename", "up_proj." + part + "=up_proj." + part + "_of_mine"});
     EXPECT_EQ(r.exit_code, 2) << modules_[layer].title << r.out;
-    EXPECT_THAT(r.err, HasSubstr("--rename takes apart '" + module_name(layer))) << modules_[layer].title;
+    EXPECT_THAT(r.err, HasSubstr("--rename separates the parts of '" + module_name(layer))) << modules_[layer].title;
     r = run("convert", {"--to", "hf", "--family", "none", "--rename", "up_proj=w1"});
     EXPECT_EQ(r.exit_code, 0) << modules_[layer].title << r.err;
   }

@@ -183,13 +183,13 @@ TEST(Parts, SeveralModelsAreToldApartAndNoneIsGuessed) {
   const SavedState run(values);
   const CommandResult refused = run.convert({"--to", "hf"});
   EXPECT_EQ(refused.exit_code, 4);
-  EXPECT_THAT(refused.err, HasSubstr("it holds several models (actor, critic): --part takes one of them"));
+  EXPECT_THAT(refused.err, HasSubstr("it contains several models (actor, critic); choose one with --part"));
   EXPECT_FALSE(fs::exists(run.out));
   const CommandResult inspected = reshard_cli({"inspect", run.path});
   EXPECT_THAT(inspected.out, AllOf(HasSubstr("actor with prefix 'actor.'"), HasSubstr("critic with prefix 'critic.'")));
   const CommandResult verified = reshard_cli({"verify", run.path, "--config", run.dir / "ck/config.json"});
   EXPECT_EQ(verified.exit_code, 4);
-  EXPECT_THAT(verified.err, HasSubstr("--part takes one of them"));
+  EXPECT_THAT(verified.err, HasSubstr("choose one with --part"));
   const CommandResult taken = run.convert({"--to", "hf", "--part", "actor"});
   ASSERT_EQ(taken.exit_code, 0) << taken.err;
   EXPECT_EQ(load_checkpoint(run.out).at("model.norm.weight").bytes[0], 'a');
@@ -205,7 +205,7 @@ TEST(Parts, AnAverageAloneIsNotTakenUnasked) {
   const CommandResult r = run.convert({"--to", "hf"});
   EXPECT_EQ(r.exit_code, 4);
   EXPECT_THAT(r.err, HasSubstr("no tensor of it is a model's, and "));
-  EXPECT_THAT(r.err, HasSubstr("it holds an average (--part ema) and no model"));
+  EXPECT_THAT(r.err, HasSubstr("it contains an average (--part ema) and no model"));
   EXPECT_EQ(run.convert({"--to", "hf", "--part", "ema"}).exit_code, 0);
 }
 
@@ -214,7 +214,7 @@ TEST(Parts, APartThatIsNotThereIsRefusedWithThoseThatAre) {
   for (const char* command : {"inspect", "verify"}) {
     const CommandResult r = reshard_cli({command, run.path, "--part", "swa"});
     EXPECT_EQ(r.exit_code, 2);
-    EXPECT_THAT(r.err, HasSubstr("there is no part 'swa'; there are model, optimizer, ema"));
+    EXPECT_THAT(r.err, HasSubstr("unknown part 'swa'; choose one of: model, optimizer, ema"));
   }
   EXPECT_EQ(run.convert({"--to", "hf", "--part", "ema", "--strip-prefix", "model."}).exit_code, 2);
   EXPECT_EQ(run.convert({"--to", "hf", "--part", "optimizer"}).exit_code, 2);  // no model
@@ -246,7 +246,7 @@ const std::map<std::string, std::string> kObjectsOfRanks = {{"seed", "100"},
 TEST(RanksSavedOnTheirOwn, EveryRanksObjectsAreThere) {
   EXPECT_EQ(objects_of(kRankLocal), kObjectsOfRanks);
   const CommandResult inspected = reshard_cli({"inspect", kRankLocal});
-  EXPECT_THAT(inspected.out, HasSubstr("each box is in the files of 2 ranks: r, r + 2"));
+  EXPECT_THAT(inspected.out, HasSubstr("each box is stored by 2 ranks: r, r + 2"));
   const CommandResult verified = reshard_cli({"verify", kRankLocal, "--replicas", "--fail-on", "note"});
   EXPECT_EQ(verified.exit_code, 0) << verified.out << verified.err;
 }
@@ -268,7 +268,7 @@ TEST(RanksSavedOnTheirOwn, AByteOfNobodyIsStillFound) {
   write_file(file, read_file(file) + std::string(64, 'x'));
   const CommandResult r = reshard_cli({"verify", dir / "ck"});
   EXPECT_EQ(r.exit_code, 1);
-  EXPECT_THAT(r.out, HasSubstr("64 B in the data files belong to no tensor or object"));
+  EXPECT_THAT(r.out, HasSubstr("64 B of the data files belong to no tensor or object"));
 }
 
 TEST(RanksSavedOnTheirOwn, WithoutTheirFilesLengthsTell) {
@@ -315,8 +315,8 @@ TEST(Parts, OfOptimizerStateVerifyTellsWhatFitsNoParameterOfAModelOfNoFamily) {
   write_dcp(values, dir / "damaged", *Mesh::parse("dp_shard=2"));
   const CommandResult damaged = reshard_cli({"verify", dir / "damaged"});
   EXPECT_EQ(damaged.exit_code, 1);
-  EXPECT_THAT(damaged.out, AllOf(HasSubstr("[4, 4] where the parameter has [8, 4]"),
-                                 HasSubstr("optimizer state is missing, which other parameters have")));
+  EXPECT_THAT(damaged.out, AllOf(HasSubstr("shape [4, 4]; its parameter has [8, 4]"),
+                                 HasSubstr("lacks optimizer state that other parameters have")));
 }
 
 // An optimizer saved without its model has its parameters' names all the same: every convention and back, with and
@@ -403,8 +403,9 @@ TEST(Parts, OfOptimizerStateUnderNumbersANoteTells) {
   for (const char* file : {"optimizer.bin", "optimizer.pt"}) fs::copy(state, dir / file);
   const CommandResult r = reshard_cli({"inspect", dir.path(), "--json"});
   EXPECT_EQ(r.exit_code, 0) << r.err;
-  EXPECT_THAT(r.out, HasSubstr("Not read with the model: optimizer.bin, optimizer.pt, an optimizer's state under the "
-                               "numbers of its parameters"));
+  EXPECT_THAT(r.out,
+              HasSubstr("Not read with the model: optimizer.bin, optimizer.pt, optimizer state that is stored under "
+                        "parameter numbers without names"));
   // Where FSDP's names are in it, it is read.
   EXPECT_THAT(reshard_cli({"inspect", fs::path(state).parent_path().string()}).out, Not(HasSubstr("Not read with")));
 }
@@ -456,7 +457,7 @@ TEST_P(ModelsOfARun, AreToldApartByTheirNumbers) {
                                    HasSubstr("model_1 with prefix 'model_1.': " + std::string(saved.models[1]))));
   const CommandResult refused = reshard_cli({"convert", run, dir / "hf", "--to", "hf"});
   EXPECT_EQ(refused.exit_code, 4);
-  EXPECT_THAT(refused.err, HasSubstr("it holds several models (model_0, model_1): --part takes one of them"));
+  EXPECT_THAT(refused.err, HasSubstr("it contains several models (model_0, model_1); choose one with --part"));
   EXPECT_EQ(reshard_cli({"convert", run, dir / "hf", "--to", "hf", "--part", "model_1", "--config", config}).exit_code,
             3);  // it has not all of its layers
   const CommandResult taken =

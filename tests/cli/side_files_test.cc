@@ -73,7 +73,7 @@ TEST_F(FilesBesideAModel, WhatLoadersWantIsCarried) {
   for (const std::string to : {"hf", "bin", "hf"}) {  // in place of what was written before
     const CommandResult r = convert({"--force"}, to);
     ASSERT_EQ(r.exit_code, 0) << r.err;
-    EXPECT_THAT(r.out, Not(HasSubstr("files beside the model")));
+    EXPECT_THAT(r.out, Not(HasSubstr("files next to the model")));
     for (const std::string& name : names) EXPECT_EQ(read_file(out_ + "/" + name), "of " + name);
   }
 }
@@ -97,7 +97,7 @@ TEST_F(FilesBesideAModel, OnlyCodeThatConfigsNameIsCarried) {
   ASSERT_EQ(r.exit_code, 0) << r.err;
   for (const std::string& name : carried) EXPECT_TRUE(fs::exists(out_ + "/" + name)) << name;
   for (const std::string& name : others) EXPECT_FALSE(fs::exists(out_ + "/" + name)) << name;
-  EXPECT_THAT(r.out, HasSubstr("left out: files beside the model (above.py, configuration_far.py, "));
+  EXPECT_THAT(r.out, HasSubstr("left out: files next to the model (above.py, configuration_far.py, "));
 }
 
 TEST_F(FilesBesideAModel, WhatStaysIsTold) {
@@ -107,11 +107,11 @@ TEST_F(FilesBesideAModel, WhatStaysIsTold) {
   write("special_tokens_map.json", "{}");
   const CommandResult r = convert();
   ASSERT_EQ(r.exit_code, 0) << r.err;
-  EXPECT_THAT(r.out, HasSubstr("left out: files beside the model (onnx/, training_args.bin; 5 B)"));
+  EXPECT_THAT(r.out, HasSubstr("left out: files next to the model (onnx/, training_args.bin; 5 B)"));
   EXPECT_FALSE(fs::exists(out_ + "/training_args.bin"));
   const Json manifest = must(parse_json(read_file(out_ + "/reshard_manifest.json"), "manifest"));
   EXPECT_THAT(to_text(*manifest.find("left_out")), HasSubstr(R"("names":["onnx/","training_args.bin"])"));
-  EXPECT_THAT(convert({"--force"}, "dcp").out, Not(HasSubstr("files beside"))) << "which none of them is for";
+  EXPECT_THAT(convert({"--force"}, "dcp").out, Not(HasSubstr("files next to"))) << "which none of them is for";
 }
 
 TEST_F(FilesBesideAModel, WhatCannotBeCopiedIsToldBeforeAnythingIsWritten) {
@@ -119,7 +119,7 @@ TEST_F(FilesBesideAModel, WhatCannotBeCopiedIsToldBeforeAnythingIsWritten) {
   fs::resize_file(source_ + "/tokenizer.json", kMaxSideFile + 1);
   const CommandResult r = convert({"--dry-run"});
   EXPECT_EQ(r.exit_code, 4);
-  EXPECT_THAT(r.err, HasSubstr("tokenizer.json: expected at most 268,435,456 bytes of a file beside a model"));
+  EXPECT_THAT(r.err, HasSubstr("tokenizer.json: expected a side file of at most 268,435,456 bytes"));
 }
 
 // Which names its class and no model_type, and is loaded from files of another name.
@@ -155,8 +155,8 @@ TEST_F(FilesBesideAModel, AConfigThatNamesNoTypeIsCopied) {
   fs::copy(sample("tp8") + "/hf.safetensors", source_ + "/model.safetensors");
   const CommandResult r = convert();
   ASSERT_EQ(r.exit_code, 0) << r.err;
-  EXPECT_THAT(r.out, AllOf(HasSubstr("names no model_type: it is no model's, and is not used"),
-                           HasSubstr("config.json is copied as it is"), Not(HasSubstr("left out"))));
+  EXPECT_THAT(r.out, AllOf(HasSubstr("has no model_type, so it does not describe a model and is ignored"),
+                           HasSubstr("config.json is copied unchanged"), Not(HasSubstr("left out"))));
   EXPECT_EQ(read_file(out_ + "/config.json"), config());
 }
 

@@ -204,9 +204,9 @@ TEST(UnknownFamilies, TheRowOfTheConfigIsAlwaysThere) {
   encoder().write(dir);
   const std::string model = dir / "ck";
   EXPECT_THAT(text_of(reshard_cli({"verify", model})),
-              HasSubstr("config    not checked: there is no config.json here; --config FILE names one"));
+              HasSubstr("config    not checked: no config.json found; give one with --config"));
   for (const auto& [text, told] :
-       {std::pair(R"({"vocab_size": 60})", "it names no model_type"), std::pair("{", "it cannot be read"),
+       {std::pair(R"({"vocab_size": 60})", "it has no model_type"), std::pair("{", "it cannot be read"),
         std::pair(R"({"model_type": "unheard"})", "no family describes model_type 'unheard'")}) {
     dir.write("ck/config.json", text);
     EXPECT_THAT(text_of(reshard_cli({"verify", model})), HasSubstr("config.json: not checked: " + std::string(told)));

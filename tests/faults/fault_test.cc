@@ -569,7 +569,7 @@ TEST(FewDescriptors, AreNamedWhereTheyAreTooFewToBegin) {
                        sample("tp8")});
   if (r.exit_code == 0) GTEST_SKIP() << "this kernel has no Landlock";
   EXPECT_EQ(r.exit_code, 5);
-  EXPECT_THAT(r.err, testing::HasSubstr("too few files may be open at a time (ulimit -n)"));
+  EXPECT_THAT(r.err, testing::HasSubstr("too few files may be open at a time; raise the limit (ulimit -n)"));
 }
 
 TEST(FewDescriptors, Suffice) {

@@ -84,7 +84,7 @@ TEST(MpiRanks, AreRefusedByAProgramWithoutMpi) {
   const std::string source = sample("single") + "/checkpoint";
   const CommandResult r = run_command({RESHARD_BINARY, "inspect", source}, 60, {"OMPI_COMM_WORLD_SIZE=2"});
   EXPECT_EQ(r.exit_code, 4);
-  EXPECT_THAT(r.err, HasSubstr("build it with -DRESHARD_MPI=ON, or start it once"));
+  EXPECT_THAT(r.err, HasSubstr("build it with -DRESHARD_MPI=ON, or start a single process"));
 }
 
 TEST(MpiRanks, WriteTheSameAcrossANetwork) {
@@ -238,7 +238,7 @@ TEST(MpiRanks, ARankThatGivesNoSignOfLifeIsGivenUp) {
   EXPECT_FALSE(run.command.timed_out);
   EXPECT_EQ(run.command.exit_code, 6) << run.command.err;
   // The first to give up ends the others, who may be about to.
-  EXPECT_THAT(run.err[0] + run.err[2], HasSubstr("no sign of life from another rank for 1 s"));
+  EXPECT_THAT(run.err[0] + run.err[2], HasSubstr("another rank did not respond for 1 s"));
   for (const std::size_t r : {0, 2}) EXPECT_EQ(count(run.err[r], "error: "), 1) << run.err[r];
   EXPECT_FALSE(path_exists(job.out));
 }
@@ -262,7 +262,7 @@ TEST(MpiRanks, WithDifferentCommandLinesAreRefused) {
       EXPECT_FALSE(run.command.timed_out);
       EXPECT_EQ(run.command.exit_code, 6) << run.command.err;
       for (const std::string& err : run.err)
-        EXPECT_THAT(err, HasSubstr("rank 1 has another command line than rank 0: "));
+        EXPECT_THAT(err, HasSubstr("rank 1 has a different command line from rank 0: "));
       EXPECT_FALSE(path_exists(dir / "out"));
       EXPECT_FALSE(path_exists(dir / "out.partial"));
     }

@@ -219,7 +219,7 @@ class HtmlPages(unittest.TestCase):
         page.settle()
         page.press("canvas", "Home")
         self.assertIn("0% zeros", page.text(".told"))
-        self.assertIn("checksums hold", page.text())
+        self.assertIn("checksums and digests match", page.text())
 
     def test_verify_draws_the_exponents_of_each_tensor(self):
         path = pathlib.Path(self.directory.name) / "exponents.safetensors"
@@ -261,7 +261,7 @@ class HtmlPages(unittest.TestCase):
         subprocess.run([RESHARD, "synth", bad, "--model", "llama3-70b", "--layers", "1", "--to", "hf", "--headers-only", "-q",
                         "--shape", "model.embed_tokens.weight=16064x8192", "--shape", "lm_head.weight=16064x8192"], check=True)
         page = self.page("verify", bad, "--config", bad / "config.json", code=1)
-        self.assertIn("16,064 rows where", page.text(".finding h3"))
+        self.assertIn("16,064 rows;", page.text(".finding h3"))
         self.assertIn("16,064 = 128,512 / 8", page.text(".finding"))
         self.assertEqual(page.texts(".finding .part > span"), ["16,064 stored", "112,192 lost", "256 padding"])
         widths = page("[...document.querySelectorAll('.finding .stack > .part')].map(e => e.offsetWidth)")

@@ -1852,11 +1852,11 @@ class Repairs(Case):
         source = COLOSSALAI / "truncated_tp8/modeling"
         config = ["--config", COLOSSALAI / "config.json", "--keep-unknown"]
         refused = reshard("convert", source, self.out(), "--to", "hf", *config, code=3)
-        self.assertIn("rows 128 to 1,001 are not in this checkpoint", refused)
+        self.assertIn("rows 128 to 1,001 are missing from this checkpoint", refused)
         said = reshard("convert", source, self.out(), "--to", "hf", *config, "--allow", "config", "--repair", "vocab",
                        "--donor", COLOSSALAI / "full.safetensors")
         self.assertIn("874 rows", said)
-        self.assertIn("bit by bit", said)
+        self.assertIn("equal the donor's", said)
         got, full = load_file(self.out() / "model.safetensors"), load_file(COLOSSALAI / "full.safetensors")
         self.assertTrue(torch.equal(got["model.embed_tokens.weight"], full["model.embed_tokens.weight"]))
         self.assertIn("value_head.weight", got)

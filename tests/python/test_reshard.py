@@ -585,7 +585,7 @@ class Loading(Case):
             ("dates", lambda a: a.astype("f8").view("M8[s]"), "datetime64"),
             ("other integers", lambda a: a.view("i4"), "int32"),
             ("another shape", lambda a: a.reshape(-1), "shape"),
-            ("a tensor of a checkpoint", lambda a: reshard.open(WHOLE)["layers.0.w1"], "never written"),
+            ("a tensor of a checkpoint", lambda a: reshard.open(WHOLE)["layers.0.w1"], "read-only"),
             ("a list", lambda a: a.tolist(), "list"),
             ("a scalar", lambda a: a[0, 0], "float32"),
         ]  # fmt: skip
@@ -641,7 +641,7 @@ class Loading(Case):
             ("sparse rows", lambda a: torch.zeros(a.shape).to_sparse_csr(), "sparse"),
             ("quantized", lambda a: torch.quantize_per_tensor(torch.zeros(a.shape), 1.0, 0, torch.quint8), "quantized"),
             ("nested", lambda a: torch.nested.nested_tensor([torch.zeros(3), torch.zeros(2)]), "nested"),
-            ("zeros without memory", lambda a: torch._efficientzerotensor(a.shape), "zeros"),
+            ("zeros without memory", lambda a: torch._efficientzerotensor(a.shape), "zero tensor"),
             ("a wrapper", lambda a: Wrapper(a.shape), "Wrapper"),
             ("another dtype", lambda a: torch.zeros(a.shape, dtype=torch.float64), "float64"),
             ("a torch view of a read-only map", lambda a: torch.from_numpy(read_only_map)[: a.size].view(a.shape), "mapped"),

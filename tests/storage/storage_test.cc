@@ -1,5 +1,5 @@
-// Checkpoints behind URLs: the program against a stand-in for S3, the hub and web servers (stand_in.py), on good days
-// and on bad ones.
+// Tests of checkpoints behind URLs: runs the program against a stand-in for S3, the hub and web servers (stand_in.py),
+// with and without faults.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -33,11 +33,12 @@ std::string text_of(const std::string& path) {
   return out.str();
 }
 
-// A directory that stand_in.py serves: bucket, repository and web pages in one. It has a DCP and a Hugging Face model
-// under names that have to be encoded.
+// A directory that stand_in.py serves as bucket, repository and web pages. It contains a DCP checkpoint and a Hugging
+// Face model under names that must be percent-encoded.
 class Stores : public testing::Test {
  protected:
-  static constexpr const char* kRun = "run a+b/step=5/\xc3\xa9t\xc3\xa9 #1%20";  // all that URLs treat apart
+  static constexpr const char* kRun =
+      "run a+b/step=5/\xc3\xa9t\xc3\xa9 #1%20";  // every character that URLs treat specially
 
   void SetUp() override {
     const fs::path bucket = directory_ / "org/model";
@@ -55,7 +56,7 @@ class Stores : public testing::Test {
   TempDir directory_;
 };
 
-// What a command says of a URL and of a local copy, the paths apart.
+// Returns a command's output with `path` removed, to compare the output for a URL and for a local copy.
 std::string without_path(std::string text, const std::string& path) {
   for (std::size_t at; (at = text.find(path)) != std::string::npos;) text.replace(at, path.size(), "HERE");
   return text;
@@ -74,7 +75,7 @@ TEST_F(Stores, AnswerAsFilesDoWhateverTheScheme) {
                {server.url() + "/web/org/model/" + dcp, {}}};
   for (const auto& [url, variables] : kUrls) {
     SCOPED_TRACE(url);
-    // In a URL of the web '#' and '%' stand for something else.
+    // In an http URL '#' and '%' have a meaning of their own.
     const bool is_web = url.starts_with("http");
     const std::string path =
         is_web ? std::regex_replace(std::regex_replace(url, std::regex("%20"), "%2520"), std::regex("#"), "%23") : url;
@@ -84,7 +85,7 @@ TEST_F(Stores, AnswerAsFilesDoWhateverTheScheme) {
         for (auto* line : {&here, &there}) line->push_back(words[i] == "+" ? local(dcp) : words[i]);
       const CommandResult wanted = reshard_cli(here), got = server.run(there, variables);
       EXPECT_EQ(got.exit_code, wanted.exit_code) << got.out << got.err;
-      if (words[0] == "diff") continue;  // it shows both paths
+      if (words[0] == "diff") continue;  // its output contains both paths
       EXPECT_EQ(without_path(got.out, path), without_path(wanted.out, local(dcp))) << got.err;
     }
   }
@@ -125,7 +126,7 @@ TEST_F(Stores, ListTheStepsOfARun) {
   EXPECT_THAT(inspect.err, HasSubstr("the newest complete one is s3://org/steps/step-100"));
 }
 
-// Every fault that passes is got over, and one that stays is an error.
+// A temporary fault is retried; a permanent one is an error.
 TEST_F(Stores, GetOverFaultsThatPass) {
   const StandInServer server(directory_.path());
   const struct {
@@ -156,7 +157,7 @@ TEST_F(Stores, SayWhatToDo) {
     std::vector<std::string> variables;
     std::string says;
   } kCases[] = {
-      {"s3://org/model/hf", "", {kKey, "AWS_SECRET_ACCESS_KEY=wrong"}, "the secret key does not fit the access key"},
+      {"s3://org/model/hf", "", {kKey, "AWS_SECRET_ACCESS_KEY=wrong"}, "the secret key does not match the access key"},
       {"s3://org/model/hf", "", {"AWS_ACCESS_KEY_ID=other", kSecret}, "the server does not know the access key"},
       {"s3://org/model/hf", "", {}, "no credentials were found: set AWS_ACCESS_KEY_ID"},
       {"s3://org/model/hf", "", {kKey}, "belong together"},
@@ -165,7 +166,7 @@ TEST_F(Stores, SayWhatToDo) {
       {"s3://org/nothing", "", kSigned, "s3://org/nothing: not found"},
       {"s3://org/model/hf", "expired-token", kSigned, "the session token has expired; get new credentials"},
       {"s3://org/model/hf", "clock-skew", kSigned, "this machine's clock is wrong: the server has"},
-      {"s3://org/model/hf", "500", kSigned, "the server is in trouble or overloaded, try again later"},
+      {"s3://org/model/hf", "500", kSigned, "the server failed or is overloaded; try again later"},
       {"hf://org/model/hf", "", {"HF_TOKEN=other"}, "the token may not read it"},
       {"hf://org/model/hf", "", {}, "it is private: set HF_TOKEN"},
       {"hf://org/none", "", {"HF_TOKEN=hf_t"}, "there is no such repository"},
@@ -173,8 +174,8 @@ TEST_F(Stores, SayWhatToDo) {
       {"s3://org/model/odd.h5", "", kSigned, "libhdf5 reads local files alone; download it first"},
       {"hf://org", "", {}, "expected hf://organisation/model"},
       {server.url() + "/web/org/none", "", {}, "not found"},
-      {server.url() + "/web/org/model/hf/model.safetensors?X-Signature=s3cr3t", "", {}, "a URL with a query"},
-      {"https://user:s3cr3t@host/model", "", {}, "a URL with a query, a user or a password is not read"},
+      {server.url() + "/web/org/model/hf/model.safetensors?X-Signature=s3cr3t", "", {}, "URLs with a query"},
+      {"https://user:s3cr3t@host/model", "", {}, "URLs with a query, user or password are not supported"},
       {"http://127.0.0.1:1/model", "", {}, "check the endpoint, the network and the proxy"},
   };
   for (const auto& [url, fault, variables, says] : kCases) {
@@ -208,17 +209,17 @@ TEST_F(Stores, RefuseAnObjectThatIsReplacedMeanwhile) {
 }
 
 Index requests_in(const std::string& log) {
-  return std::count(log.begin(), log.end(), '{') - 1;  // one object for each, in one
+  return std::count(log.begin(), log.end(), '{') - 1;  // one object per request, inside one outer object
 }
 
 TEST_F(Stores, AreAskedForLittleAndForMuchAtOnce) {
   const StandInServer server(directory_.path(), {"--delay", "0.04"});
   const std::string dcp = in_bucket(std::string(kRun) + "/dcp");
   ASSERT_EQ(server.run({"inspect", dcp}).exit_code, 0);
-  // Is it a file? What is in it? .metadata; and the config next to it, which is asked for by its name.
+  // Requests: is it a file, its listing, .metadata, and the config next to it, which is looked up by name.
   EXPECT_LE(requests_in(server.take_requests()), 6);
   ASSERT_EQ(server.run({"inspect", in_bucket("hf")}).exit_code, 0);
-  EXPECT_LE(requests_in(server.take_requests()), 4);  // likewise, a header, and the config
+  EXPECT_LE(requests_in(server.take_requests()), 4);  // the same, a header, and the config
   ASSERT_EQ(server.run({"verify", dcp}).exit_code, 0);
   const std::string log = server.take_requests();
   const std::size_t at = log.find("\"most_open\": ");
@@ -242,7 +243,7 @@ TEST_F(Stores, AreNotAskedForLocalPaths) {
   EXPECT_THAT(server.take_requests(), HasSubstr("\"requests\": []"));
 }
 
-// The example of AWS's documentation of Signature Version 4 for S3: a GET of a range of test.txt.
+// The example in AWS's documentation of Signature Version 4 for S3: a GET of a range of test.txt.
 TEST(Signatures, AreThoseOfTheDocumentation) {
   S3Access access;
   access.key_id = "AKIAIOSFODNN7EXAMPLE";

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The module reshard._reshard: the library's calls as the package beside it (reshard/) wants them. Whoever calls from
-// Python uses that package; docs/python.md.
+// The extension module reshard._reshard, for use by the Python package in reshard/ only. The public interface is that
+// package (docs/python.md).
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
@@ -27,10 +27,10 @@ namespace nb = nanobind;
 namespace reshard::python {
 namespace {
 
-constexpr Index kLong = 32 << 20;  // bytes from which on a read is worth a look for Ctrl-C
+constexpr Index kLong = 32 << 20;  // reads of at least these bytes can be interrupted with Ctrl-C
 constexpr auto kLook = std::chrono::milliseconds(50);
 
-// An Error on its way to Python, where reshard._errors makes an exception of it.
+// A C++ exception that carries an Error. translate() turns it into an exception of reshard._errors.
 struct Raised {
   Error error;
 };
@@ -56,8 +56,8 @@ void translate(const std::exception_ptr& pointer, void*) {
   }
 }
 
-// Does the work in a thread of its own, with the GIL released, while this one looks for signals (Ctrl-C) and calls
-// progress(done, total). What either raises ends the work and is raised when that has ended.
+// Runs `work` in a new thread with the GIL released, while the calling thread checks for signals (Ctrl-C) and calls
+// progress(done, total). An exception in either interrupts the work, and is raised after the thread has ended.
 template <class T>
 T supervised(Watch& watch, const nb::object& progress, const std::function<Result<T>()>& work) {
   std::optional<Result<T>> result;
@@ -127,13 +127,13 @@ nb::tuple tuple_of(const Dims& dims) {
   return nb::tuple(out);
 }
 
-// With every character, a NUL too.
+// Returns a Python string that keeps every character, including NUL.
 nb::str text(std::string_view bytes) {
   const std::string utf8 = valid_utf8(std::string(bytes));
   return nb::str(utf8.data(), utf8.size());
 }
 
-// The devices that were asked for, for as long as the process lives.
+// Returns the device `name`. Opens each device once and never closes it.
 Result<Device*> device_of_process(const std::string& name, Index cap) {
   static std::mutex mutex;
   static auto* const devices = new std::map<std::string, std::unique_ptr<Device>>();
@@ -201,12 +201,12 @@ void read_tensor(const std::shared_ptr<Checkpoint>& c, std::size_t i,
     const Index extent = std::ssize(wanted) < t.shape.rank() ? t.shape[static_cast<int>(wanted.size())] : 0;
     const bool fits = start >= 0 && count >= 0 && step >= 1 &&
                       (count == 0 || (start < extent && count - 1 <= (extent - 1 - start) / step));
-    if (!fits) throw nb::index_error("a range beyond the tensor");
+    if (!fits) throw nb::index_error("a range is outside the tensor");
     wanted.push_back({start, count, step});
     elements *= count;
   }
   if (std::ssize(wanted) != t.shape.rank() || elements * byte_size(t.dtype) != bytes)
-    throw nb::index_error("ranges that are not the tensor's");
+    throw nb::index_error("the ranges do not match the tensor's shape and size");
   auto* out = reinterpret_cast<std::byte*>(address);
   Watch watch;
   if (bytes < kLong)
@@ -247,7 +247,7 @@ nb::list texts(const std::vector<std::string>& lines) {
 
 // ---- loading
 
-// A load and what it refers to.
+// A load, with everything that it refers to.
 class PyLoad {
  public:
   static std::shared_ptr<PyLoad> prepare(const std::string& path, const std::vector<std::string>& words, Index rank,
@@ -266,7 +266,7 @@ class PyLoad {
     return out;
   }
 
-  // One (address, strides in elements or None) for each tensor.
+  // Loads into `to`, which has one (address, strides in elements or None) per tensor.
   nb::dict run(const std::vector<std::pair<std::uintptr_t, std::optional<std::vector<Index>>>>& to,
                const nb::object& progress) {
     std::vector<Destination> destinations;
@@ -316,11 +316,11 @@ class PyLoad {
 const char* const kCapsule = "dltensor";
 const char* const kVersionedCapsule = "dltensor_versioned";  // since DLPack 1.0
 
-// A capsule that shows memory of the CPU; `owner` is kept until who takes it has done with it.
+// Returns a DLPack capsule for CPU memory. The capsule, or its consumer, keeps a reference to `owner`.
 nb::object to_dlpack(std::uintptr_t address, const std::string& dtype, const std::vector<Index>& shape,
                      nb::object owner) {
   const auto type = dtype_from_torch(dtype);
-  if (!type || shape.size() > kMaxRank) throw nb::value_error("no dtype or shape of a tensor");
+  if (!type || shape.size() > kMaxRank) throw nb::value_error("unknown dtype, or too many dimensions");
   LoadTensor tensor;
   tensor.dtype = *type;
   tensor.shape = Dims(std::span<const Index>(shape));
@@ -340,18 +340,18 @@ nb::object to_dlpack(std::uintptr_t address, const std::string& dtype, const std
   return nb::steal<nb::object>(capsule);
 }
 
-// The tensor of somebody's capsule, and its flags: before DLPack 1.0 there are none.
+// Returns the tensor of a DLPack capsule and its flags, which are 0 before DLPack 1.0.
 std::pair<const dlpack::DLTensor*, std::uint64_t> tensor_of(const nb::object& capsule) {
   const bool is_versioned = PyCapsule_IsValid(capsule.ptr(), kVersionedCapsule) != 0;
   const void* const pointer = PyCapsule_GetPointer(capsule.ptr(), is_versioned ? kVersionedCapsule : kCapsule);
   if (!pointer) throw nb::python_error();
   if (!is_versioned) return {&static_cast<const dlpack::DLManagedTensor*>(pointer)->dl_tensor, 0};
   const auto* const m = static_cast<const dlpack::DLManagedTensorVersioned*>(pointer);
-  if (m->major != 1) throw nb::type_error("a tensor of an unknown version of DLPack");
+  if (m->major != 1) throw nb::type_error("unsupported DLPack version");
   return {&m->dl_tensor, m->flags};
 }
 
-// What somebody's capsule shows: address, shape, strides or None, (code, bits, lanes), (device type, number), flags.
+// Returns a DLPack capsule's address, shape, strides or None, (code, bits, lanes), (device type, number) and flags.
 nb::tuple from_dlpack(const nb::object& capsule) {
   const auto [tensor, flags] = tensor_of(capsule);
   const dlpack::DLTensor& t = *tensor;
@@ -368,7 +368,7 @@ nb::tuple from_dlpack(const nb::object& capsule) {
 
 nb::tuple dlpack_type(const std::string& dtype) {
   const auto type = dtype_from_torch(dtype);
-  if (!type) throw nb::value_error("no dtype");
+  if (!type) throw nb::value_error("unknown dtype");
   const dlpack::DLDataType t = dlpack::data_type(*type);
   return nb::make_tuple(t.code, t.bits, t.lanes);
 }

@@ -15,16 +15,16 @@
 namespace reshard::python {
 namespace {
 
-constexpr Index kSlab = 1 << 20;       // bytes that are read at once
-constexpr Index kOneThread = 8 << 20;  // bytes that a thread by itself reads as fast
-constexpr Index kSkipped = 4096;       // bytes that are passed over and not read
+constexpr Index kSlab = 1 << 20;       // bytes read in one call
+constexpr Index kOneThread = 8 << 20;  // up to these bytes, more threads are not faster
+constexpr Index kSkipped = 4096;       // gaps of at least these bytes are not read
 
-// What is read at once: a run of indices of one dimension, one index of each before it, and all of those after it, so
-// that it is one run of the output.
+// A part of a selection that is read in one call: a run of indices of one dimension, one index of each earlier
+// dimension, and all selected indices of the later ones. It is contiguous in the output.
 struct Slab {
   Box box;        // of the tensor
   Dims shape;     // of the output
-  Index at = 0;   // elements of the output before it
+  Index at = 0;   // its first element in the output
   bool is_plain;  // every element of the box is wanted
 };
 
@@ -32,10 +32,11 @@ struct Slab {
 class Selection {
  public:
   Selection(const std::vector<Range>& ranges, Index element_bytes) : ranges_(ranges), rank_(std::ssize(ranges)) {
-    std::vector<Index> span(ranges.size() + 1, element_bytes);  // bytes from the first to the last, from a dimension on
-    std::vector<Index> inner(ranges.size() + 1, 1);             // elements of the output
-    std::vector<Index> apart(ranges.size(),
-                             0);  // bytes between neighbours that are passed over; an estimate from below
+    // Bytes from the first to the last selected byte, and elements of the output, by dimension.
+    std::vector<Index> span(ranges.size() + 1, element_bytes);
+    std::vector<Index> inner(ranges.size() + 1, 1);
+    // Bytes between neighbouring indices that are not selected, by dimension; a lower bound.
+    std::vector<Index> apart(ranges.size(), 0);
     for (Index d = rank_ - 1; d >= 0; --d) {
       const Range& r = range(d);
       span[index(d)] = span[index(d + 1)] * std::max<Index>(r.step * (r.count - 1) + 1, 0);
@@ -87,7 +88,7 @@ class Selection {
     return out;
   }
 
-  // Where the elements of the output lie in a slab's box.
+  // Returns the strides, in elements of the slab's box, at which the elements of the output are.
   Dims strides(const Slab& slab) const {
     Dims out = row_major_strides(slab.box.shape);
     for (Index d = dim_; d < rank_; ++d) out[static_cast<int>(d)] *= range(d).step;
@@ -97,7 +98,7 @@ class Selection {
  private:
   static std::size_t index(Index d) { return static_cast<std::size_t>(d); }
   const Range& range(Index d) const { return ranges_[index(d)]; }
-  // Whether what lies between neighbours of a dimension after this one is passed over.
+  // Returns whether a later dimension has gaps that are large enough not to be read.
   bool is_apart(const std::vector<Index>& apart, Index d) const {
     for (Index i = d + 1; i < rank_; ++i)
       if (apart[index(i)] >= kSkipped) return true;
@@ -106,17 +107,17 @@ class Selection {
 
   const std::vector<Range>& ranges_;
   Index rank_;
-  Index dim_ = 0;  // that is cut into runs
-  Index run_ = 1;  // indices of it at once
+  Index dim_ = 0;  // the dimension that is cut into runs
+  Index run_ = 1;  // indices in a run
   Index runs_ = 1;
-  Index inner_ = 1;  // elements of the output for each index of it
+  Index inner_ = 1;  // elements of the output per index of dim_
   Index elements_ = 0;
 };
 
-// Of one read: half of them wait for the disk.
+// Returns the most threads of one read: two per core, because half of them wait for the disk.
 int most_threads() { return 2 * thread_count(0); }
 
-// The host of what takes the options of a command, and does not run it.
+// Returns a host for code that parses the options of a command without running it.
 tools::Host quiet_host(const tools::Environment& environment) {
   static const std::atomic<bool> kNever{false};
   tools::Host host;
@@ -127,14 +128,14 @@ tools::Host quiet_host(const tools::Environment& environment) {
 
 Status interrupted() { return Error(ErrorCode::kIo, "interrupted"); }
 
-// A format to which a checkpoint is shown where it lies: nothing of it is ever written.
+// The format of a view, which is never written.
 const Format kView = {.name = "view",
                       .title = "a view",
                       .recognises = nullptr,
                       .open = nullptr,
                       .lay_out = nullptr,
                       .write_view = [](const Catalog&, const std::string&, bool) -> Result<ViewReport> {
-                        return internal_error("a view is not written");
+                        return internal_error("a view cannot be written");
                       }};
 
 }  // namespace
@@ -181,7 +182,7 @@ Result<WantedOptions> wanted_options(const std::string& path, const std::vector<
 }
 
 Result<std::shared_ptr<LazyCheckpoint>> LazyCheckpoint::view(const std::vector<std::string>& words) const {
-  if (own_) return usage_error(path_ + ": a view of a view; make it of the checkpoint");
+  if (own_) return usage_error(path_ + ": a view of a view is not supported; create it from the checkpoint");
   ConversionOptions o = TRY(wanted_options(path_, words, environment_)).conversion;
   o.selection.part = part_;
   std::shared_ptr<LazyCheckpoint> out =
@@ -251,7 +252,7 @@ Status LazyCheckpoint::read(std::size_t tensor, const std::vector<Range>& ranges
     Room& room = rooms[static_cast<std::size_t>(thread)];
     const auto wanted = static_cast<std::size_t>(volume(slab.shape) * element);
     const auto whole = static_cast<std::size_t>(volume(slab.box) * element);
-    // What lies between the elements of a box in its file is read with it, up to a slab of it.
+    // Gaps between a box's elements in the file are read too, so scratch has room for up to a slab of them.
     room.scratch.resize(std::max(room.scratch.size(), std::min(2 * whole + 4096, static_cast<std::size_t>(kSlab))));
     std::byte* to = out + slab.at * element;
     if (slab.is_plain) {

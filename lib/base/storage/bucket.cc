@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Buckets of S3 and what speaks its protocol: MinIO, Ceph, Swift, R2, and Google's XML interface.
+// Buckets behind the S3 protocol: AWS, MinIO, Ceph, Swift, R2, and Google Cloud Storage's XML interface.
 #include <algorithm>
 #include <map>
 
@@ -10,20 +10,20 @@
 namespace reshard {
 namespace {
 
-using Query = std::map<std::string, std::string>;  // in the order in which it is signed
+using Query = std::map<std::string, std::string>;  // sorted by name, as signatures require
 
 struct ErrorAdvice {
   std::string_view code, advice;
 };
 constexpr ErrorAdvice kAdvice[] = {
     {"InvalidAccessKeyId", "the server does not know the access key; check it, the profile and the endpoint"},
-    {"SignatureDoesNotMatch", "the secret key does not fit the access key; check it"},
+    {"SignatureDoesNotMatch", "the secret key does not match the access key; check it"},
     {"ExpiredToken", "the session token has expired; get new credentials"},
     {"TokenRefreshRequired", "the session token has expired; get new credentials"},
     {"InvalidToken", "the session token is not valid; get new credentials"},
     {"AccessDenied", "these credentials may not read this"},
     {"NoSuchBucket", "there is no such bucket at this endpoint; check the name and AWS_ENDPOINT_URL_S3"},
-    {"InvalidBucketName", "no bucket can have this name"},
+    {"InvalidBucketName", "not a valid bucket name"},
     {"InvalidObjectState", "the object is archived; restore it first"},
     {"PermanentRedirect", "the bucket is in another region; set AWS_REGION"},
     {"AuthorizationHeaderMalformed", "the bucket is in another region; set AWS_REGION"},
@@ -98,7 +98,8 @@ class Bucket : public Storage {
     });
   }
 
-  // The bucket is a part of the host's name at AWS, unless TLS could not prove such a name.
+  // Returns whether the bucket is part of the host name, as at AWS. A bucket with a dot is not: AWS's certificate does
+  // not cover such host names.
   bool is_part_of_host(const S3Access& access) const {
     return access.endpoint.empty() && name_.find('.') == std::string::npos;
   }
@@ -131,7 +132,7 @@ class Bucket : public Storage {
     return out;
   }
 
-  // Sends a GET. If the bucket turns out to be in another region, it is asked for there from now on.
+  // Sends a GET. If the server reports that the bucket is in another region, this and later requests go to that region.
   Result<HttpReply> send(const std::string& key, const Query& query, const HttpHeaders& range, MutableBytes into,
                          const IsTrouble& is_trouble = nullptr) {
     for (bool is_first = true;; is_first = false) {
@@ -166,7 +167,7 @@ class Bucket : public Storage {
       return io_error(out + "; this machine's clock is wrong" +
                       (reply.header("date").empty() ? "" : ": the server has " + printable(reply.header("date"))) +
                       "; set it");
-    if (reply.status >= 500) return io_error(out + "; the server is in trouble or overloaded, try again later");
+    if (reply.status >= 500) return io_error(out + "; the server failed or is overloaded; try again later");
     if (access_.is_anonymous() && (reply.status == 401 || reply.status == 403))
       return io_error(out + "; " + missing_credentials());
     const auto* const known =
@@ -178,7 +179,7 @@ class Bucket : public Storage {
 
   const std::string root_, name_;
   mutable std::mutex mutex_;
-  S3Access access_;  // its region under the mutex
+  S3Access access_;  // `region` is guarded by the mutex
 };
 
 }  // namespace
@@ -188,7 +189,8 @@ Result<std::unique_ptr<Storage>> open_bucket(const std::string& root) {
   if (name.empty()) return usage_error(root + ": expected a bucket, as in " + root + "bucket/directory");
   S3Access access = TRY(root.starts_with("s3://") ? s3_access() : gs_access());
   if (!access.endpoint.empty() && split_http_url(access.endpoint).host.empty())
-    return usage_error("'" + printable(access.endpoint) + "' is no endpoint; expected a URL such as http://host:9000");
+    return usage_error("'" + printable(access.endpoint) +
+                       "' is not an endpoint; expected a URL such as http://host:9000");
   return std::unique_ptr<Storage>(std::make_unique<Bucket>(root, name, std::move(access)));
 }
 

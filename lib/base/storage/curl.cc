@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// libcurl behind http.h.
+// Implements http.h with libcurl.
 #define CURL_DISABLE_TYPECHECK
 #include <curl/curl.h>
 #include <dlfcn.h>
@@ -63,7 +63,8 @@ const Result<Curl>& curl() {
   return loaded;
 }
 
-// Handles, each with a connection that stays open for the next request. At most kMostRequests are in use at a time.
+// A pool of libcurl handles, whose connections stay open for the next request. At most kMostRequests are in use at a
+// time.
 class Handles {
  public:
   CURL* take() {
@@ -84,7 +85,7 @@ class Handles {
     free_.notify_one();
   }
   static Handles& of_process() {
-    static Handles* const all = new Handles();  // lives on: files may be read while the program ends
+    static Handles* const all = new Handles();  // never destroyed: threads may read files while the program exits
     return *all;
   }
 
@@ -105,12 +106,12 @@ struct TakenHandle {
 
 constexpr std::size_t kMostBody = std::size_t{256} << 20;  // of a listing; data goes to HttpRequest::into
 
-// What the callbacks of a request work on.
+// The state of a request that libcurl's callbacks update.
 struct Receiving {
   const HttpRequest& request;
   HttpReply reply;
-  std::size_t received = 0;  // of the range
-  bool is_whole = false;     // the range was ignored
+  std::size_t received = 0;  // bytes of the range so far
+  bool is_whole = false;     // the server ignored the range
   bool is_too_long = false;
 };
 
@@ -124,7 +125,7 @@ std::size_t on_header(char* data, std::size_t size, std::size_t n, void* user) {
   Receiving& to = *static_cast<Receiving*>(user);
   const std::string_view line(data, size * n);
   if (line.starts_with("HTTP/")) {
-    to.reply.headers.clear();  // those of an interim reply, or of a proxy's
+    to.reply.headers.clear();  // headers of an interim reply or of a proxy
     const std::size_t space = line.find(' ');
     to.reply.status = space == std::string_view::npos ? 0 : std::atoi(std::string(line.substr(space + 1, 3)).c_str());
   } else if (const std::size_t colon = line.find(':'); colon != std::string_view::npos) {
@@ -238,7 +239,7 @@ std::vector<std::string> http_files() {
 
 HttpOutcome send_once(const HttpRequest& request) {
   if (const Status opened = open_http(); !opened) return HttpFailure{opened.error()};
-  const std::string_view scheme = split_http_url(request.url).scheme;  // libcurl knows more than these two
+  const std::string_view scheme = split_http_url(request.url).scheme;  // libcurl supports more than these two
   if (scheme != "https" && scheme != "http") return HttpFailure{usage_error("expected a URL of http or https")};
   const TakenHandle taken;
   if (!taken.handle) return HttpFailure{io_error("libcurl has no memory for a request")};
@@ -252,7 +253,7 @@ HttpOutcome send_once(const HttpRequest& request) {
   curl()->slist_free_all(headers);
   const std::string host(split_http_url(request.url).host);
   if (code != CURLE_OK && !to.is_whole && !to.is_too_long) return failure_of(code, host, details);
-  if (to.is_too_long) return HttpFailure{io_error(host + " sent more than was asked for"), true};
+  if (to.is_too_long) return HttpFailure{io_error(host + " sent more than requested"), true};
   if (to.reply.status == 206 && request.ranged && to.received != request.into.size())
     return HttpFailure{io_error(host + " sent " + std::to_string(to.received) + " of " + bytes_of(request.into.size())),
                        true};

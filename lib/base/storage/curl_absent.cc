@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// http.h in a build without libcurl.
+// Implements http.h in a build without libcurl: every request fails (unsupported).
 #include "lib/base/storage/http.h"
 
 namespace reshard {
 
 Status open_http() {
-  return unsupported("this reshard was built without libcurl, which reads URLs: build it with RESHARD_CURL=ON");
+  return unsupported("reshard was built without libcurl, which reads URLs: build it with RESHARD_CURL=ON");
 }
 
 std::vector<std::string> http_files() { return {}; }

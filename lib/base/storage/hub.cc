@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Repositories of the Hugging Face hub: hf://org/model[@revision][/path]. The revision is resolved to a commit once, so
-// that all that is read is of one version.
+// all reads see the same version.
 #include <algorithm>
 #include <map>
 
@@ -33,7 +33,7 @@ Result<Repository> parse_repository(const std::string& root) {
   return out;
 }
 
-// "<https://...>; rel="next"" -> the URL; empty: there is none.
+// Returns the URL in a Link header, <https://...>; rel="next", or nothing if there is no next page.
 std::string next_page(std::string_view link) {
   const std::size_t rel = link.find("rel=\"next\"");
   const std::size_t begin = rel == std::string_view::npos ? rel : link.rfind('<', rel);
@@ -46,7 +46,7 @@ class Hub : public Storage {
   Hub(std::string root, Repository repository, HubAccess access)
       : root_(std::move(root)), repository_(std::move(repository)), access_(std::move(access)) {}
 
-  // Resolves the revision and lists all files.
+  // Resolves the revision to a commit and lists all files.
   Status open() {
     const std::string api = access_.endpoint + "/api/" + repository_.kind + "/" + percent_encode(repository_.id, true);
     const Json info = TRY(json_of(TRY(get(api + "/revision/" + percent_encode(repository_.revision, false)))));
@@ -84,7 +84,7 @@ class Hub : public Storage {
     HttpHeaders range;
     add_range(range, offset, std::ssize(out), "");
     StoredObject pinned = object;
-    pinned.version.clear();  // the commit pins it; ETags are those of the servers behind the hub
+    pinned.version.clear();  // the commit pins the version; ETags come from the servers behind the hub and may differ
     for (const bool may_be_old : {true, false}) {
       const std::string known = may_be_old ? location_of(key) : "";
       const std::string url = known.empty() ? url_of(key) : known;
@@ -109,7 +109,7 @@ class Hub : public Storage {
            percent_encode(commit_, false) + "/" + percent_encode(key, true);
   }
 
-  // Where the hub sent the last request for a file. It holds for an hour or so.
+  // Returns the URL to which the hub redirected the last request for this file. Such a URL is valid for about an hour.
   std::string location_of(const std::string& key) {
     const std::lock_guard lock(mutex_);
     const auto found = locations_.find(key);
@@ -151,7 +151,7 @@ class Hub : public Storage {
     if (reply.status == 401 || reply.status == 403 || code == "RepoNotFound" || reply.status == 404)
       return io_error(out + (has_token ? "; there is no such repository, or the token may not read it"
                                        : "; there is no such repository, or it is private: set HF_TOKEN"));
-    return io_error(out + "; the hub is in trouble, try again later");
+    return io_error(out + "; the hub failed or is overloaded; try again later");
   }
 
   const std::string root_;

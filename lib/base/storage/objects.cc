@@ -17,7 +17,7 @@ Index number_in(std::string_view text) {
   return out;
 }
 
-// The size of the whole object in "bytes 0-0/123" and "bytes */0"; -1: not said.
+// Returns the object's size from a Content-Range header, "bytes 0-0/123" or "bytes */0"; -1 if it has none.
 Index total_of(const HttpReply& reply) {
   const std::string_view range = reply.header("content-range");
   const std::size_t slash = range.rfind('/');
@@ -43,7 +43,7 @@ std::string unescaped(std::string_view text) {
       unsigned value = 0;
       const std::string_view digits = text.substr(is_hex ? 3 : 2, end - (is_hex ? 3 : 2));
       (void)std::from_chars(digits.data(), digits.data() + digits.size(), value, is_hex ? 16 : 10);
-      if (value > 0 && value < 0x80) out += static_cast<char>(value);  // servers escape nothing else
+      if (value > 0 && value < 0x80) out += static_cast<char>(value);  // servers escape no other characters
       text.remove_prefix(end + 1);
       continue;
     }
@@ -72,7 +72,7 @@ std::optional<StoredObject> object_of(const HttpReply& reply, const std::string&
 
 namespace {
 
-// Where `location`, which may be relative, leads from `url`.
+// Returns the target of a redirect: resolves `location`, which may be relative, against `url`.
 std::string resolved(const std::string& url, std::string_view location) {
   if (location.find("://") != std::string_view::npos) return std::string(location);
   const HttpUrl from = split_http_url(url);
@@ -98,11 +98,11 @@ Result<HttpReply> get_following(const std::string& what, std::string url, const 
     if (final_url) *final_url = url;
     const std::string_view location = reply.header("location");
     if (reply.status < 301 || reply.status > 308 || location.empty()) return reply;
-    if (redirects == kMostRedirects) return io_error(what + ": the server redirects without an end");
+    if (redirects == kMostRedirects) return io_error(what + ": the server redirects endlessly");
     std::string next = resolved(url, location);
     const std::string_view scheme = split_http_url(next).scheme;
     if ((scheme != "https" && scheme != "http") || (scheme == "http" && parts.scheme == "https"))
-      return io_error(what + ": the server redirects to a place that is not safe to follow");
+      return io_error(what + ": the server redirects to an unsafe URL");
     url = std::move(next);
   }
 }
@@ -112,13 +112,14 @@ Result<bool> check_range(const HttpReply& reply, const StoredObject& object, Ind
   if (reply.status == 412 || reply.status == 416) return io_error(kChanged);
   if (reply.status == 404) return io_error("the object was removed after it was opened");
   if (reply.status == 200)
-    return io_error("the server does not serve ranges of a file; download it, or use a server that does");
+    return io_error("the server does not support range requests; download the file, or use a server that does");
   if (reply.status != 206) return false;
   const std::string_view etag = reply.header("etag");
   const std::string begin = "bytes " + std::to_string(offset) + "-";
   if (!object.version.empty() && !etag.empty() && etag != object.version) return io_error(kChanged);
   if (const Index total = total_of(reply); total >= 0 && total != object.entry.size) return io_error(kChanged);
-  if (!reply.header("content-range").starts_with(begin)) return io_error("the server sent another range of the file");
+  if (!reply.header("content-range").starts_with(begin))
+    return io_error("the server sent a different range of the file than requested");
   return true;
 }
 

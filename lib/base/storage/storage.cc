@@ -25,11 +25,12 @@ std::string text_of(const Url& url) { return url.key.empty() ? url.root : url.ro
 }  // namespace
 
 Result<StoredTree*> StoredTree::of(const Url& url) {
-  // Without what it says: that may be a secret.
+  // The message does not repeat the URL, which may contain a secret.
   if (url.root.starts_with("http") && (url.root + url.key).find_first_of("?@") != std::string::npos)
-    return usage_error("a URL with a query, a user or a password is not read; give one without, or s3:// or hf://");
+    return usage_error("URLs with a query, user or password are not supported; give one without, or s3:// or hf://");
   static std::mutex mutex;
-  static auto* const trees = new std::map<std::string, std::unique_ptr<StoredTree>>();  // lives on, as OpenFiles does
+  static auto* const trees =
+      new std::map<std::string, std::unique_ptr<StoredTree>>();  // never destroyed, like OpenFiles
   const std::lock_guard lock(mutex);
   std::unique_ptr<StoredTree>& tree = (*trees)[url.root];
   if (!tree) tree = std::make_unique<StoredTree>(TRY(open_storage(url.root)));
@@ -42,7 +43,7 @@ std::shared_ptr<const StoredTree::Directory> StoredTree::known(const std::string
   return found == directories_.end() ? nullptr : found->second;
 }
 
-// What was found when an object was asked for by its name; nothing if it was not.
+// Returns the cached result of looking an object up by name; nothing if it was not looked up.
 std::optional<std::optional<StoredObject>> StoredTree::found(const std::string& key) const {
   const std::lock_guard lock(mutex_);
   const auto at = found_.find(key);
@@ -59,7 +60,7 @@ Result<std::shared_ptr<const StoredTree::Directory>> StoredTree::directory(const
   for (StoredObject& object : listing.objects) {
     const std::string name = object.entry.name;
     if (!is_safe_relative_path(name) || name.find('/') != std::string::npos) continue;
-    // A key that is an object and a prefix, too: an empty object marks a directory.
+    // If a key is both an object and a prefix, an empty object only marks the directory.
     const bool wins = !object.entry.is_directory && object.entry.size > 0;
     const auto [at, is_new] = made->objects.try_emplace(name, object);
     if (!is_new && (wins || at->second.entry.size == 0)) at->second = wins ? std::move(object) : directory_object(name);
@@ -68,7 +69,7 @@ Result<std::shared_ptr<const StoredTree::Directory>> StoredTree::directory(const
   return directories_.try_emplace(key, std::move(made)).first->second;
 }
 
-// Whether a directory above was listed: then names below it are found by listing, too.
+// Returns whether a parent directory was listed. If so, names below it are also looked up by listing.
 bool StoredTree::is_inside_listed(const std::string& key) const {
   for (std::string above = parent_key(key);; above = parent_key(above)) {
     if (const auto listed = known(above)) return listed->is_allowed;
@@ -76,7 +77,7 @@ bool StoredTree::is_inside_listed(const std::string& key) const {
   }
 }
 
-// Whether an object below `key` was found by its name.
+// Returns whether an object below `key` was looked up by name and found.
 bool StoredTree::holds_known(const std::string& key) const {
   const std::string below = key.empty() ? "" : key + "/";
   const std::lock_guard lock(mutex_);
@@ -104,7 +105,7 @@ Result<std::optional<StoredObject>> StoredTree::find(const Url& url) {
   return found_.try_emplace(url.key, std::move(object)).first->second;
 }
 
-// Asks the store for an object of that name, and for what is below it if there is none, or an empty one.
+// Looks up an object by name. If it does not exist or is empty, lists the keys below it.
 Result<std::optional<StoredObject>> StoredTree::ask(const Url& url) {
   std::optional<StoredObject> object;
   if (!url.is_directory) object = TRY(storage_->stat(url.key));
@@ -143,15 +144,16 @@ void StoredTree::forget(const Url& url) {
   for (std::string above = url.key; !above.empty();) directories_.erase(above = parent_key(above));
 }
 
-// ---- files
+// ---- Files
 
 namespace {
 
-constexpr Index kShort = Index{64} << 10;     // a request for less asks for this much: headers follow each other
-constexpr Index kPart = Index{8} << 20;       // of one request
-constexpr Index kMostKept = Index{16} << 20;  // bytes of short stretches, of all files
+constexpr Index kShort =
+    Index{64} << 10;  // the least that a request reads, because small reads (headers) follow each other
+constexpr Index kPart = Index{8} << 20;       // bytes per request
+constexpr Index kMostKept = Index{16} << 20;  // bytes of all files that RecentStretches keeps
 
-// The stretches that were read last around short pieces, of all files.
+// A cache of the byte ranges that were last read for short requests, for all files.
 class RecentStretches {
  public:
   bool copy(const std::string& object, Index offset, MutableBytes out) {
@@ -205,7 +207,7 @@ Status StoredFile::read_at(Index offset, MutableBytes out) const {
   const Index left = std::max<Index>(0, size() - offset);
   if (offset < 0 || std::ssize(out) > left)
     return corrupt(at(path_, offset) + ": expected " + bytes_of(out.size()) + ", got " + std::to_string(left) +
-                   " to the end of the file");
+                   " before the end of the file");
   const Index done = take_fetched(*this, offset, out);
   const MutableBytes rest = out.subspan(static_cast<std::size_t>(done));
   expect_next(offset, std::ssize(out), rest.empty());
@@ -213,8 +215,8 @@ Status StoredFile::read_at(Index offset, MutableBytes out) const {
   return std::ssize(rest) < kShort ? read_short(offset + done, rest) : read_parts(offset + done, rest);
 }
 
-// Asks for what follows a read that follows another one. Nobody else has, if the read was not of fetched bytes, or of
-// those that this asked for.
+// Fetches ahead if this read continues the previous one. Does so only if the bytes were not fetched by someone else's
+// ReadAhead.
 void StoredFile::expect_next(Index offset, Index length, bool was_fetched) const {
   constexpr Index kLeast = Index{128} << 10, kWindow = Index{16} << 20, kMostOfAll = Index{64} << 20;
   const std::lock_guard lock(mutex_);

@@ -96,11 +96,11 @@ class Fitter {
     std::erase_if(joined, [&](const Joined& j) { return j.times * present != experts; });
     if (joined.empty()) return {};
     const std::string what = count_of(std::ssize(joined), "tensor") + " (" +
-                             printable(view_.tensors()[joined[0].tensor].name) + ", ...) hold the rows of " +
-                             count_of(joined[0].times, "expert") + " each: an unsharded save of expert-parallel " +
-                             "groups, which are there under the names of experts 0 to " + with_commas(present - 1) +
-                             " of " + with_commas(experts);
-    if (!options_.repairs.experts) return corrupt(view_.root + ": " + what + "; --repair experts splits them");
+                             printable(view_.tensors()[joined[0].tensor].name) + ", ...) contain the rows of " +
+                             count_of(joined[0].times, "expert") + " each: expert-parallel groups saved unsharded, " +
+                             "under the names of experts 0 to " + with_commas(present - 1) + " of " +
+                             with_commas(experts);
+    if (!options_.repairs.experts) return corrupt(view_.root + ": " + what + "; add --repair experts to split them");
     std::map<std::size_t, const Joined*> by_tensor;
     for (const Joined& j : joined) by_tensor.emplace(j.tensor, &j);
     Catalog out = view_.without_tensors();
@@ -151,16 +151,16 @@ class Fitter {
     }
     if (names.empty()) return {};
     if (!options_.metadata_only) {
-      TRY(validate(copies).context("heads that several ranks hold"));
+      TRY(validate(copies).context("replicated heads"));
       const ReplicaReport report = TRY(compare_replicas(copies, files_, options_.run));
       for (const Finding& f : report.findings)
         if (f.severity == Severity::kError)
           return corrupt(view_.root + ": " + tensor_text(f.tensors.front()) + " has " + with_commas(times) +
-                         " times the rows that " + options_.config->path + " gives it. Copies of each key-value head " +
-                         "would be equal; they are not: " + f.what);
+                         " times the rows that " + options_.config->path +
+                         " expects, but they are not equal copies of " + "each key-value head: " + f.what);
     }
-    out_.notes.push_back("Each key-value head is there " + with_commas(times) +
-                         " times; the copies agree, and one is kept (" + named(names) + ").");
+    out_.notes.push_back("Each key-value head is stored " + with_commas(times) +
+                         " times; the copies are equal and one is kept (" + named(names) + ").");
     record("copies of key-value heads left out", names, Json::object().set("times", times));
     return {};
   }
@@ -184,10 +184,10 @@ class Fitter {
       rows = t.shape[0];
       const bool zero = !is_told && (options_.metadata_only || TRY(are_zero(view_, files_, i, size, rows)));
       if (!zero && !is_told && !options_.repairs.vocabulary)
-        return corrupt(tensor_text(shown(t)) + ": " + options_.config->path + " says a vocabulary of " +
+        return corrupt(tensor_text(shown(t)) + ": " + options_.config->path + " expects a vocabulary of " +
                        with_commas(size) + ", got " + count_of(rows, "row") +
-                       ", and those beyond it are not zeros: padding of a " +
-                       "framework that initialises it, or a vocabulary that was enlarged. --repair vocab cuts them");
+                       ", and the rows beyond it are not zero: padding of a framework that initialises it, " +
+                       "or an enlarged vocabulary. Add --repair vocab to cut them");
       add_name(zero ? cut : is_told ? cut_told : cut_other, t);
       cut_rows(view_.tensor(i), size);
     }
@@ -210,11 +210,12 @@ class Fitter {
   Status complete(std::size_t i, Index size) {
     const Tensor& t = view_.tensors()[i];
     const Index rows = t.shape[0];
-    const std::string lost = tensor_text(shown(t)) + ": " + options_.config->path + " says " + count_of(size, "row") +
-                             ", got " + with_commas(rows) + ": rows " + with_commas(rows) + " to " +
-                             with_commas(size - 1) + " are not in this checkpoint";
+    const std::string lost = tensor_text(shown(t)) + ": " + options_.config->path + " expects " +
+                             count_of(size, "row") + ", got " + with_commas(rows) + ": rows " + with_commas(rows) +
+                             " to " + with_commas(size - 1) + " are missing from this checkpoint";
     if (!options_.repairs.vocabulary || !options_.donor)
-      return corrupt(lost + "; --repair vocab --donor CKPT takes them from another one, such as the base model's");
+      return corrupt(lost +
+                     "; add --repair vocab --donor CKPT to take them from another checkpoint, such as the base model");
     const Catalog& donor = TRY(donor_view());
     const auto found = donor.find(t.name);
     if (!found) return corrupt(lost + ", and " + donor.root + " has no such tensor");
@@ -222,7 +223,7 @@ class Fitter {
     Dims due = t.shape;
     due[0] = size;
     if (d.shape != due || d.dtype != t.dtype)
-      return corrupt(lost + "; the donor " + donor.root + " should have it as " + to_string(due) + " of " +
+      return corrupt(lost + "; expected the donor " + donor.root + " to have it as " + to_string(due) + " of " +
                      std::string(info(t.dtype).torch_name) + ", got " + to_string(d.shape) + " of " +
                      std::string(info(d.dtype).torch_name));
     Index different = 0;
@@ -231,10 +232,10 @@ class Fitter {
     append_donor_rows(i, donor, d, rows, size);
     out_.notes.push_back(
         count_of(size - rows, "row") + " of " + printable(shown(t)) + " come from " + donor.root + ". " +
-        (options_.metadata_only ? "Whether the others agree with it was not looked at."
-         : different == 0       ? "The others are the donor's bit by bit: the tensor was frozen, and is whole again."
+        (options_.metadata_only ? "The other rows were not compared with the donor's."
+         : different == 0       ? "The other rows equal the donor's, so the tensor was frozen and is now complete."
                                 : with_commas(different) + " of the " + with_commas(rows) +
-                                " others differ from the donor's: it was trained, and these rows are not."));
+                                " other rows differ from the donor's: they were trained, the added rows were not."));
     record(
         "rows of a donor", {shown(t)},
         Json::object().set("donor", donor.root).set("rows", range(rows, size)).set("own_rows_that_differ", different));

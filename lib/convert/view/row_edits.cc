@@ -51,7 +51,7 @@ Result<std::vector<std::byte>> mean_row(const Catalog& view, FilePool& files, st
   const Tensor& t = view.tensors()[tensor];
   if (!can_convert(t.dtype, DType::kFloat64))
     return unsupported(tensor_text(t.name) + ": the mean of " + std::string(info(t.dtype).torch_name) +
-                       " rows is not defined");
+                       " rows is undefined; choose --vocab-padding zero or repeat-last");
   const Index eb = byte_size(t.dtype), width = t.elements() / std::max<Index>(1, t.shape[0]);
   std::vector<double> sum(static_cast<std::size_t>(width)), row(sum.size());
   TRY(read_rows(view, files, tensor, 0, t.shape[0], [&](Index, Bytes bytes) {

@@ -27,9 +27,9 @@ void note_objects_of_ranks(const Catalog& source, const std::vector<std::size_t>
   }
   if (own.empty()) return;
   const std::string count = count_of(std::ssize(own), "object");
-  notes.warnings.push_back(count + (own.size() == 1 ? " is" : " are") + " one rank's own (" + some_of(own) +
-                           "): a job that resumes from the output gets the first rank's instead, unless it asks for " +
-                           "these names");
+  notes.warnings.push_back(count + (own.size() == 1 ? " is" : " are") + " specific to one rank (" + some_of(own) +
+                           "): a job that resumes from the output gets the first rank's object on all ranks, unless " +
+                           "it asks for these names");
 }
 
 // Notes what verify reports about paths, if the target stores paths.
@@ -38,10 +38,10 @@ void note_names_off_paths(const Catalog& source, ConversionNotes& notes) {
   if (off.empty()) return;
   const std::string count = count_of(std::ssize(off), "name");
   for (std::string& name : off) name = "'" + printable(name) + "'";
-  notes.warnings.push_back(count + (off.size() == 1 ? " is" : " are") + " not the path in the nested state_dict (" +
-                           some_of(off) +
-                           "): loaders that rebuild it would put the value elsewhere; the metadata are " +
-                           "damaged, or of a writer that reshard does not know");
+  notes.warnings.push_back(count + (off.size() == 1 ? " is" : " are") +
+                           " different from the path in the nested state_dict (" + some_of(off) +
+                           "): loaders that rebuild the state_dict would put the value elsewhere; the metadata is " +
+                           "damaged or comes from an unknown writer");
 }
 
 // Says that the selection leaves no tensor: "matches --include 'nothing*'".
@@ -64,7 +64,7 @@ Result<Selected> select(const Catalog& source, const Selection& selection, const
   Selected out;
   std::vector<bool> is_faulty(tensors.size());
   if (without_faulty) {
-    LeftOut faulty{"not stored exactly once (--allow cover)", 0, 0, 0, {}};
+    LeftOut faulty{"incomplete or stored twice (--allow cover)", 0, 0, 0, {}};
     for (const auto& [tensor, error] : tensor_faults(source, files_too)) {
       is_faulty[tensor] = true;
       ++faulty.tensors;
@@ -73,8 +73,9 @@ Result<Selected> select(const Catalog& source, const Selection& selection, const
     }
     if (faulty.tensors > 0) {
       out.complete = false;
-      notes.warnings.push_back(count_of(faulty.tensors, "tensor") +
-                               " not stored exactly once left out; reshard_manifest.json names them");
+      notes.warnings.push_back(
+          count_of(faulty.tensors, "tensor") +
+          " left out because pieces are missing or stored twice; reshard_manifest.json lists the names");
       notes.left_out.push_back(std::move(faulty));
     }
   }
@@ -127,7 +128,7 @@ Result<Selected> select(const Catalog& source, const Selection& selection, const
   for (LeftOut* left : {&optimizer, &other, &parts, &excluded, &merged})
     if (left->tensors + left->objects > 0) notes.left_out.push_back(std::move(*left));
   if (tensors.empty())
-    return usage_error((source.files.size() == 1 ? source.file_path(0) : source.root) + ": holds no tensors");
+    return usage_error((source.files.size() == 1 ? source.file_path(0) : source.root) + ": contains no tensors");
   if (out.tensors.empty())
     return usage_error(source.root + ": no tensor " + nothing_selected(selection) + choice_of_part(source));
   return out;
@@ -158,7 +159,7 @@ Status check_packed_whole(const Catalog& source, const Selected& selected, const
     return usage_error(source.root + ": " + with_commas(count) + " of the " +
                        count_of(std::ssize(weight.parts), "tensor") + " of '" + printable(weight.name) +
                        "' are selected; packed as " + std::string(packing_title(weight.packing)) +
-                       " it means nothing without " + tensor_text(source.tensors()[left->tensor].name) +
+                       " it is unusable without " + tensor_text(source.tensors()[left->tensor].name) +
                        "; --include or --exclude all of its tensors");
   }
   return {};
@@ -232,8 +233,8 @@ Result<SourceView> view_source(const Catalog& source, const Selected& selected, 
   view.catalog = TRY(canonical_view(chosen, how, &dropped, &reshaped));
   if (!reshaped.empty())
     notes.warnings.push_back(count_of(std::ssize(reshaped), "tensor") + (reshaped.size() == 1 ? " is" : " are") +
-                             " flattened, as FSDP has parameters (" + some_of(reshaped) +
-                             "): written in the shape that " + model.config->path + " says");
+                             " flattened, as FSDP stores parameters (" + some_of(reshaped) +
+                             "); written in the shape that " + model.config->path + " gives");
   if (!dropped.empty()) {
     LeftOut out{"derived tensors or the trainer's own (" + dropped.front() + (dropped.size() > 1 ? ", ..." : "") + ")",
                 0, 0, 0};

@@ -37,9 +37,10 @@ Status check_packed_names(const Catalog& source, const PackedWeights& packed) {
     if (there && there->packing == weight.packing && there->parts.size() == weight.parts.size() &&
         std::all_of(weight.parts.begin(), weight.parts.end(), has_role))
       continue;
-    return usage_error(source.root + ": --rename takes apart '" + printable(weight.name) + "', which is packed as " +
-                       std::string(packing_title(weight.packing)) + " in " +
-                       count_of(std::ssize(weight.parts), "tensor") + ": rename its module, which all of them have");
+    return usage_error(source.root + ": --rename separates the parts of '" + printable(weight.name) +
+                       "', which is packed as " + std::string(packing_title(weight.packing)) + " in " +
+                       count_of(std::ssize(weight.parts), "tensor") +
+                       "; rename its module, so that all of them get the new name");
   }
   return {};
 }
@@ -57,12 +58,12 @@ Result<ConfigFile> read_config_file(Reader& source, const Request& wanted, Conve
   ConfigFile out = TRY(find_config_file(source, wanted.config_path, wanted.model.families));
   if (!out.is_there() || out.is_given) return out;
   if (!TRY(out.is_of_model())) {
-    notes.warnings.push_back(out.path + " names no model_type: it is no model's, and is not used");
+    notes.warnings.push_back(out.path + " has no model_type, so it does not describe a model and is ignored");
     return ConfigFile();
   }
   if (const auto real = leads_out(out.path, parent_path(out.path))) {
     out.is_copied = false;
-    notes.warnings.push_back(out.path + " leads out of the checkpoint, to " + printable(*real) +
+    notes.warnings.push_back(out.path + " is a link out of the checkpoint, to " + printable(*real) +
                              ": it is used, but not copied unless --config names it");
   }
   return out;
@@ -91,15 +92,14 @@ Result<Translation> translate(const Catalog& source, const ModelChoice& choice, 
   out.to = naming.convention;
   const std::optional<Convention> own = find_convention(format.own_names);
   if (out.to && own && out.to != own)
-    return unsupported("--names: a checkpoint of " + std::string(format.title) + " has " +
-                       std::string(info(*own).title) + " and no others");
+    return unsupported("--names: " + std::string(format.title) + " supports only " + std::string(info(*own).title));
   if (!out.to) out.to = own;
   if (!out.to && format.hf_names) out.to = Convention::kHf;
   if (!out.to && naming.common_rows) out.to = out.model.convention;
   if (!out.to) return out;
   if (!out.model.family->has_convention(*out.to))
     return unsupported("family " + std::string(out.model.family->name) + " has no " + std::string(info(*out.to).title) +
-                       "; --names keep leaves them as they are");
+                       "; add --names keep to leave the names as they are");
   out.hf_rows = naming.common_rows || !same_row_order(*out.model.family, out.model.convention, *out.to);
   return out;
 }
@@ -116,7 +116,7 @@ std::string prefix_of_all(const std::vector<const Tensor*>& model) {
   if (prefix.empty() || !std::all_of(model.begin(), model.end(), begins)) return {};
   const std::string whole = model[0]->name.substr(0, model[0]->name.size() - first.size()) + std::string(prefix);
   return "; every name begins with '" + printable(whole) +
-         "': where that is what is around the model, --strip-prefix " + printable(whole) + " takes it off";
+         "': if that is a wrapper around the model, remove it with --strip-prefix " + printable(whole);
 }
 
 // Returns why the names of the model's tensors belong to no family.
@@ -128,9 +128,9 @@ std::string other_names(const Catalog& source, const std::optional<ModelConfig>&
            (agreement.known.empty() ? " (" + names + ")" : "");
   }
   const auto convention = convention_without_config(source, families);
-  if (!convention) return "no model family that is known names its tensors so (" + names + ")";
-  return "its tensors have " + std::string(info(*convention).title) + ", which several families' models have" +
-         (config ? "" : ": --config FILE says which this is");
+  if (!convention) return "no known model family has these tensor names (" + names + ")";
+  return "its tensors have " + std::string(info(*convention).title) + ", which several families share" +
+         (config ? "" : "; add --config FILE to tell them apart");
 }
 
 // Returns the tensors beside the wrapped model that no word of training states names ("v_head.summary.weight" beside
@@ -165,10 +165,10 @@ Status check_nothing_is_beside(const Catalog& source, const Request& wanted, boo
   const std::string what =
       "the names under '" + printable(model->prefix) + "' were taken for the model (" + model->evidence + ")";
   if (source.has_model_names)
-    return unsupported(source.root + ": " + what + ", and beside it " + (beside.size() == 1 ? "is " : "are ") +
+    return unsupported(source.root + ": " + what + ", and next to it " + (beside.size() == 1 ? "is " : "are ") +
                        names_of(beside) +
-                       ", which the output would leave out; --exclude leaves out what is no part of " +
-                       "the model, --family none writes all under the source's own names");
+                       ", which the output would leave out; add --exclude to leave out tensors that are not part of " +
+                       "the model, or --family none to write everything under its own names");
   notes.warnings.push_back(names_of(beside) + (beside.size() == 1 ? " is" : " are") + " left out: " + what);
   return {};
 }
@@ -215,23 +215,23 @@ std::string why_no_adapters(const Unrecognised& known) {
   const bool are_alone = std::all_of(known.adapters.begin(), known.adapters.end(), is_of_adapter) &&
                          std::all_of(known.model.begin(), known.model.end(), is_of_adapter);
   if (are_alone)
-    return "it holds adapters alone (" + names_of(known.adapters) +
-           "); --merge-adapter with --adapter adds them to their model";
-  return "it holds adapters beside the weights they change (" + names_of(known.adapters) +
-         "), which are no model until they are merged";
+    return "it contains only adapters (" + names_of(known.adapters) +
+           "); merge them into their model with --merge-adapter and --adapter";
+  return "it contains adapters next to the weights they change (" + names_of(known.adapters) +
+         "), which form a model only when merged (--merge-adapter)";
 }
 
 // Returns the error for a source that is not a model under names that loaders know.
 Error no_model(const Catalog& source, const Unrecognised& known, const std::string& config_path, Families families) {
-  std::string why = "no tensor of it is a model's" +
+  std::string why = "it contains no model's tensors" +
                     (known.said ? ", and " + config_path + " is of family " + known.said->name : std::string());
   if (!known.model.empty())
     why = other_names(source, known.config, known.said, config_path, names_of(known.model), families);
   if (!known.adapters.empty()) why = why_no_adapters(known);
   return unsupported(source.root + ": " + why + choice_of_part(source) +
-                     ": what would be written is no model that loaders know. " +
-                     "--family none writes it under the source's own names, --strip-prefix and --rename change " +
-                     "them, --family-file describes a family" + prefix_of_all(known.model));
+                     ": loaders would not recognise the output as a model. " +
+                     "Add --family none to write it under its own names, --strip-prefix or --rename to change " +
+                     "the names, or --family-file to describe a family" + prefix_of_all(known.model));
 }
 
 void note_stacked_experts(const Catalog& source, ConversionNotes& notes) {
@@ -239,7 +239,7 @@ void note_stacked_experts(const Catalog& source, ConversionNotes& notes) {
     if (t.name.ends_with(kStackedExperts)) {
       notes.warnings.push_back(tensor_text(t.name) +
                                ": all experts in one tensor, as transformers has them in memory; " +
-                               "files of most models have a tensor for each, which other loaders expect");
+                               "files of most models have a tensor per expert, which other loaders expect");
       return;
     }
 }

@@ -132,16 +132,17 @@ class AdapterReader {
   const std::string& root() const { return reader_.catalog().root; }
 
   Error unknown(const Tensor& t, const std::string& why) const {
-    return unsupported(root() + ": " + tensor_text(t.name) + ": " + why +
-                       "of adapters matrices lora_A and lora_B of linear layers and embeddings are known, and weights "
-                       "and rows of embeddings that they have whole; --exclude leaves it out");
+    return unsupported(
+        root() + ": " + tensor_text(t.name) + ": " + why +
+        "unsupported part of an adapter; expected lora_A or lora_B of a linear layer or embedding, a whole "
+        "weight, or rows of an embedding. Add --exclude to leave it out");
   }
 
   Error no_weight(const Tensor& t, const std::string& key, const Translation& names) const {
-    const std::string what = tensor_text(t.name) + " changes '" + printable(key) + "', which is not there";
+    const std::string what = tensor_text(t.name) + " changes '" + printable(key) + "', which is missing";
     if (names.model.family && !names.renames())
-      return usage_error(root() + ": " + what + " under the source's own names, which this output keeps; " +
-                         "--names hf gives it those that adapters know");
+      return usage_error(root() + ": " + what + " under the names of the source, which this output keeps; " +
+                         "add --names hf for the names that adapters use");
     return corrupt(root() + ": an adapter of another model: " + what);
   }
 
@@ -166,18 +167,18 @@ class AdapterReader {
       std::optional<std::size_t>& slot = slot_of(operand);
       if (slot)
         return unsupported(root() + ": " + tensor_text(tensors[*slot].name) + " and " + tensor_text(t.name) +
-                           ": several adapters of one layer; --exclude leaves one of them out");
+                           ": several adapters of one layer; add --exclude to leave one of them out");
       slot = i;
       if (operand.is_of_pair()) pairs_[operand.of].is_embeddings = operand.is_embeddings;
     }
     for (const auto& [module, pair] : pairs_) {
       if (!pair.a || !pair.b)
         return corrupt(root() + ": " + tensor_text(tensors[pair.a ? *pair.a : *pair.b].name) + ": its lora_" +
-                       (pair.is_embeddings ? "embedding_" : "") + (pair.a ? "B" : "A") + " is not there");
+                       (pair.is_embeddings ? "embedding_" : "") + (pair.a ? "B" : "A") + " is missing");
       const Tensor &a = tensors[*pair.a], &b = tensors[*pair.b];
       if (a.shape[0] != b.shape[1] || a.shape[0] < 1)
         return corrupt(root() + ": " + tensor_text(a.name) + " " + to_string(a.shape) + " and " + tensor_text(b.name) +
-                       " " + to_string(b.shape) + ": expected as many rows of the one as columns of the other");
+                       " " + to_string(b.shape) + ": expected as many rows of A as columns of B");
     }
     return {};
   }
@@ -269,10 +270,10 @@ class AdapterReader {
     if (ways.empty()) {
       std::vector<std::string> shapes;
       for (const FusedParameter* p : targets) shapes.push_back("'" + printable(p->name) + "' " + to_string(p->shape));
-      return unsupported(what + " fits none of the parameters that the module has: " + join(shapes, ", "));
+      return unsupported(what + " fits no parameter of the module: " + join(shapes, ", "));
     }
     if (ways.size() > 1)
-      return unsupported(what + " fits several of its parameters; target_parameters in adapter_config.json says which");
+      return unsupported(what + " fits several parameters of the module; add target_parameters to adapter_config.json");
     for (std::size_t i = 0; i < pairs.size(); ++i) {
       Pair& pair = *pairs[i].second;
       const Fit fit = fit_of(pair, *ways[0][i]);
@@ -285,7 +286,7 @@ class AdapterReader {
   Status find_ranks() {
     for (const auto& [module, pair] : pairs_) {
       if (!pair.fused && module.ends_with(".base_layer"))
-        return unknown(reader_.catalog().tensors()[*pair.a], "no parameter of '" + printable(module) + "' is known; ");
+        return unknown(reader_.catalog().tensors()[*pair.a], "'" + printable(module) + "' has no known parameter; ");
       ranks_[rank_of(pair)].push_back(pair.fused ? target_of(*pair.fused) : module);
     }
     return {};
@@ -301,10 +302,10 @@ class AdapterReader {
     if (path.empty()) {
       if (!rows_.empty())
         return usage_error(root() + ": its adapter has rows of '" + printable(rows_.begin()->first) +
-                           "', and no adapter_config.json beside it says which");
+                           "', but no adapter_config.json next to it to tell which rows");
       if (!options_.alpha)
         return usage_error(root() + ": its adapter has rank " + std::to_string(ranks_.begin()->first) +
-                           ", and no adapter_config.json beside it says the alpha; give it with --lora-alpha");
+                           ", but no adapter_config.json next to it gives the alpha; add --lora-alpha");
       text_ = made_config();
       alpha_ = *options_.alpha;
       return {};
@@ -325,8 +326,8 @@ class AdapterReader {
     if (is_taken_from_weights(json)) {
       if (options_.reader && merges_)
         return unsupported(
-            "init_lora_weights: the adapter was made of the weights, and changed them when its training "
-            "began; convert the training state, or save it by PEFT with "
+            "init_lora_weights: the adapter was initialised from the weights and changed them when training "
+            "began; convert the training state, or save it with PEFT's "
             "path_initial_model_for_weight_conversion");
       Json plain = json;
       text_ = python_text(plain.set("init_lora_weights", true));
@@ -349,17 +350,17 @@ class AdapterReader {
       text_ = python_text(filled.set("lora_alpha", Json(alpha_)));
     }
     if (options_.alpha && *options_.alpha != alpha_)
-      return usage_error("lora_alpha is another than --lora-alpha; leave the option out");
+      return usage_error("lora_alpha differs from --lora-alpha; drop the option");
     if (!merges_) return {};
     const Json* const bias = json.find("bias");
     const bool trains_bias = bias && bias->is_string() && *bias->as_string() != "none";
     if (trains_bias && options_.reader && is_beside_weights_)
       return unsupported(
-          "bias: it was trained with the adapter, and lies in the weights beside it; convert these, "
+          "bias: it was trained with the adapter and is stored in the weights next to it; convert these "
           "without --adapter");
     for (const std::string_view member : {"use_dora", "lora_bias", "use_qalora", "use_bdlora"})
       if (const Json* flag = json.find(member); flag && flag->is_bool() && TRY(flag->as_bool()))
-        return unsupported(std::string(member) + ": an adapter of this kind cannot be merged");
+        return unsupported(std::string(member) + ": merging adapters of this kind is not supported");
     if (const Json* flag = json.find("fan_in_fan_out"); flag && flag->is_bool())
       is_fan_in_fan_out_ = TRY(flag->as_bool());
     if (const Json* pattern = json.find("alpha_pattern"); pattern && pattern->is_object())
@@ -373,7 +374,7 @@ class AdapterReader {
 
   static Result<double> alpha_of(const Json& json) {
     const double alpha = TRY(json.as_double());
-    if (!std::isfinite(alpha)) return corrupt("expected a number, got one that is not finite");
+    if (!std::isfinite(alpha)) return corrupt("expected a finite number");
     return alpha;
   }
 
@@ -508,13 +509,13 @@ class AdapterReader {
       const Tensor& t = reader_.catalog().tensors()[*tensor];
       TRY(check_untied(t, key, model));
       const auto weight = find_weight(key, view.catalog, model.family);
-      if (!weight) return unknown(t, "no weight of the model is called '" + printable(key) + "'; ");
+      if (!weight) return unknown(t, "the model has no weight '" + printable(key) + "'; ");
       const Tensor& w = view.catalog.tensors()[*weight];
       if (w.shape != t.shape)
-        return unsupported(
-            root() + ": " + tensor_text(t.name) + " " + to_string(t.shape) + " is to be instead of " +
-            tensor_text(w.name) + " " + to_string(w.shape) +
-            ": of another model, or of one whose vocabulary was resized, which --merge-adapter does not");
+        return unsupported(root() + ": " + tensor_text(t.name) + " " + to_string(t.shape) + " would replace " +
+                           tensor_text(w.name) + " " + to_string(w.shape) +
+                           ": the adapter belongs to another model, or its vocabulary was resized, which "
+                           "--merge-adapter does not support");
       TRY(check_changeable(w));
       out.push_back({*weight, *tensor});
     }
@@ -536,7 +537,7 @@ class AdapterReader {
     for (const Json& item : TRY(list->as_array())) {
       const Index row = TRY(item.as_index());
       if (row < 0 || row >= of || !different.insert(row).second)
-        return corrupt("expected different rows of " + std::to_string(of) + ", got " + std::to_string(row));
+        return corrupt("expected distinct rows below " + std::to_string(of) + ", got " + std::to_string(row));
       out.push_back(row);
     }
     return out;
@@ -553,7 +554,7 @@ class AdapterReader {
       const Index of = w.shape.rank() == 2 ? w.shape[0] : 0;
       const auto rows = TRY(row_numbers(module, of).context(root() + ": trainable_token_indices"));
       if (of == 0 || t.shape != Dims{std::ssize(rows), w.shape[1]})
-        return corrupt(root() + ": " + tensor_text(t.name) + " " + to_string(t.shape) + " is to be " +
+        return corrupt(root() + ": " + tensor_text(t.name) + " " + to_string(t.shape) + " would replace " +
                        count_of(std::ssize(rows), "row") + " of " + tensor_text(w.name) + " " + to_string(w.shape));
       TRY(check_changeable(w));
       // Rows of an embedding also replace those of a head tied to it.
@@ -574,15 +575,16 @@ class AdapterReader {
   // Fails if `t` changes only one of two tied weights.
   Status check_untied(const Tensor& t, const std::string& key, const Model& model) const {
     if (!is_tied(key, model)) return {};
-    return unsupported(root() + ": " + tensor_text(t.name) +
-                       ": the embedding and the head of the model are one tensor, and the adapter has trained one of "
-                       "them apart: merged they would be two, which config.json denies; --exclude leaves it out");
+    return unsupported(
+        root() + ": " + tensor_text(t.name) +
+        ": embedding and head of the model are tied, but the adapter trained only one of them, so the merged "
+        "model would not match its config.json; add --exclude to leave it out");
   }
 
   Status check_changeable(const Tensor& w) const {
     if (can_convert(w.dtype, DType::kFloat32) && byte_size(w.dtype) >= 2) return {};
     return unsupported(root() + ": " + tensor_text(w.name) + " is " + std::string(info(w.dtype).torch_name) +
-                       ": an adapter can be added to floating-point weights only");
+                       ": adapters can be merged only into floating-point weights");
   }
 
   // Finds a weight by its key. An adapter of a model saved without its head lacks the prefix "model.".
@@ -623,13 +625,13 @@ Result<std::optional<Adapter>> read_adapter(Reader& source, const AdapterOptions
   if (use == AdapterUse::kNone) return std::optional<Adapter>();
   const std::string& root = reader.catalog().root;
   if (!adapter.is_there()) {
-    if (merges) return usage_error(root + ": --merge-adapter: no adapter is there; --adapter says where one is");
+    if (merges) return usage_error(root + ": --merge-adapter: no adapter found; give its directory with --adapter");
     return std::optional<Adapter>();
   }
   const Convention convention = names.model.convention;
   if (!options.reader && names.model.family && convention != Convention::kHf && convention != Convention::kTransformers)
-    return unsupported(root + ": an adapter to a model under " + std::string(info(convention).title) +
-                       ", which PEFT does not know; --exclude '*lora_*' leaves it out");
+    return unsupported(root + ": an adapter for a model under " + std::string(info(convention).title) +
+                       ", which PEFT does not support; add --exclude '*lora_*' to leave it out");
   return std::optional(TRY(adapter.read(view, names)));
 }
 

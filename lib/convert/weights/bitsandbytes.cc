@@ -51,7 +51,7 @@ Result<Dims> parse_shape(const Json& json) {
   if (std::ssize(list) > kMaxRank)
     return corrupt("shape: expected at most 8 dimensions, got " + with_commas(std::ssize(list)));
   for (const Json& item : list) out.push_back(TRY(item.as_index().context("shape")));
-  if (!checked_volume(out)) return corrupt("shape: " + to_string(out) + " is no shape of a tensor");
+  if (!checked_volume(out)) return corrupt("shape: " + to_string(out) + " is not a valid shape");
   return out;
 }
 
@@ -74,7 +74,7 @@ Result<QuantState> parse_state(const Json& json, bool is_nested) {
   if (out.nested_block < 1)
     return corrupt("nested_blocksize: expected a positive number, got " + std::to_string(out.nested_block));
   const Json* const offset = json.find("nested_offset");
-  if (!offset) return corrupt("nested_offset: expected a number, got nothing");
+  if (!offset) return corrupt("nested_offset: expected a number; it is missing");
   out.nested_offset = static_cast<float>(TRY(offset->as_double().context("nested_offset")));
   return out;
 }
@@ -198,7 +198,7 @@ OpenedMatrix open_bitsandbytes4(const PackedInput& in) {
   const Tensor& weight = in.tensor("weight");
   const Index elements = volume(state.shape);
   if (!is_line(weight.shape) || weight.bytes() != ceil_div(elements, 2))
-    return in.corrupt_part("weight", "its quant_state says a weight of " + to_string(state.shape) + ", in " +
+    return in.corrupt_part("weight", "its quant_state describes a weight of " + to_string(state.shape) + ", in " +
                                          count_of(ceil_div(elements, 2), "byte") + "; got " + to_string(weight.shape) +
                                          " of " + std::string(info(weight.dtype).torch_name));
   if (in.has("quant_map")) TRY(check_code(in, state));
@@ -248,7 +248,7 @@ OpenedMatrix open_bitsandbytes8(const PackedInput& in) {
     if (byte_size(format.dtype) != 1 || format.elements() != 1)
       return in.corrupt_part("weight_format", "expected one byte");
     if (TRY(in.read(in.index("weight_format")))[0] != std::byte{0})
-      return in.unsupported_part("weight_format", "expected 0, which means rows");
+      return in.unsupported_part("weight_format", "expected 0 (row-major)");
   }
   return opened<EightBits>(in);
 }

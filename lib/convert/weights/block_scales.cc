@@ -78,7 +78,7 @@ Result<Requantization> apply_block_scales(SourceView& view, const std::optional<
       continue;
     }
     const auto scales = catalog.find(t.name + std::string(float8->suffix));
-    if (!scales) return corrupt(catalog.root + ": " + tensor_text(t.name) + " is float8, and its scales are not there");
+    if (!scales) return corrupt(catalog.root + ": " + tensor_text(t.name) + " is float8, and its scales are missing");
     const Tensor& s = catalog.tensors()[*scales];
     const Dims due = float8->shape(t.shape);
     const Index rows = float8->block_rows > 0 ? float8->block_rows : t.shape[0];
@@ -95,7 +95,7 @@ Result<Requantization> apply_block_scales(SourceView& view, const std::optional<
     if (const Tensor& t = catalog.tensors()[i]; is_activation_scale(t.name) && t.elements() == 1) leave_out(i);
   if (!kept.empty())
     return usage_error("--keep-dtype: " + tensor_text(kept) +
-                       " would stay float8 beside matrices that do not, and no config.json says such a thing");
+                       " would stay float8 while other matrices do not, which config.json cannot express");
   out.stored = std::make_unique<Catalog>(catalog);
   for (const ScaledMatrix& m : matrices) {
     view.catalog.tensor(m.matrix).dtype = *typing.dtype;

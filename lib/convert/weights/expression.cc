@@ -30,11 +30,11 @@ class ExpressionParser {
     const auto number = TRY(out_.is_xor_ ? exclusive_or() : sum());
     skip_spaces();
     if (at_ < text_.size()) return expected(out_.is_xor_ ? "'^' or the end" : "an operator or the end");
-    if (number) return usage_error("'" + printable(text_) + "' is a number: no source stands in it");
+    if (number) return usage_error("'" + printable(text_) + "' contains no source");
     for (std::size_t s = 0; s < sources_.size(); ++s)
       if (std::none_of(out_.steps_.begin(), out_.steps_.end(),
                        [&](const Step& step) { return step.kind == Step::Kind::kSource && step.source == s; }))
-        return usage_error("source '" + printable(sources_[s]) + "' does not stand in '" + printable(text_) + "'");
+        return usage_error("source '" + printable(sources_[s]) + "' is not used in '" + printable(text_) + "'");
     out_.text_ = text_;
     return std::move(out_);
   }
@@ -72,14 +72,14 @@ class ExpressionParser {
                            : kind == Kind::kSubtract ? *a - *b
                            : kind == Kind::kMultiply ? *a * *b
                                                      : *a / *b;
-      if (!std::isfinite(value)) return usage_error("'" + printable(text_) + "': a part of it is not finite");
+      if (!std::isfinite(value)) return usage_error("'" + printable(text_) + "': a part of it is infinite or NaN");
       return Number(value);
     }
     if (!a && !b) --on_stack_;
     if (kind == Kind::kDivide && b && static_cast<float>(*b) == 0)
       return usage_error("'" + printable(text_) + "': divides by zero");
     if (std::abs(a.value_or(b.value_or(0))) > std::numeric_limits<float>::max())
-      return usage_error("'" + printable(text_) + "': a number of it is more than float32 holds");
+      return usage_error("'" + printable(text_) + "': a number exceeds the range of float32");
     push({kind, 0,
           a   ? Step::Number::kLeft
           : b ? Step::Number::kRight

@@ -133,9 +133,10 @@ class BlockQuantizer {
     constexpr std::int32_t kInfinite = 0x7f800000;
     for (Index b = 0; b < columns_; ++b)
       if (most[static_cast<std::size_t>(b)] >= kInfinite)
-        return corrupt(stored_.catalog().root + ": " + tensor_text(tensor_.name) + ": the block at row " +
-                       with_commas(block * matrix_.block_rows) + ", column " + with_commas(b * matrix_.block_width) +
-                       " holds infinities or NaNs: it cannot be quantized; --keep-dtype leaves a tensor as it is");
+        return corrupt(
+            stored_.catalog().root + ": " + tensor_text(tensor_.name) + ": the block at row " +
+            with_commas(block * matrix_.block_rows) + ", column " + with_commas(b * matrix_.block_width) +
+            " contains infinities or NaNs and cannot be quantized; add --keep-dtype to keep a tensor as it is");
     return {};
   }
 
@@ -236,7 +237,7 @@ Result<Requantization> quantize_fp8(SourceView& view, const Model& model, const 
   }
   notes.warnings.push_back(count_of(std::ssize(quantized), "tensor") + " become float8" +
                            (in_blocks ? " in blocks of 128 x 128" : "") +
-                           ", with their scales in tensors beside them (weight_scale_inv)");
+                           "; their scales are separate tensors (weight_scale_inv)");
   return out;
 }
 

@@ -37,7 +37,7 @@ Status describe(FusedParameter& out, const PackedGroup& group, const Catalog& vi
   for (const PackedPart& part : TRY(parts_of(*parsed, out.shape, model.config_or_null(), true, group.name))) {
     const auto weight = view.find(part.name);
     const bool is_section = part.rows.empty() || (part.rows.size() == 1 && part.rows[0].step == 1);
-    if (!weight || !is_section) return unsupported(tensor_text(group.name) + ": its rows are not in sections");
+    if (!weight || !is_section) return unsupported(tensor_text(group.name) + ": expected rows in sections");
     out.parts.push_back({*weight, part.index, part.rows.empty() ? 0 : part.rows[0].stored, part.transposed});
   }
   return {};

@@ -180,7 +180,7 @@ Result<unsigned> zero_offset(const PackedInput& in) {
   if (format.empty() || format == "gptq" || format == "gemm") return 1U;
   if (format == "gptq_v2") return 0U;
   return unsupported(in.catalog.root + ": quantization_config: checkpoint_format: expected gptq or gptq_v2, got '" +
-                     printable(format) + "'; leave out --dtype to keep its weights packed");
+                     printable(format) + "'; drop --dtype to keep its weights packed");
 }
 
 }  // namespace
@@ -204,7 +204,7 @@ OpenedMatrix open_gptq(const PackedInput& in) {
                                              " outputs, " + std::to_string(layout.bits) +
                                              " bits each; expected 2, 3, 4 or 8: leave out --dtype to keep it packed");
   const auto stream = checked_mul(packed[0], 32);
-  if (!stream) return in.corrupt_part("qweight", to_string(packed) + " is no shape of a tensor");
+  if (!stream) return in.corrupt_part("qweight", to_string(packed) + " is not a valid shape");
   Index inputs = *stream / layout.bits;
   if (in.has("g_idx") && in.tensor("g_idx").shape.rank() == 1) inputs = in.tensor("g_idx").shape[0];
   if (ceil_div(inputs * layout.bits, 32) != packed[0] || inputs > *stream)
@@ -221,7 +221,7 @@ OpenedMatrix open_awq(const PackedInput& in) {
   const std::string version = config_word(in.config, {"version", "checkpoint_format", "format"});
   if (!version.empty() && version != "gemm" && version != "GEMM")
     return unsupported(in.catalog.root + ": quantization_config: version: expected gemm, got '" + printable(version) +
-                       "'; leave out --dtype to keep its weights packed");
+                       "'; drop --dtype to keep its weights packed");
   const Dims &packed = in.tensor("qweight").shape, &scales = in.tensor("scales").shape;
   const Index inputs = packed[0], outputs = scales[1], count = scales[0];
   if (outputs % 8 != 0 || packed[1] != outputs / 8)

@@ -23,8 +23,8 @@ bool is_merged(const Expression& expression, const Tensor& tensor) {
 Error differs(const MergeSource& a, const MergeSource& b, const std::vector<std::string>& names) {
   std::vector<std::string> quoted;
   for (const std::string& name : names) quoted.push_back("'" + printable(name) + "'");
-  return unsupported(b.path + ": not the same model as " + a.path + ": without " +
-                     count_of(std::ssize(names), "tensor") + " of it: " + some_of(quoted));
+  return unsupported(b.path + ": not the same model as " + a.path + ": lacks " + count_of(std::ssize(names), "tensor") +
+                     ": " + some_of(quoted));
 }
 
 std::vector<std::string> missing_in(const Catalog& there, const Catalog& here) {
@@ -176,7 +176,7 @@ Result<Merge> match_sources(const MergeOptions& options, const std::vector<const
   out.expression = TRY(Expression::parse(options.expression, names));
   if (const std::string& from = options.others_from; !from.empty()) {
     const auto found = std::find(names.begin(), names.end(), from);
-    if (found == names.end()) return usage_error("--others-from: no source is called '" + printable(from) + "'");
+    if (found == names.end()) return usage_error("--others-from: unknown source '" + printable(from) + "'");
     out.others_from = static_cast<std::size_t>(found - names.begin());
   }
   out.stored = *views.front();
@@ -208,9 +208,9 @@ Status check_not_merged(const Merge& merge, const std::vector<TensorSource*>& so
       const std::vector<MergeSource>& named = merge.options.sources;
       return unsupported(
           named[s].path + ": " + tensor_text(sources[s]->catalog().tensors()[requests[k].tensor].name) +
-          " is another than in " + named[0].path +
-          ", and holds no floating-point numbers that could be merged; --others-from NAME says of which " +
-          "source such tensors are taken");
+          " differs from that in " + named[0].path +
+          " and is not floating-point, so it cannot be merged; add --others-from NAME to take such tensors " +
+          "from one source");
     }
   }
   return {};

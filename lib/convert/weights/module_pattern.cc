@@ -14,9 +14,9 @@ bool ModulePattern::Step::take(char c) const {
 }
 
 Result<ModulePattern> ModulePattern::parse(std::string_view key) {
-  const Error refused =
-      unsupported("'" + printable(key) +
-                  "': of regular expressions names are known, with '.', '\\d', '*', '+', '?' and a '^' before them");
+  const Error refused = unsupported("'" + printable(key) +
+                                    "': unsupported regular expression; expected a name, optionally with '.', '\\d', "
+                                    "'*', '+', '?' and a leading '^'");
   ModulePattern out;
   out.is_whole_ = key.starts_with('^');
   for (std::size_t i = out.is_whole_ ? 1 : 0; i < key.size(); ++i) {

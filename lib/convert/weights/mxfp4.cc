@@ -176,9 +176,9 @@ class Packer {
     for (std::size_t o = 0; o < width; ++o)
       if (out[o] >= kInfinite)
         return corrupt(stored_.catalog().root + ": " + tensor_text(tensor_.name) + ": expert " + with_commas(expert) +
-                       " holds infinities or NaNs in rows " + with_commas(group * kMxfp4Group) + " to " +
+                       " contains infinities or NaNs in rows " + with_commas(group * kMxfp4Group) + " to " +
                        with_commas((group + 1) * kMxfp4Group - 1) + " of column " + with_commas(static_cast<Index>(o)) +
-                       ": it cannot be quantized");
+                       " and cannot be quantized");
     return out;
   }
 
@@ -214,7 +214,7 @@ Result<PackedMatrix> match(const Catalog& catalog, std::size_t blocks) {
   PackedMatrix out;
   out.name = b.name.substr(0, b.name.size() - kMxfp4Blocks.size());
   const auto scales = catalog.find(out.name + std::string(kMxfp4Scales));
-  if (!scales) return corrupt(catalog.root + ": " + tensor_text(b.name) + " is in MXFP4, and its scales are not there");
+  if (!scales) return corrupt(catalog.root + ": " + tensor_text(b.name) + " is in MXFP4, and its scales are missing");
   const Tensor& s = catalog.tensors()[*scales];
   if (b.dtype != DType::kUint8 || b.shape.rank() != 4 || b.shape[3] != kMxfp4Bytes)
     return corrupt(catalog.root + ": " + tensor_text(b.name) + " " + to_string(b.shape) + " of " +
@@ -244,12 +244,12 @@ Result<std::vector<PackedMatrix>> find_packed(const SourceView& view, const Fami
     } else if (parsed->suffix == kMxfp4Blocks) {
       out.push_back(TRY(match(catalog, i)));
     } else if (!catalog.find(t.name.substr(0, t.name.size() - kMxfp4Scales.size()) + std::string(kMxfp4Blocks))) {
-      return corrupt(catalog.root + ": " + tensor_text(t.name) + " scales values that are not there");
+      return corrupt(catalog.root + ": " + tensor_text(t.name) + " contains scales of values that are missing");
     }
   }
   if (!kept.empty() && !out.empty())
     return usage_error("--keep-dtype: " + tensor_text(kept) +
-                       " would stay in MXFP4 beside matrices that do not, and no config.json says such a thing");
+                       " would stay in MXFP4 while other matrices do not, which config.json cannot express");
   return out;
 }
 
@@ -301,11 +301,11 @@ Result<Requantization> pack_mxfp4(SourceView& view, const Model& model, const Ty
       continue;
     if (typing.keeps(view.native(t.name), t.name))
       return usage_error("--keep-dtype: " + tensor_text(t.name) +
-                         " would stay as it is beside matrices in MXFP4, and no config.json says such a thing");
+                         " would keep its dtype while other matrices become MXFP4, which config.json cannot express");
     TRY(check_floats(view, t));
     if (t.shape[1] % kMxfp4Group != 0)
       return unsupported(view.catalog.root + ": " + tensor_text(view.native(t.name)) + " " + to_string(t.shape) +
-                         ": expected a multiple of 32 inputs, which share a scale");
+                         ": expected a multiple of 32 inputs, because 32 inputs share a scale");
     out.worker_bytes =
         std::max(out.worker_bytes, t.shape[2] * (t.shape[1] / kMxfp4Group * (kMxfp4Bytes + 1) +
                                                  kMxfp4Group * (byte_size(t.dtype) + Index{sizeof(float)}) +
@@ -342,7 +342,7 @@ Result<Requantization> pack_mxfp4(SourceView& view, const Model& model, const Ty
     }
   }
   notes.warnings.push_back(count_of(std::ssize(names), "tensor") +
-                           " become MXFP4: 4-bit floats, with a power of two for each 32 of them (_blocks, _scales)");
+                           " become MXFP4: 4-bit floats, with a power-of-two scale per 32 of them (_blocks, _scales)");
   return out;
 }
 

@@ -90,7 +90,8 @@ OpenedMatrix open(const PackedInput& in, std::string_view values, std::string_vi
   TRY(in.check("scale", {packed.shape[0], is_divisible ? scales[1] : ceil_div(inputs, 16)},
                std::array{DType::kFloat8E4M3}));
   if (!is_divisible)
-    return in.corrupt_part("scale", to_string(scales) + " for " + with_commas(inputs) + " inputs: not one for each 16");
+    return in.corrupt_part("scale",
+                           to_string(scales) + " for " + with_commas(inputs) + " inputs; expected one per 16 inputs");
   const Tensor& g = in.tensor(global);
   if (g.dtype != DType::kFloat32 || g.elements() != 1)
     return in.unsupported_part(

@@ -120,7 +120,7 @@ Result<Index> check_scales(const PackedInput& in, const Dims& matrix) {
       !(is_one || (t.shape.rank() == 2 && t.shape[0] == matrix[0] && t.shape[1] >= 1)))
     return in.corrupt_part("scale", to_string(t.shape) + " of " + std::string(info(t.dtype).torch_name) +
                                         " for a weight of " + to_string(matrix) +
-                                        "; expected floats, one for the weight, an output, or a group of inputs");
+                                        "; expected floats, one per weight, output or group of inputs");
   return t.shape.rank() == 2 ? t.shape[1] : 1;
 }
 
@@ -163,7 +163,7 @@ OpenedMatrix open_packed_integers(const PackedInput& in) {
   const Dims shape = TRY(stored_shape(in));
   const Dims& packed = in.tensor("packed").shape;
   if (packed.rank() != 2 || shape[0] != packed[0] || shape[1] < 1 || !checked_volume(shape))
-    return in.corrupt_part("shape", "says " + to_string(shape) + " of a weight that is packed in " + to_string(packed));
+    return in.corrupt_part("shape", to_string(shape) + " contradicts the packed shape " + to_string(packed));
   const Index configured = group_number(in.config, "num_bits");
   auto bits = bits_of(shape[1], packed[1]);
   const auto needed = checked_mul(shape[1], configured);

@@ -100,7 +100,7 @@ OpenedMatrix open_packed(const PackedInput& in) {
   if (const Open open = opener_of(in.weight.packing)) return open(in);
   return unsupported(in.catalog.root + ": '" + printable(in.weight.name) + "' is packed as " +
                      std::string(packing_title(in.weight.packing)) +
-                     ", which cannot be unpacked; leave out --dtype to keep it packed");
+                     ", and unpacking that is not supported; drop --dtype to keep it packed");
 }
 
 Status unpack(const PackedMatrix& matrix, TensorSource& stored, DType as, const Box& box, MutableBytes out,
@@ -165,8 +165,8 @@ Result<Groups> Groups::make(const PackedInput& in, std::string_view role, Index 
     return out;
   }
   if (out.size_ > 0) return out;
-  return corrupt(what + (size > 0 ? ", and quantization_config says group_size " + with_commas(size)
-                                  : ", and no quantization_config says the group_size"));
+  return corrupt(what + (size > 0 ? ", but quantization_config gives group_size " + with_commas(size)
+                                  : ", and no quantization_config gives the group_size"));
 }
 
 Result<std::vector<Index>> Groups::of(TensorSource& stored, Index begin, Index end, MutableBytes scratch) const {

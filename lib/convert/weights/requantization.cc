@@ -38,9 +38,9 @@ Status check_scales_are_applied(const SourceView& view, const Typing& typing) {
     if (const auto found = scales.find(packed->second.name); found != scales.end())
       return unsupported(
           view.catalog.root + ": " + tensor_text(native) + " is " + std::string(info(t.dtype).torch_name) + " beside " +
-          tensor_text(view.native(tensors[found->second].name)) + ": without its scale it would have other values as " +
+          tensor_text(view.native(tensors[found->second].name)) + ": without its scale its values would change as " +
           std::string(info(*typing.dtype).torch_name) +
-          ", and how these are applied is not known (docs/families.md). Leave out --dtype to keep both");
+          ", and it is unknown how the scales are applied (docs/families.md). Drop --dtype to keep both");
   }
   return {};
 }
@@ -63,7 +63,7 @@ std::string other_quantizations(const Family& family) {
   std::vector<std::string> out;
   for (const auto& [name, quantization] : kQuantizations)
     if (has_matrices(family, quantization)) out.push_back("--quantize " + std::string(name));
-  return out.empty() ? "" : "; " + join(out, " or ") + " quantizes a model of this family";
+  return out.empty() ? "" : "; " + join(out, " or ") + " applies to this family";
 }
 
 // Fails if the output cannot store scales, or if the model has no matrices that can be quantized.
@@ -73,16 +73,15 @@ Status check_quantizes(const SourceView& view, const Translation& names, const S
   for (const auto& [name, quantization] : kQuantizations)
     if (typing.quantize == quantization) what = "--quantize " + std::string(name) + ": ";
   if (!names.model.family)
-    return unsupported(view.catalog.root + ": " + what + "which matrices are quantized is known of families " +
-                       "(docs/families.md), and none describes this model");
+    return unsupported(view.catalog.root + ": " + what +
+                       "the model belongs to no known family, so it is unknown which matrices to quantize " +
+                       "(docs/families.md)");
   if (!names.renames() || names.to != Convention::kHf || format.holds == Holds::kAdam)
-    return unsupported(what + "scales have names beside their matrices among Hugging Face names only; --to hf, or " +
-                       "--names hf");
+    return unsupported(what + "only Hugging Face names have names for scales; add --to hf or " + "--names hf");
   const Model& model = names.model;
   if (!model.is_described())
-    return usage_error(
-        view.catalog.root + ": " + what +
-        "a config.json has to say that the model is quantized, and none is there; give it with --config");
+    return usage_error(view.catalog.root + ": " + what +
+                       "a config.json must record the quantization, but none was found; add one with --config");
   if (!has_matrices(*model.family, typing.quantize)) {
     const std::string why = typing.quantize == Quantization::kFp8Tensor ? " have all experts in one tensor"
                             : typing.quantize == Quantization::kMxfp4   ? " have no matrices in MXFP4"
@@ -90,15 +89,15 @@ Status check_quantizes(const SourceView& view, const Translation& names, const S
     return unsupported(what + "models of family " + model.family->name + why + other_quantizations(*model.family));
   }
   if (!model.config->quantization.empty())
-    return unsupported(model.config->path + ": " + what + "the model is quantized already (" +
-                       printable(model.config->quantization) + "); --dtype bfloat16 first");
+    return unsupported(model.config->path + ": " + what + "the model is already quantized (" +
+                       printable(model.config->quantization) + "); convert it with --dtype bfloat16 first");
   const auto& tensors = view.catalog.tensors();
   if (std::any_of(tensors.begin(), tensors.end(), [&](const Tensor& t) { return view.packed.contains(t.name); }))
-    return unsupported(view.catalog.root + ": " + what + "the model has " + packed_text(names.packed) +
-                       " already; --dtype bfloat16 first");
-  if (selection.merge_adapter) return usage_error(what + "merge the adapter first, and quantize what comes out");
+    return unsupported(view.catalog.root + ": " + what + "the model already has " + packed_text(names.packed) +
+                       "; convert it with --dtype bfloat16 first");
+  if (selection.merge_adapter) return usage_error(what + "merge the adapter first, then quantize the result");
   if (typing.dtype && byte_size(*typing.dtype) == 1)
-    return usage_error(what + "--dtype says what the other tensors become, and it is no float8");
+    return usage_error(what + "--dtype applies to the other tensors and cannot be a float8 type");
   return {};
 }
 
@@ -111,7 +110,7 @@ Result<Requantization> requantize(SourceView& view, const Translation& names, co
     Requantization out = TRY(typing.quantize == Quantization::kMxfp4 ? pack_mxfp4(view, names.model, typing, notes)
                                                                      : quantize_fp8(view, names.model, typing, notes));
     if (out.tensors.empty())
-      return usage_error(view.catalog.root + ": --quantize: no matrix of the selection is quantized");
+      return usage_error(view.catalog.root + ": --quantize: no selected matrix can be quantized");
     return out;
   }
   Requantization out = TRY(apply_block_scales(view, names.float8, typing, notes));

@@ -85,7 +85,7 @@ Result<bool> stay(const Catalog& source, const PackedWeights& packed, const Typi
   for (const PackedWeight& w : packed.weights) (stays(source, w, typing) ? kept : unpacked) = &w;
   if (!kept || !unpacked) return kept != nullptr;
   return usage_error("--keep-dtype: '" + printable(kept->name) + "' would stay packed next to '" +
-                     printable(unpacked->name) + "', which would not, and no config.json can say that");
+                     printable(unpacked->name) + "', which would not; config.json cannot express that");
 }
 
 Status check_complete(const Catalog& source, const PackedWeight& weight) {
@@ -122,7 +122,7 @@ Result<std::unique_ptr<Unpacking>> Unpacking::make(Reader& source, const Request
   if (!is_known || TRY(stay(stored, packed, typing))) return std::unique_ptr<Unpacking>();
   if (!is_asked)
     return usage_error(stored.root + ": " + packed_text(packed) +
-                       ": an adapter is added to plain weights; --dtype bfloat16 unpacks them");
+                       ": adapters can be merged only into plain weights; add --dtype bfloat16 to unpack them");
   Json plain, quantization;
   if (config.is_there())
     if (const auto json = parse_json(config.text, config.path); json && json->is_object())

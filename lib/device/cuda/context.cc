@@ -31,7 +31,7 @@ Status find(const char* name, Function& out) {
 #endif
   if (code != cudaSuccess || result != cudaDriverEntryPointSuccess || !found) {
     static_cast<void>(cudaGetLastError());
-    return unsupported(std::string("cuda: the driver has no ") + name + ": it is older than CUDA 12");
+    return unsupported(std::string("cuda: the driver has no ") + name + "; expected a driver for CUDA 12 or newer");
   }
   out = reinterpret_cast<Function>(found);
   return {};
@@ -67,9 +67,9 @@ Result<std::shared_ptr<const CudaContext>> CudaContext::retain(int ordinal) {
   if (!driver()) return driver().error();
   CUdevice device = 0;
   CUcontext context = nullptr;
-  // The driver's codes are those of the runtime.
-  TRY(cuda_status(ordinal, driver()->device(&device, ordinal), "looking for it"));
-  TRY(cuda_status(ordinal, driver()->retain(&context, device), "making its context"));
+  // The driver's error codes equal the runtime's.
+  TRY(cuda_status(ordinal, driver()->device(&device, ordinal), "finding the device"));
+  TRY(cuda_status(ordinal, driver()->retain(&context, device), "creating its context"));
   std::shared_ptr<const CudaContext> out(new CudaContext(ordinal, device, context));
   int current = -1;
   TRY(out->run("making it current", [&] { return cudaGetDevice(&current); }));

@@ -5,7 +5,7 @@
 namespace reshard {
 
 Result<int> count_cuda_devices() {
-  return unsupported("cuda: this reshard was built without CUDA; configure with -DRESHARD_CUDA=ON");
+  return unsupported("cuda: reshard was built without CUDA; configure with -DRESHARD_CUDA=ON");
 }
 
 Result<std::string> cuda_version() { return std::move(count_cuda_devices()).error(); }

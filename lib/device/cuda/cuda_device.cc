@@ -33,14 +33,14 @@ class GpuMemory {
     void* p = nullptr;
     std::size_t free = 0, total = 0;
     bool known = false;
-    Status done = context->run("getting " + human_bytes(bytes) + " of device memory", [&] {
+    Status done = context->run("allocating " + human_bytes(bytes) + " of device memory", [&] {
       const cudaError_t code = cudaMalloc(&p, static_cast<std::size_t>(bytes));
       if (code != cudaSuccess) known = cudaMemGetInfo(&free, &total) == cudaSuccess;
       return code;
     });
     if (!done && known)
-      return io_error(done.error().message() + "; of " + human_bytes(static_cast<Index>(total)) + ", " +
-                      human_bytes(static_cast<Index>(free)) + " are free");
+      return io_error(done.error().message() + "; " + human_bytes(static_cast<Index>(free)) + " of " +
+                      human_bytes(static_cast<Index>(total)) + " is free");
     TRY(std::move(done));
     out.context_ = context;
     out.bytes_ = {static_cast<std::byte*>(p), static_cast<std::size_t>(bytes)};
@@ -99,10 +99,10 @@ class CudaStream : public Stream {
     out->place_.multiprocessors = multiprocessors;
     out->host_results_ = TRY(pinned.take(kSlots * kSlotBytes));
     out->results_ = TRY(GpuMemory::get(out->context_, kSlots * kSlotBytes));
-    TRY(out->run("making a stream",
+    TRY(out->run("creating a stream",
                  [&] { return cudaStreamCreateWithFlags(&out->place_.stream, cudaStreamNonBlocking); }));
-    // Whoever waits leaves the processor to the threads that read and write files.
-    TRY(out->run("making an event", [&] {
+    // A blocking wait leaves the processor to the threads that do file I/O.
+    TRY(out->run("creating an event", [&] {
       return cudaEventCreateWithFlags(&out->done_, cudaEventBlockingSync | cudaEventDisableTiming);
     }));
     TRY(out->clear_results(kSlots));
@@ -235,7 +235,7 @@ class CudaDevice : public Device {
   }
 
   Status settle() override {
-    return context_->run("waiting for what is queued", [] { return cudaDeviceSynchronize(); });
+    return context_->run("waiting for queued work", [] { return cudaDeviceSynchronize(); });
   }
 
  private:
@@ -272,26 +272,26 @@ Result<std::string> cuda_version() {
   TRY(count_cuda_devices());
   const auto text = [](int v) { return std::to_string(v / 1000) + "." + std::to_string(v / 10 % 100); };
   int driver = 0, runtime = 0;
-  TRY(cuda_status(0, cudaDriverGetVersion(&driver), "asking for the driver's version"));
-  TRY(cuda_status(0, cudaRuntimeGetVersion(&runtime), "asking for the runtime's version"));
+  TRY(cuda_status(0, cudaDriverGetVersion(&driver), "querying the driver's version"));
+  TRY(cuda_status(0, cudaRuntimeGetVersion(&runtime), "querying the runtime's version"));
   return "runtime " + text(runtime) + ", driver " + text(driver);
 }
 
 Result<int> count_cuda_devices() {
   int driver = 0, count = 0;
   if (cudaDriverGetVersion(&driver) == cudaSuccess && driver == 0)
-    return unsupported("cuda: no GPU can be used: this machine has no driver of NVIDIA's");
+    return unsupported("cuda: no GPU can be used: this machine has no NVIDIA driver");
   if (const cudaError_t code = cudaGetDeviceCount(&count); code != cudaSuccess) {
     static_cast<void>(cudaGetLastError());
     return unsupported(std::string("cuda: no GPU can be used: ") + cudaGetErrorString(code));
   }
-  if (count == 0) return unsupported("cuda: no GPU can be used: there is none");
+  if (count == 0) return unsupported("cuda: no GPU can be used: none found");
   return count;
 }
 
 Result<std::unique_ptr<Device>> open_cuda_device(int ordinal, Index memory_cap) {
   cudaDeviceProp properties;
-  TRY(cuda_status(ordinal, cudaGetDeviceProperties(&properties, ordinal), "asking what it is"));
+  TRY(cuda_status(ordinal, cudaGetDeviceProperties(&properties, ordinal), "querying its properties"));
   const std::string name = "cuda:" + std::to_string(ordinal) + " " + properties.name;
   if (properties.major < kLeastCapability)
     return unsupported(name + ": expected a GPU of compute capability " + std::to_string(kLeastCapability) +

@@ -15,7 +15,7 @@ namespace reshard {
 
 Result<cufile::Functions> load_cufile(const std::string& library, const std::vector<std::string>& needs) {
   for (const std::string& path : needs)
-    if (!path_exists(path)) return unsupported("cufile: there is no " + path);
+    if (!path_exists(path)) return unsupported("cufile: not found: " + path);
   void* opened = ::dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (!opened) return unsupported("cufile: cannot open " + library + ": " + ::dlerror());
   const std::string what = "cufile: " + library;
@@ -26,7 +26,7 @@ Result<cufile::Functions> load_cufile(const std::string& library, const std::vec
   TRY(find_function(opened, what, "cuFileRead", out.read));
   const int code = out.driver_open().code;
   if (code != 0 && code != cufile::kAlreadyOpen)
-    return unsupported("cufile: the driver does not open: expected code 0, got " + std::to_string(code));
+    return unsupported("cufile: cannot open the driver: expected code 0, got " + std::to_string(code));
   return out;
 }
 
@@ -62,10 +62,11 @@ Result<bool> CuFileReader::read(const std::shared_ptr<const File>& file, Index o
       registrations_.refuse(*file);
       return false;
     }
-    if (n == -1) return io_error(at(file->path(), offset + done) + ": cannot read by cuFile: " + std::strerror(errno));
+    if (n == -1)
+      return io_error(at(file->path(), offset + done) + ": cannot read with cuFile: " + std::strerror(errno));
     if (n == 0)
       return corrupt(at(file->path(), offset) + ": expected " + bytes_of(size) + ", got " + std::to_string(done) +
-                     " to the end of the file");
+                     " before the end of the file");
     done += n;
   }
   return true;

@@ -67,14 +67,14 @@ Result<PinnedPool::Piece> PinnedPool::take(Index bytes) {
 
 Result<PinnedPool::Block> PinnedPool::make(std::size_t bytes) {
   Block block{nullptr, (bytes + kPage - 1) / kPage * kPage};
-  TRY(context_->run("getting " + human_bytes(static_cast<Index>(bytes)) + " of pinned memory",
+  TRY(context_->run("allocating " + human_bytes(static_cast<Index>(bytes)) + " of pinned memory",
                     [&] { return cudaHostAlloc(&block.memory, block.bytes + kPage, cudaHostAllocPortable); }));
   return block;
 }
 
 void PinnedPool::free_idle() {
   for (const Block& block : std::exchange(idle_, {}))
-    static_cast<void>(context_->run("giving pinned memory back", [&] { return cudaFreeHost(block.memory); }));
+    static_cast<void>(context_->run("freeing pinned memory", [&] { return cudaFreeHost(block.memory); }));
 }
 
 }  // namespace reshard

@@ -167,7 +167,7 @@ TEST(StandInCuda, AnErrorOfOneCallIsNotThatOfTheNext) {
   stand_in::fail_next("cudaHostAlloc", cudaErrorMemoryAllocation);
   const auto none = device->allocate(Index{5} << 20);
   ASSERT_FALSE(none);
-  EXPECT_THAT(none.error().message(), HasSubstr("cuda:0: getting 5.24 MB of pinned memory: out of memory"));
+  EXPECT_THAT(none.error().message(), HasSubstr("cuda:0: allocating 5.24 MB of pinned memory: out of memory"));
   const Status copied =
       (*stream)->copy_box({8, 8}, 2, (*from)->buffer().device.data(), {16, 1}, (*to)->buffer().device.data(), {8, 1});
   EXPECT_TRUE(copied) << copied.error().message();
@@ -332,7 +332,7 @@ TEST_F(StandInNccl, GivesUpAPeerThatNeverAnswersThoughAbortingBlocks) {
     return Error(ErrorCode::kPeer, "another rank failed");
   });
   ASSERT_FALSE(done);
-  EXPECT_EQ(done.error().message(), "nccl: messages: no answer for 0 s");
+  EXPECT_EQ(done.error().message(), "nccl: messages: no response for 0 s");
 }
 
 TEST_F(StandInNccl, ARankThatCannotPartIsNotWaitedForLonger) {
@@ -344,7 +344,7 @@ TEST_F(StandInNccl, ARankThatCannotPartIsNotWaitedForLonger) {
     return nccl.part();
   });
   ASSERT_FALSE(done);
-  EXPECT_EQ(done.error().message(), "nccl: parting: no answer for 0 s");
+  EXPECT_EQ(done.error().message(), "nccl: parting: no response for 0 s");
 }
 
 TEST_F(StandInNccl, WhatFailsHereIsNoPeersFault) {
@@ -360,7 +360,7 @@ TEST_F(StandInNccl, WhatFailsHereIsNoPeersFault) {
   for (const Status& status : refused) {
     ASSERT_FALSE(status);
     EXPECT_EQ(status.error().code(), ErrorCode::kIo);
-    EXPECT_EQ(status.error().message(), "nccl: coming together: invalid usage");
+    EXPECT_EQ(status.error().message(), "nccl: connecting: invalid usage");
   }
 }
 
@@ -377,7 +377,7 @@ TEST_F(StandInNccl, RanksAgreeOnWhyTheyCannot) {
     return said[0];
   };
   EXPECT_EQ(why({0, 1}), "");
-  EXPECT_EQ(why({0, -1}), "rank 1: it has no GPU");
+  EXPECT_EQ(why({0, -1}), "rank 1: no GPU");
   EXPECT_THAT(why({1, 0, 1}), HasSubstr("ranks 0 and 2 have the same GPU, GPU-5a0000"));
   EXPECT_EQ(why_no_nccl(std::vector<NcclMember>{{"a", "GPU-1", ""}, {"b", "", "nccl: cannot open it"}}),
             "rank 1: nccl: cannot open it");

@@ -243,7 +243,7 @@ TEST_F(RealColossalai, AnOptimizerDirectoryHasTheParametersOfModelingBesideIt) {
   const CommandResult verified =
       reshard_cli({"verify", path + "/optimizer", "--config", config, "--fail-on", "warning"});
   EXPECT_EQ(verified.exit_code, 0) << verified.out << verified.err;
-  EXPECT_THAT(verified.out, HasSubstr("there is optimizer state and no model"));
+  EXPECT_THAT(verified.out, HasSubstr("there is optimizer state but no model"));
   fs::rename(path + "/modeling", dir_ / "elsewhere");
   EXPECT_THAT(opened(path + "/optimizer")->catalog().warnings, ElementsAre(HasSubstr("29 ids for 0 parameters")));
 }
@@ -257,7 +257,7 @@ TEST_F(RealColossalai, MomentsOfFusedLayersMayBePermuted) {
              torch_file({{"0.exp_avg", floats({4, 12})}, {"1.exp_avg", floats({9, 4})}}));
   const auto reader = opened(path);
   ASSERT_TRUE(reader->catalog().find("optimizer.state.transformer.h.0.attn.c_attn.weight.exp_avg"));
-  EXPECT_THAT(reader->catalog().notes, Contains(HasSubstr("the moments of fused layers have another order")));
+  EXPECT_THAT(reader->catalog().notes, Contains(HasSubstr("the moments of fused layers are ordered differently")));
   const std::string text = reshard_cli({"plan", path, dir_ / "o", "--to", "dcp", "--names", "keep"}).out;
   EXPECT_THAT(text, HasSubstr("If the run was tensor-parallel"));
   EXPECT_THAT(reshard_cli({"plan", path, dir_ / "o", "--to", "hf", "--names", "keep"}).out,

@@ -692,11 +692,11 @@ TEST_F(DcpMetadataTest, RefusesItemsOfNoChunk) {
     return refusal_of(parts);
   };
   const std::string none_at = "D/.metadata: storage_data has a chunk of 'w' at ";
-  EXPECT_EQ(refused(item_of("w", {0, 1}, 0)), none_at + "[0, 1] that is not among its chunks, or has it twice");
-  EXPECT_EQ(refused(item_of("w", {1, 0}, 0)), none_at + "[1, 0] that is not among its chunks, or has it twice");
-  EXPECT_EQ(refused(item_of("w", {0}, 0)), none_at + "[0] that is not among its chunks, or has it twice");
+  EXPECT_EQ(refused(item_of("w", {0, 1}, 0)), none_at + "[0, 1] that is not one of its chunks, or is listed twice");
+  EXPECT_EQ(refused(item_of("w", {1, 0}, 0)), none_at + "[1, 0] that is not one of its chunks, or is listed twice");
+  EXPECT_EQ(refused(item_of("w", {0}, 0)), none_at + "[0] that is not one of its chunks, or is listed twice");
   EXPECT_EQ(refused(item_of("unknown", {0}, 0)),
-            "D/.metadata: storage_data has a chunk of 'unknown', state_dict_metadata has not");
+            "D/.metadata: storage_data contains a chunk of 'unknown', but state_dict_metadata does not");
 }
 
 TEST_F(DcpMetadataTest, RefusesWhatIsStoredNowhere) {
@@ -711,7 +711,8 @@ TEST_F(DcpMetadataTest, RefusesWhatIsStoredNowhere) {
 TEST_F(DcpMetadataTest, WarnsOfAnObjectThatOnlyStorageHas) {
   Parts parts;
   parts.storage.emplace_back(item_of("left_over"), place("__0_0.distcp", 2000, 100));
-  EXPECT_THAT(catalog_of(parts).warnings, ElementsAre("storage_data has 'left_over', state_dict_metadata has not"));
+  EXPECT_THAT(catalog_of(parts).warnings,
+              ElementsAre("storage_data contains 'left_over', but state_dict_metadata does not"));
 }
 
 // MetadataIndex.index is a hint, which torch itself looks at with care (metadata.py): it may be wrong or missing.

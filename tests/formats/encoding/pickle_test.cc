@@ -181,10 +181,11 @@ TEST(Pickle, NestingIsNotRecursion) {
 
 TEST(Pickle, RefusesLengthsBeyondTheEnd) {
   EXPECT_EQ(error_of(raw("\x8d\xff\xff\xff\xff\xff\xff\xff\x7fx.", 11)),
-            "p@0x0: BINUNICODE8: expected 9223372036854775807 bytes, got 2 to the end");
-  EXPECT_EQ(error_of("\x8b\xff\xff\xff\xff."), "p@0x0: LONG4: expected 4294967295 bytes, got 1 to the end");
-  EXPECT_EQ(error_of(raw("N0X\xff\xff\xff\xff.", 8)), "p@0x2: BINUNICODE: expected 4294967295 bytes, got 1 to the end");
-  EXPECT_EQ(error_of("K"), "p@0x0: BININT1: expected 1 byte, got 0 to the end");
+            "p@0x0: BINUNICODE8: expected 9223372036854775807 bytes, got 2 before the end");
+  EXPECT_EQ(error_of("\x8b\xff\xff\xff\xff."), "p@0x0: LONG4: expected 4294967295 bytes, got 1 before the end");
+  EXPECT_EQ(error_of(raw("N0X\xff\xff\xff\xff.", 8)),
+            "p@0x2: BINUNICODE: expected 4294967295 bytes, got 1 before the end");
+  EXPECT_EQ(error_of("K"), "p@0x0: BININT1: expected 1 byte, got 0 before the end");
 }
 
 TEST(Pickle, RefusesMemoBombs) {

@@ -122,7 +122,8 @@ TEST_F(SafetensorsHeaderTest, V5UnknownElementTypesAreRefusedByName) {
 }
 
 TEST_F(SafetensorsHeaderTest, V6TheHeadersLengthIsComparedBeforeItIsUsed) {
-  EXPECT_EQ(refusal(u64(100) + "{}"), "m.safetensors@0x0: safetensors header: expected 100 bytes, got 2 to the end");
+  EXPECT_EQ(refusal(u64(100) + "{}"),
+            "m.safetensors@0x0: safetensors header: expected 100 bytes, got 2 before the end");
   EXPECT_EQ(refusal(u64(UINT64_MAX) + "{}"),
             "m.safetensors@0x0: safetensors header: expected at most 100000000 bytes, got 18446744073709551615");
   EXPECT_EQ(refusal(u64(UINT64_MAX - 7) + "{}"),
@@ -148,7 +149,7 @@ TEST_F(SafetensorsHeaderTest, V8BytesThatBelongToNoTensorAreRefused) {
   EXPECT_EQ(refusal(one(fields, 5)),
             "m.safetensors@0x3d: tensor data: expected 4 bytes, got 5: 1 byte belongs to no tensor");
   EXPECT_EQ(refusal(one(fields, 3)),
-            "m.safetensors@0x3d: tensor data: expected 4 bytes, got 3 to the end: the file is cut short");
+            "m.safetensors@0x3d: tensor data: expected 4 bytes, got 3 before the end: the file is truncated");
   EXPECT_EQ(refusal(one(R"("dtype":"U8","shape":[4],"data_offsets":[1,5])", 5)),
             "m.safetensors@0x8: tensor 'w': expected data from offset 0, got 1: hole");
 }

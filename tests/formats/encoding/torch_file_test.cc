@@ -209,10 +209,10 @@ TEST_F(TorchFileTest, RefusesStreamsWhoseStoragesDoNotAddUp) {
   contains(stream(one, keys_pickle({"k", "z"}), size_of(8) + data + size_of(1) + "x"),
            "storage 'z': no tensor refers to it");
   contains(stream(one, keys_pickle({"k", "k"}), size_of(8) + data + size_of(8) + data), "storage 'k': comes twice");
-  contains(stream(one, keys, size_of(9) + data), "storage 'k': expected 18 bytes, got 16 to the end");
+  contains(stream(one, keys, size_of(9) + data), "storage 'k': expected 18 bytes, got 16 before the end");
   contains(stream(one, keys, size_of(-1) + data), "a size that fits 63 bits");
   contains(stream(one, keys, size_of(INT64_MAX / 2 + 1) + data), "a size that fits 63 bits");
-  contains(stream(one, keys, "1234"), "expected its size in 8 bytes, got 4 to the end");
+  contains(stream(one, keys, "1234"), "expected its size in 8 bytes, got 4 before the end");
   contains(stream(tensor_pickle(8, 7, 4), keys, size_of(8) + data), "a part of the storage's 16 bytes");
   const auto less = open(stream(one, keys, size_of(7) + std::string(14, 'x')));
   ASSERT_TRUE(less);

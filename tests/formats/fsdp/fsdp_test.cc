@@ -218,8 +218,7 @@ TEST(Fsdp, FilesOfTwoSavesAreNotMixed) {
   // What was left of a run of four ranks is refused even where the three that the settings tell of are gone.
   const Copy other("fsdp1_hybrid");
   write_file(other / "fsdp_config.json", R"({"FSDP_version": 1, "world_size": 8})");
-  EXPECT_THAT(refusal(other.path()),
-              HasSubstr("expected files of 8 ranks, as fsdp_config.json has it, got those of 4"));
+  EXPECT_THAT(refusal(other.path()), HasSubstr("expected files of 8 ranks, as fsdp_config.json gives, got those of 4"));
 }
 
 TEST(Fsdp, FilesThatWereCutShortOrExchangedAreSeen) {
@@ -238,7 +237,7 @@ TEST(Fsdp, FilesThatWereCutShortOrExchangedAreSeen) {
   {  // torch 2.6 does not say which rank it was: a part is missing then
     const Copy copy("fsdp2_tp2_torch26");
     write_file(copy / "model_world_size_4_rank_1.pt", read_file(copy / "model_world_size_4_rank_0.pt"));
-    EXPECT_THAT(refusal(copy.path()), HasSubstr("elements are stored nowhere"));
+    EXPECT_THAT(refusal(copy.path()), HasSubstr("elements are missing"));
   }
   {  // another model's
     const Copy copy("fsdp2_tp2_torch26");

@@ -277,7 +277,7 @@ TEST_F(SafetensorsReadTest, OfSeveralIndexesTheUsualOneCounts) {
 TEST_F(SafetensorsReadTest, HeadersSufficeWhenTheFilesAreNotAskedFor) {
   const std::string bytes = file_of({{"a", {100}}});
   dir_.write("m.safetensors", bytes.substr(0, bytes.size() - 50));
-  EXPECT_TRUE(refusal().ends_with("tensor data: expected 100 bytes, got 50 to the end: the file is cut short"));
+  EXPECT_TRUE(refusal().ends_with("tensor data: expected 100 bytes, got 50 before the end: the file is truncated"));
   const auto reader = open("", false);
   ASSERT_TRUE(reader) << reader.error().message();
   EXPECT_THAT(names((*reader)->catalog()), ElementsAre("a [100]"));
@@ -324,7 +324,7 @@ TEST_F(SafetensorsReadTest, ShardsThatDoNotFitTogetherAreRefused) {
     return refusal();
   };
   EXPECT_EQ(with({"w", {2, 3}}, R"({"w":{"saved_offsets":[4,0]}})"),
-            "D: tensor 'w' [6, 3]: 6 of 18 elements are stored nowhere, the first of them in [2:4, 0:3]");
+            "D: tensor 'w' [6, 3]: 6 of 18 elements are missing, the first in [2:4, 0:3]");
   EXPECT_EQ(with({"w", {2, 3}}, R"({"w":{"saved_offsets":[1,0]}})"),
             "D: tensor 'w' [0:2, 0:3] overlaps [1:3, 0:3]: every element must be stored once");
   EXPECT_EQ(with({"w", {2, 3}, DType::kInt8}, R"({"w":{"saved_offsets":[2,0]}})"),
@@ -343,7 +343,7 @@ TEST_F(SafetensorsReadTest, ShardsThatDoNotFitTogetherAreRefused) {
             "D/shard-00002.safetensors: tensor 'w': saved_offsets: expected an array, got nothing");
   EXPECT_EQ(
       with({"v", {2, 3}}, R"({"w":{"saved_offsets":[2,0]}})"),
-      "D/shard-00002.safetensors: DCP_SHARDING_INFO: expected entries for tensors of this file, got 1 entry of none");
+      "D/shard-00002.safetensors: DCP_SHARDING_INFO: expected entries for tensors of this file, got 1 other entry");
   EXPECT_EQ(with({"w", {2, 3}}, "[]"),
             "D/shard-00002.safetensors: DCP_SHARDING_INFO: expected an object, got an array");
   EXPECT_EQ(

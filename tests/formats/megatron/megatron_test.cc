@@ -466,7 +466,7 @@ TEST_F(Megatron, WhatArgsHaveNoWordsForIsNotWritten) {
   EXPECT_THAT(named.err, HasSubstr("a checkpoint of Megatron-LM has Megatron core names and no others"));
   fs::remove(model + "/config.json");
   const CommandResult without = reshard_cli({"convert", model, dir_ / "out", "--to", "megatron", "-q"});
-  EXPECT_THAT(without.err, HasSubstr("args, which are made of the model's config.json; --config FILE"));
+  EXPECT_THAT(without.err, HasSubstr("args, which are made from the model's config.json; add it with --config"));
   EXPECT_FALSE(fs::exists(dir_ / "out"));
 }
 
@@ -592,7 +592,7 @@ TEST_F(Megatron, WhatFilesOfRanksCannotHoldIsNotWritten) {
   EXPECT_THAT(error_of_mesh("pp=3", 2), HasSubstr("pp=3"));
   EXPECT_THAT(error_of_mesh("ep=2", 2), HasSubstr("ep=2 does not divide 0 experts"));
   EXPECT_THAT(error_of_mesh("tp=2", 4, {"--dtype", "float32"}),
-              HasSubstr("is float32: an optimizer with masters is written of weights that are half as wide"));
+              HasSubstr("is float32: an optimizer with masters needs weights in bfloat16 or float16"));
   EXPECT_THAT(error_of_mesh("tp=2", 4, {"--exclude", "*.exp_avg_sq"}), HasSubstr("the optimizer has no exp_avg_sq of"));
 }
 
@@ -666,7 +666,7 @@ TEST_F(Megatron, AnUnfinishedShardedSaveIsTold) {
   const auto without_args = open_checkpoint(path);
   ASSERT_TRUE(without_args) << without_args.error().message();
   EXPECT_THAT(without_args->reader->catalog().warnings,
-              testing::ElementsAre(HasSubstr("Megatron's arguments are not known"),
+              testing::ElementsAre(HasSubstr("Megatron's arguments are unknown"),
                                    HasSubstr("flat buffers (dp_reshardable) keep their names")));
   EXPECT_TRUE(without_args->reader->catalog().find("decoder.layers.1.mlp.linear_fc1.weight"));
   write_file(iteration + "/common.pt", common.substr(0, common.size() / 2));
@@ -876,7 +876,7 @@ TEST_F(Megatron, WhatCannotBeJoinedIsTold) {
                                                      {"model", pickled::fields_of({{name, file.tensor({2, 2})}})}}));
   };
   write("a/iter_0000001/mp_rank_00", {}, 1.0, "output_layer.weight");
-  EXPECT_THAT(error_of(dir_ / "a/iter_0000001"), HasSubstr("a checkpoint_version below 2"));
+  EXPECT_THAT(error_of(dir_ / "a/iter_0000001"), HasSubstr("checkpoint_version below 2"));
   write("b/iter_0000001/mp_rank_00", {{"num_layers", 3}}, 3.0, "decoder.layers.1.mlp.linear_fc2.weight");
   EXPECT_EQ(error_of(dir_ / "b/iter_0000001"), "D: expected 3 layers as args say, got 2 in the files of all stages");
   write("c/iter_0000001/mp_rank_00", {{"tensor_model_parallel_size", 1 << 30}}, 3.0, "output_layer.weight");
@@ -1014,9 +1014,9 @@ TEST_F(Megatron, FlatBuffersOfExperts) {
       if (warning.find("dp_reshardable") != std::string::npos) return warning;
     return std::string("taken");
   };
-  EXPECT_THAT(kept(stored, *Mesh::parse("dp_shard=3")), HasSubstr("no known order of the parameters fits"));
+  EXPECT_THAT(kept(stored, *Mesh::parse("dp_shard=3")), HasSubstr("fit no known order of the parameters"));
   stored[buffer(1, 1)] = floats({320}, 3000);
-  EXPECT_THAT(kept(stored, *Mesh::parse("dp_shard=4")), HasSubstr("no known order of the parameters fits"));
+  EXPECT_THAT(kept(stored, *Mesh::parse("dp_shard=4")), HasSubstr("fit no known order of the parameters"));
   stored.erase(buffer(1, 1));
   EXPECT_THAT(kept(stored, *Mesh::parse("dp_shard=4")), HasSubstr("there are 2 buffers of a model on ep=2"));
 }

@@ -253,7 +253,7 @@ TEST_F(Mistral, ModelsThatAreThereTwiceAreOneFindingThatNamesTheFiles) {
   EXPECT_THAT(verified.out, HasSubstr("more.safetensors"));
   const CommandResult r = reshard_cli({"convert", hf_, dir_ / "out", "--to", "hf", "-q"});
   EXPECT_EQ(r.exit_code, 3);
-  EXPECT_THAT(r.err, HasSubstr("21 tensors are there twice, under two names; --exclude leaves one of them out"));
+  EXPECT_THAT(r.err, HasSubstr("21 tensors are stored twice, under two names; add --exclude to leave one of them out"));
   EXPECT_THAT(r.err, HasSubstr("model.layers.0.input_layernorm.weight of more.safetensors and of model.safetensors"));
   EXPECT_THAT(r.err, HasSubstr("and 17 more"));
 }

@@ -50,9 +50,9 @@ TEST(ParameterIds, AreNotGuessed) {
   const std::vector<NamedShape> stored = {{"a", {4, 2}}, {"b", {4}}};
   EXPECT_EQ(name_parameters(stored, NameOrder::kByStage, ids_of({{4, 2}}), {}).evidence, "1 id for 2 parameters");
   EXPECT_EQ(name_parameters(stored, NameOrder::kByStage, ids_of({{4}, {4, 2}}), {}).evidence,
-            "in no known order do the parameters have the shapes of the ids");
+            "the shapes of the ids fit no known order of the parameters");
   EXPECT_EQ(name_parameters(stored, NameOrder::kSorted, ids_of({{4, 2}, {4}}), {}).evidence,
-            "the index is sorted by name, and the order of this model's parameters is not known");
+            "the index is sorted by name, and the order of this model's parameters is unknown");
   const std::vector<ParameterId> stateless = {{0, std::nullopt}, {1, std::nullopt}};
   EXPECT_THAT(name_parameters(stored, NameOrder::kByStage, stateless, {}).names, IsEmpty());
   // Two groups, and states for the first of each kind only: two orders fit.

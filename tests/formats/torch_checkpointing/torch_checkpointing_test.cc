@@ -103,11 +103,10 @@ TEST_F(TorchCheckpointing, SavesThatDidNotFinishAreToldApart) {
   fs::remove(path + "/metadata.pkl");
   fs::remove(path + "/model_1.pt");
   write_file(path + "/optimizer_1.pt", "");
-  EXPECT_EQ(
-      error_of_opening(path),
-      "D: a save that did not finish: torch_checkpointing renames it to 'step-2' when every rank has written; not "
-      "there: 2 files: 'metadata.pkl', 'model_1.pt'; empty, as a write that failed leaves them: 1 file: "
-      "'optimizer_1.pt'. Take an earlier step");
+  EXPECT_EQ(error_of_opening(path),
+            "D: a save that did not finish: torch_checkpointing renames it to 'step-2' when every rank has written; "
+            "missing: 2 files: 'metadata.pkl', 'model_1.pt'; empty, as after a failed write: 1 file: "
+            "'optimizer_1.pt'. Take an earlier step");
   EXPECT_THAT(error_of_opening(dir_ / "."), HasSubstr("none of them complete"));
   // Without a temporary directory rank 0 writes metadata.pkl first, and it proves nothing.
   path = copy(kTorch);

@@ -199,7 +199,8 @@ TEST(Vllm, ReadsOnlyWhatTheConfigDescribes) {
   std::filesystem::remove(path + "/model-rank-3-part-0.safetensors");
   EXPECT_THAT(refusal_of(path), HasSubstr("does not run this model with tp=3"));
   other.replace(other.find("llama"), 5, "gpt_x");
-  EXPECT_THAT(refusal_of(written(another, model, 2, other)), HasSubstr("model_type 'gpt_x' is not of a known family"));
+  EXPECT_THAT(refusal_of(written(another, model, 2, other)),
+              HasSubstr("model_type 'gpt_x' belongs to no known family"));
 }
 
 TEST(Vllm, PartsAreCutBySize) {
@@ -221,7 +222,7 @@ TEST(Vllm, RefusesWhatItDoesNotKnow) {
   model.request.heads.reset();
   EXPECT_THAT(model.refusal(), HasSubstr("give one with --config"));
   model.request.mesh = Mesh({{"pp", 2}});
-  EXPECT_THAT(model.refusal(), HasSubstr("pp=2 is more stages than the model has parts"));
+  EXPECT_THAT(model.refusal(), HasSubstr("pp=2 exceeds the parts of the model"));
   model.request.mesh = Mesh({{"dp_shard", 2}, {"tp", 2}});
   EXPECT_THAT(model.refusal(), HasSubstr("expected a mesh of pp and tp, got dp_shard=2, tp=2"));
   Model deep(5);

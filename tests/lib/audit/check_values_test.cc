@@ -97,7 +97,7 @@ TEST_F(Damaged, ClearedRowsAreFound) {
   EXPECT_THAT(report.findings[0].why, ElementsAre("layers.0.attention.wq.weight: 16 of 64 rows: 16..31"));
   EXPECT_THAT(report.findings[1].why, ElementsAre("tok_embeddings.weight: 2 of the 990 rows hold zeros: 7..8"));
   EXPECT_THAT(report.findings[2].why[0],
-              HasSubstr("4 of the 10 rows past the true vocabulary of 990 hold zeros: 996..999"));
+              HasSubstr("4 of the 10 rows after the true vocabulary of 990 hold zeros: 996..999"));
 }
 
 TEST_F(Damaged, AClearedWeightIsFoundAndInTheTable) {

@@ -146,8 +146,8 @@ TEST(Replicas, ACopyThatDiffersIsNamedWithBothPlaces) {
   EXPECT_EQ(f.what, "two copies of one box differ");
   const std::string first = "__0_0.distcp@" + std::to_string(ReplicatedCheckpoint::payload(ck.item(1)) + 7 * 4);
   const std::string other = "__1_0.distcp@" + std::to_string(ReplicatedCheckpoint::payload(second) + 7 * 4);
-  EXPECT_THAT(f.why, ElementsAre("[2:4, 0:6]: 2 of 12 elements differ, the first of them [3, 1], at " + first +
-                                 " and " + other));
+  EXPECT_THAT(f.why,
+              ElementsAre("[2:4, 0:6]: 2 of 12 elements differ, the first at [3, 1], at " + first + " and " + other));
 }
 
 TEST(Replicas, EveryCopyIsComparedAndEveryTensorNamed) {
@@ -160,7 +160,7 @@ TEST(Replicas, EveryCopyIsComparedAndEveryTensorNamed) {
   ASSERT_THAT(report->findings, SizeIs(2));
   const bool b_first = report->findings[0].tensors[0] == "b";
   const Finding &w = report->findings[b_first ? 1 : 0], &b = report->findings[b_first ? 0 : 1];
-  EXPECT_EQ(w.what, "2 copies differ from the first one of their box");
+  EXPECT_EQ(w.what, "2 copies differ from the first copy of their box");
   EXPECT_THAT(w.why, ElementsAre(HasSubstr("1 of 12 elements differs, at [0, 0], at __0_0.distcp@"),
                                  HasSubstr("1 of 12 elements differs, at [1, 5], at __0_0.distcp@")));
   EXPECT_THAT(b.why, ElementsAre(HasSubstr("1 of 3 elements differs, at [2]")));

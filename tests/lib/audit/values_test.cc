@@ -179,7 +179,7 @@ TEST(Values, RowsOfTheVocabularyAreNotes) {
               ElementsAre("tok_embeddings.weight: 4 of the 128,256 rows hold zeros: 128,004..128,007"));
   EXPECT_EQ(findings[1].id, "padding-rows");
   EXPECT_EQ(findings[1].severity, Severity::kNote);
-  EXPECT_THAT(findings[1].why, ElementsAre("tok_embeddings.weight: 256 of the 256 rows past the true vocabulary of "
+  EXPECT_THAT(findings[1].why, ElementsAre("tok_embeddings.weight: 256 of the 256 rows after the true vocabulary of "
                                            "128,256 hold zeros: 128,256..128,511"));
 }
 

@@ -38,7 +38,7 @@ TEST(Verification, OfFilesThatChangeMeanwhileItSaysThatFirst) {
     if (changed.empty()) continue;
     EXPECT_EQ(report.findings[0].id, "changed-meanwhile");
     EXPECT_EQ(report.findings[0].severity, Severity::kError);
-    EXPECT_THAT(report.findings[0].what, HasSubstr(file + ": has changed while it was read"));
+    EXPECT_THAT(report.findings[0].what, HasSubstr(file + ": the file changed while it was read"));
   }
 }
 

@@ -104,9 +104,9 @@ TEST(Vocabulary, SaysWhatIsLostAndHowToAvoidIt) {
   ASSERT_EQ(findings.size(), 1u);
   const Finding& f = findings[0];
   EXPECT_EQ(f.severity, Severity::kError);
-  EXPECT_EQ(f.what, "16,064 rows where config.json says vocab_size = 128,256");
+  EXPECT_EQ(f.what, "16,064 rows; config.json expects vocab_size = 128,256");
   EXPECT_THAT(f.why, Contains(HasSubstr("16,064 = 128,512 / 8, and 128,512 = 64 x 8 x 251")));
-  EXPECT_THAT(f.why, Contains(HasSubstr("optimizer/ is missing, which fits")));
+  EXPECT_THAT(f.why, Contains(HasSubstr("optimizer/ is missing, which is consistent")));
   EXPECT_EQ(f.lost, "Rows 16,064 to 128,255 (112,192 rows, 1.84 GB) are missing from this checkpoint.");
   EXPECT_THAT(f.advice, HasSubstr("make_vocab_size_divisible_by=32 (32 x 8 = 256 divides 128,256"));
 }
@@ -117,7 +117,7 @@ TEST(Vocabulary, ExplainsPaddingThatWasNotCutBack) {
   EXPECT_EQ(findings[0].id, "vocabulary-padded");
   EXPECT_THAT(findings[0].tensors, testing::ElementsAre("embed"));
   EXPECT_THAT(findings[0].why, Contains(HasSubstr("32,256 = 64 x 8 x 63")));
-  EXPECT_THAT(findings[0].why, Contains(HasSubstr("head has 32,000: the two do not agree")));
+  EXPECT_THAT(findings[0].why, Contains(HasSubstr("head has 32,000, so the two differ")));
 }
 
 TEST(Vocabulary, AdmitsWhatItCannotExplain) {

@@ -22,7 +22,7 @@ TEST(Cursor, AShortReadNamesThePlaceTheThingAndBothLengths) {
   const auto r = c.take(46, "central directory entry");
   ASSERT_FALSE(r);
   EXPECT_EQ(r.error().code(), ErrorCode::kCorrupt);
-  EXPECT_EQ(r.error().message(), "dir/file@0x1002: central directory entry: expected 46 bytes, got 10 to the end");
+  EXPECT_EQ(r.error().message(), "dir/file@0x1002: central directory entry: expected 46 bytes, got 10 before the end");
   EXPECT_EQ(c.position(), 2) << "a refused read moves nothing";
 }
 
@@ -39,7 +39,7 @@ TEST(Cursor, TakesNothingAtTheEnd) {
   Cursor c(as_bytes(""), "f");
   EXPECT_TRUE(c.done());
   EXPECT_EQ(c.take(0, "nothing")->size(), 0U);
-  EXPECT_EQ(c.take(1, "byte").error().message(), "f@0x0: byte: expected 1 byte, got 0 to the end");
+  EXPECT_EQ(c.take(1, "byte").error().message(), "f@0x0: byte: expected 1 byte, got 0 before the end");
 }
 
 TEST(Cursor, ASubCursorIsBoundedByItsOwnLengthAndKnowsItsPlaceInTheFile) {
@@ -49,7 +49,7 @@ TEST(Cursor, ASubCursorIsBoundedByItsOwnLengthAndKnowsItsPlaceInTheFile) {
   EXPECT_EQ(c.offset(), 108);
   EXPECT_EQ(body.offset(), 104);
   EXPECT_EQ(as_string(*body.take(4, "all")), "body");
-  EXPECT_EQ(body.take(1, "more").error().message(), "f@0x6c: more: expected 1 byte, got 0 to the end");
+  EXPECT_EQ(body.take(1, "more").error().message(), "f@0x6c: more: expected 1 byte, got 0 before the end");
   EXPECT_FALSE(c.sub(5, "too much"));
 }
 

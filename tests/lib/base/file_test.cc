@@ -65,7 +65,7 @@ TEST(File, AnEndOfFileIsCorruptAndSaysHowMuchWasThere) {
   const TempDir dir;
   put(dir / "f", "abcdef");
   const File file = *File::open(dir / "f");
-  EXPECT_EQ(read_text(file, 4, 10), "error: " + (dir / "f@0x4: expected 10 bytes, got 2 to the end of the file"));
+  EXPECT_EQ(read_text(file, 4, 10), "error: " + (dir / "f@0x4: expected 10 bytes, got 2 before the end of the file"));
   std::array<std::byte, 1> one{};
   EXPECT_EQ(file.read_at(100, one).error().code(), ErrorCode::kCorrupt);
 }
@@ -450,7 +450,7 @@ TEST(Directory, MakeDirectoryRefusesWhatIsThere) {
   const TempDir dir;
   ASSERT_TRUE(make_directory(dir / "d"));
   EXPECT_TRUE(is_directory(dir / "d"));
-  EXPECT_EQ(message_of(make_directory(dir / "d")), dir / "d: cannot make the directory: File exists");
+  EXPECT_EQ(message_of(make_directory(dir / "d")), dir / "d: cannot create the directory: File exists");
   EXPECT_TRUE(sync_directory(dir / "d"));
   EXPECT_FALSE(sync_directory(dir / "absent"));
   EXPECT_GT(*free_space(dir.path()), 0);

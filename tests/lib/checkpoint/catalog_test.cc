@@ -208,7 +208,7 @@ TEST(Catalog, RefusesASecondTensorOfTheSameName) {
   ASSERT_TRUE(c.add(t));
   const Status again = c.add(t);
   ASSERT_FALSE(again);
-  EXPECT_EQ(again.error().message(), "step-10: tensor 'w\\x0a' is there twice");
+  EXPECT_EQ(again.error().message(), "step-10: tensor 'w\\x0a' is stored twice");
   EXPECT_EQ(c.tensors().size(), 1U);
 }
 

@@ -55,11 +55,10 @@ TEST(CheckCover, EmptyBoxesOverlapNothing) {
 
 TEST(CheckCover, NamesTheFirstHole) {
   EXPECT_EQ(cover_message({10, 2}, {{{0, 0}, {4, 2}}, {{6, 0}, {4, 2}}}),
-            "tensor 'w' [10, 2]: 4 of 20 elements are stored nowhere, the first of them in [4:6, 0:2]");
-  EXPECT_EQ(cover_message({10, 2}, {}),
-            "tensor 'w' [10, 2]: 20 of 20 elements are stored nowhere, the first of them in [0:10, 0:2]");
+            "tensor 'w' [10, 2]: 4 of 20 elements are missing, the first in [4:6, 0:2]");
+  EXPECT_EQ(cover_message({10, 2}, {}), "tensor 'w' [10, 2]: 20 of 20 elements are missing, the first in [0:10, 0:2]");
   EXPECT_EQ(cover_message({128256, 2}, {{{0, 0}, {16064, 2}}}),
-            "tensor 'w' [128256, 2]: 224,384 of 256,512 elements are stored nowhere, the first of them in "
+            "tensor 'w' [128256, 2]: 224,384 of 256,512 elements are missing, the first in "
             "[16064:128256, 0:2]");
   EXPECT_EQ(cover_message({}, {}), "tensor 'w': expected one stored value, got 0");
 }
@@ -72,18 +71,18 @@ TEST(CheckCover, NamesTwoBoxesThatOverlap) {
 
 TEST(CheckCover, NamesABoxOutsideTheTensor) {
   EXPECT_EQ(cover_message({10, 2}, {{{8, 0}, {4, 2}}}),
-            "tensor 'w': box of shape [4, 2] at [8, 0] lies outside the tensor's shape [10, 2]");
+            "tensor 'w': box of shape [4, 2] at [8, 0] is outside the tensor's shape [10, 2]");
   EXPECT_EQ(cover_message({10}, {{{-1}, {2}}}),
-            "tensor 'w': box of shape [2] at [-1] lies outside the tensor's shape [10]");
+            "tensor 'w': box of shape [2] at [-1] is outside the tensor's shape [10]");
   EXPECT_EQ(cover_message({10}, {{{5}, {-2}}}),
-            "tensor 'w': box of shape [-2] at [5] lies outside the tensor's shape [10]");
+            "tensor 'w': box of shape [-2] at [5] is outside the tensor's shape [10]");
   EXPECT_EQ(cover_message({10}, {{{11}, {0}}}),
-            "tensor 'w': box of shape [0] at [11] lies outside the tensor's shape [10]");
+            "tensor 'w': box of shape [0] at [11] is outside the tensor's shape [10]");
 }
 
 TEST(CheckCover, ABoxWhoseEndOverflowsIsOutside) {
   EXPECT_EQ(cover_message({10}, {{{0}, {10}}, {{INT64_MAX}, {INT64_MAX}}}),
-            "tensor 'w': box of shape [9223372036854775807] at [9223372036854775807] lies outside the tensor's shape "
+            "tensor 'w': box of shape [9223372036854775807] at [9223372036854775807] is outside the tensor's shape "
             "[10]");
 }
 
@@ -181,7 +180,7 @@ TEST(CheckCover, AgreesWithCountingEveryElement) {
     ASSERT_EQ(s.has_value(), covers_once(shape, boxes)) << (s ? "accepted" : s.error().message());
     fine += s.has_value();
     if (s) continue;
-    holes += s.error().message().find("stored nowhere") != std::string::npos;
+    holes += s.error().message().find(" missing") != std::string::npos;
     overlaps += s.error().message().find("overlaps") != std::string::npos;
   }
   EXPECT_GT(fine, 2000);
@@ -206,8 +205,7 @@ TEST(CheckCover, ThousandsOfBoxesThatFormNoGrid) {
   shifted[1001].shape[1] += 1;
   EXPECT_NE(cover_message({kRows, kWidth}, shifted).find(" overlaps "), std::string::npos);
   bricks.erase(bricks.begin() + 1001);
-  EXPECT_EQ(cover_message({kRows, kWidth}, bricks),
-            "tensor 'w' [300, 3000]: 92 of 900,000 elements are stored nowhere");
+  EXPECT_EQ(cover_message({kRows, kWidth}, bricks), "tensor 'w' [300, 3000]: 92 of 900,000 elements are missing");
 }
 
 TEST(CheckCover, AGridOfAMillionBoxes) {
@@ -275,21 +273,20 @@ TEST(Validate, NamesAFileThatIsCutShort) {
   Catalog c = two_halves();
   c.files[0].size = 143;
   EXPECT_EQ(validate_message(c),
-            "ckpt/__0_0.distcp@0x80: tensor 'w' [2:4, 0:2]: data end at byte 144, file has 143: the file is cut short "
-            "or belongs to another save");
+            "ckpt/__0_0.distcp@0x80: tensor 'w' [2:4, 0:2]: data ends at byte 144, but the file has 143 bytes: it is "
+            "truncated or belongs to another save");
   change(c, 1, [](Fragment& f) { f.extent.offset = INT64_MAX - 3; });
-  EXPECT_EQ(
-      validate_message(c),
-      "ckpt/__0_0.distcp@0x7ffffffffffffffc: tensor 'w' [2:4, 0:2]: data end at byte 2^63, file has 143: the file "
-      "is cut short or belongs to another save");
+  EXPECT_EQ(validate_message(c),
+            "ckpt/__0_0.distcp@0x7ffffffffffffffc: tensor 'w' [2:4, 0:2]: data ends at byte 2^63, but the file has "
+            "143 bytes: it is truncated or belongs to another save");
 }
 
 TEST(Validate, ChecksTheFilesOfObjectsToo) {
   Catalog c = two_halves();
   c.blobs.push_back(blob("train_state.step", {0, 990, 20}));
   EXPECT_EQ(validate_message(c),
-            "ckpt/__0_0.distcp@0x3de: object 'train_state.step': data end at byte 1,010, file has 1,000: the file is "
-            "cut short or belongs to another save");
+            "ckpt/__0_0.distcp@0x3de: object 'train_state.step': data ends at byte 1,010, but the file has 1,000 "
+            "bytes: it is truncated or belongs to another save");
 }
 
 TEST(Validate, StridesMustStayInsideTheExtent) {
@@ -298,7 +295,7 @@ TEST(Validate, StridesMustStayInsideTheExtent) {
   EXPECT_EQ(validate_message(c), "fine") << "transposed";
   change(c, 0, [](Fragment& f) { f.strides = {3, 1}; });
   EXPECT_EQ(validate_message(c),
-            "ckpt/__0_0.distcp@0x40: tensor 'w' [0:2, 0:2]: strides [3, 1] reach past the 16 bytes stored for it");
+            "ckpt/__0_0.distcp@0x40: tensor 'w' [0:2, 0:2]: strides [3, 1] reach past the 16 stored bytes");
   change(c, 0, [](Fragment& f) { f.strides = {2, 1}, f.start = 4; });
   EXPECT_FALSE(validate(c));
   change(c, 0, [](Fragment& f) { f.start = -4; });
@@ -331,7 +328,7 @@ TEST(Validate, AReplicaRepeatsABoxOfTheCover) {
   copy.box.origin = {1, 0};
   c.tensor(0).replicas.set(0, copy);
   EXPECT_EQ(validate_message(c),
-            "ckpt: tensor 'w' [1:3, 0:2]: expected a further copy of a stored box, got a box of its own");
+            "ckpt: tensor 'w' [1:3, 0:2]: expected a replica of a stored box, got a box that no fragment has");
 }
 
 // ---- check_extents_disjoint

@@ -117,8 +117,8 @@ TEST(ConversionSteps, RowsOfAVocabularyArePaddedOnlyWithAWord) {
     TRY(pad_vocabulary(view, files, names, rows, {}, kAll, {}, notes));
     return view;
   };
-  EXPECT_THAT(padded({{}, 4}).error().message(), HasSubstr("the target's vocabulary 12; --vocab-padding"));
-  EXPECT_THAT(padded({PaddingFill::kZero, 0}).error().message(), HasSubstr("nothing says how many"));
+  EXPECT_THAT(padded({{}, 4}).error().message(), HasSubstr("the target's vocabulary 12; choose the content"));
+  EXPECT_THAT(padded({PaddingFill::kZero, 0}).error().message(), HasSubstr("needs the number of rows to add"));
   const SourceView view = must(padded({PaddingFill::kRepeatLast, 4}));
   EXPECT_EQ(view.catalog.tensors()[*view.catalog.find("output.weight")].shape, (Dims{12, 4}));
   EXPECT_THAT(notes.warnings, ElementsAre(HasSubstr("2 rows (repeat-last) are added to the vocabulary")));
@@ -216,7 +216,7 @@ TEST_F(RowsOfAView, OfAModelAreAllThereUnlessSomeWereLeftOut) {
   source_.add("model.embed_tokens.weight", {10, 4}, counted(40));
   source_.write();
   begin();
-  EXPECT_THAT(error_of(repair_it()), HasSubstr("reshard verify explains it, --allow config writes what is there"));
+  EXPECT_THAT(error_of(repair_it()), HasSubstr("reshard verify explains it; add --allow config to write it anyway"));
   EXPECT_EQ(must(repair_it(false)).value().present, 1);
 }
 
@@ -227,7 +227,7 @@ TEST_F(RowsOfAView, AreNotJudgedWithoutAConfig) {
   EXPECT_EQ(must(repair_it()), std::nullopt);
   EXPECT_THAT(notes_.warnings, ElementsAre(HasSubstr("no config.json: the names are those of family llama")));
   fit_.repairs.vocabulary = true;
-  EXPECT_THAT(error_of(repair_it()), HasSubstr("--repair needs to know what the model should be"));
+  EXPECT_THAT(error_of(repair_it()), HasSubstr("--repair needs the model's config.json"));
 }
 
 // ---- heads
@@ -268,11 +268,13 @@ TEST_F(RowsOfAView, OfHeadsAreRepeatedAsTheLayoutSays) {
   EXPECT_EQ(view_.catalog.tensors()[*view_.catalog.find(kK)].shape, (Dims{12, 4}));
   EXPECT_EQ(read(kV), counted(16));
   on.layout->kv_heads = KvHeads{{"*q_proj*"}, 3};
-  EXPECT_THAT(error_of(repeat_heads(view_, names_, on, kAll, notes_)),
-              AllOf(HasSubstr(kQ), HasSubstr("the layout repeats its key-value heads, and it is not made of 2")));
+  EXPECT_THAT(
+      error_of(repeat_heads(view_, names_, on, kAll, notes_)),
+      AllOf(HasSubstr(kQ), HasSubstr("the layout repeats key-value heads; expected rows that are a multiple of 2")));
   on.layout->kv_heads = KvHeads{{"*v_proj*"}, 3};
   view_.computed.insert(*view_.catalog.find(kV));
-  EXPECT_THAT(error_of(repeat_heads(view_, names_, on, kAll, notes_)), HasSubstr("made of a matrix with scales"));
+  EXPECT_THAT(error_of(repeat_heads(view_, names_, on, kAll, notes_)),
+              HasSubstr("not supported for quantized matrices"));
   begin("");
   EXPECT_THAT(error_of(repeat_heads(view_, names_, on, kAll, notes_)),
               HasSubstr("layout 'l' repeats key-value heads, and no config.json says how many"));
@@ -368,7 +370,7 @@ TEST(SideFilesOfAnOutput, LieBesideTheConfigOrTheSource) {
     return paths;
   };
   EXPECT_THAT(found(dir / "config/config.json", format), ElementsAre(dir / "config/a", dir / "ckpt/b", dir / "c"));
-  EXPECT_THAT(notes.warnings, ElementsAre(dir / "ckpt/d leads out of the checkpoint, to " +
+  EXPECT_THAT(notes.warnings, ElementsAre(dir / "ckpt/d is a link out of the checkpoint, to " +
                                           fs::canonical(dir / "elsewhere/d").string() + ": it is not copied"));
   EXPECT_THAT(found("", format), ElementsAre(dir / "ckpt/a", dir / "ckpt/b", dir / "c"));
   EXPECT_THAT(found("", kModels), IsEmpty()) << "which wants none";
@@ -395,7 +397,7 @@ TEST(NamedViews, ShowWhatIsStoredAndNothingElse) {
   const Catalog catalog = torchtitan();
   const Translation stored = translated(catalog, kAll), hf = translated(catalog, kModels);
   EXPECT_THAT(error_of(name_view(viewed(catalog, kAll, stored), stored, {.dtype = DType::kBFloat16, .keep_dtype = {}})),
-              HasSubstr("--dtype: a view shows what is stored"));
+              HasSubstr("--dtype: a view shows the stored values"));
   TempDir dir;
   MadeCheckpoint model(dir.path(), "data");
   add_model(model);
@@ -406,7 +408,7 @@ TEST(NamedViews, ShowWhatIsStoredAndNothingElse) {
   const Translation packed =
       translated(model.catalog(), kAll, {.convention = Convention::kMegatron, .keep_names = false});
   EXPECT_THAT(error_of(name_view(viewed(model.catalog(), kAll, packed), packed, {})),
-              AllOf(HasSubstr("linear_fc1"), HasSubstr("would be made of several")));
+              AllOf(HasSubstr("linear_fc1"), HasSubstr("would combine several tensors")));
 }
 
 }  // namespace

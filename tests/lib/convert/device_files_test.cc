@@ -172,7 +172,7 @@ TEST_F(DeviceFiles, AnErrorOfReadingNamesTensorFileAndOffset) {
   EXPECT_EQ(error.code(), ErrorCode::kIo);
   EXPECT_THAT(error.message(),
               testing::MatchesRegex("tensor '[abcd].*' \\[.*: .*/hf/model.safetensors@0x[0-9a-f]+: cannot "
-                                    "read by cuFile: Input/output error"));
+                                    "read with cuFile: Input/output error"));
 }
 
 TEST_F(DeviceFiles, AFileThatEndsTooSoonIsCorrupt) {
@@ -193,7 +193,7 @@ TEST_F(DeviceFiles, AFileThatEndsTooSoonIsCorrupt) {
   const Error error = error_of(dir_ / "hf");
   EXPECT_EQ(error.code(), ErrorCode::kCorrupt);
   EXPECT_THAT(error.message(), AllOf(HasSubstr("tensor '"), HasSubstr("model.safetensors@"), HasSubstr(": expected "),
-                                     HasSubstr(" bytes, got "), HasSubstr(" to the end of the file")));
+                                     HasSubstr(" bytes, got "), HasSubstr(" before the end of the file")));
 }
 
 }  // namespace

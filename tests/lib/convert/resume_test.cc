@@ -270,8 +270,7 @@ TEST_F(ResumeTest, WhatChangedIsNamedAndBegunAnew) {
     const Status refused = convert(changed);
     ASSERT_FALSE(refused);
     EXPECT_EQ(refused.error().code(), ErrorCode::kUsage);
-    EXPECT_THAT(refused.error().message(),
-                testing::AllOf(StartsWith(work_ + ": cannot be resumed: "), HasSubstr(what)));
+    EXPECT_THAT(refused.error().message(), testing::AllOf(StartsWith(work_ + ": cannot resume: "), HasSubstr(what)));
     EXPECT_TRUE(fs::exists(work_));
     changed.resume = Resume::kAuto;
     ASSERT_TRUE(convert(changed));
@@ -416,8 +415,8 @@ TEST_F(ResumeTest, WhatWasChangedMeanwhileIsLeftWhereResumingIsRequired) {
   ASSERT_FALSE(status);
   EXPECT_EQ(status.error().code(), ErrorCode::kUsage);
   EXPECT_THAT(status.error().message(),
-              testing::AllOf(StartsWith(work_ + ": cannot be resumed: what the killed run wrote of tensor '"),
-                             HasSubstr("was changed since")));
+              testing::AllOf(StartsWith(work_ + ": cannot resume: what the killed run wrote of tensor '"),
+                             HasSubstr("has changed since")));
   EXPECT_TRUE(read_file(file) == bytes);
   EXPECT_FALSE(fs::exists(out_));
 }
@@ -437,7 +436,7 @@ TEST_F(ResumeTest, AFullDiskLeavesWhatIsFinished) {
       continue;
     }
     const bool left = fs::exists(work_);
-    EXPECT_EQ(left, status.error().message().find("What is finished stays in " + work_) != std::string::npos)
+    EXPECT_EQ(left, status.error().message().find("The finished part is kept in " + work_) != std::string::npos)
         << status.error().message();
     EXPECT_THAT(status.error().message(), HasSubstr("No space left on device"));
     EXPECT_EQ(expect_continued(wish), left);
@@ -453,7 +452,7 @@ TEST_F(ResumeTest, AnInterruptedRunLeavesWhatIsFinished) {
   const Status status = convert({.interrupt = &interrupt});
   ASSERT_FALSE(status);
   EXPECT_EQ(status.error().code(), ErrorCode::kIo);
-  EXPECT_EQ(status.error().message(), "interrupted. What is finished stays in " + work_ +
+  EXPECT_EQ(status.error().message(), "interrupted. The finished part is kept in " + work_ +
                                           ": rerun the same command to resume, or add --resume never to start over");
   const Index before = bytes_written;
   EXPECT_TRUE(expect_continued({}));
@@ -488,7 +487,7 @@ TEST_F(ResumeTest, ASourceThatChangesMeanwhileGivesNoOutput) {
                                        if (done > 200'000 && !std::exchange(is_done, true)) change();
                                      }});
       ASSERT_FALSE(status);
-      EXPECT_THAT(status.error().message(), HasSubstr(file + ": has changed while it was read"));
+      EXPECT_THAT(status.error().message(), HasSubstr(file + ": changed while it was read"));
       EXPECT_FALSE(fs::exists(out_));
       EXPECT_FALSE(fs::exists(work_));
     }

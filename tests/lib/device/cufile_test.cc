@@ -33,7 +33,7 @@ TEST(LoadCuFile, IsNotOpenedWhereWhatItNeedsIsMissing) {
   EXPECT_TRUE(load_cufile(RESHARD_FAKE_CUFILE, {dir.path()}));
   const auto loaded = load_cufile("libcufile_of_nobody.so.0", {dir.path(), dir / "udev"});
   ASSERT_FALSE(loaded);
-  EXPECT_EQ(loaded.error().message(), "cufile: there is no " + (dir / "udev"));
+  EXPECT_EQ(loaded.error().message(), "cufile: not found: " + (dir / "udev"));
 }
 
 TEST(LoadCuFile, AFunctionThatIsMissingIsAnErrorThatNamesIt) {
@@ -46,7 +46,7 @@ TEST(LoadCuFile, ADriverThatDoesNotOpenIsAnErrorWithItsCode) {
   fresh_fake_cufile().open_code = 5001;
   const auto loaded = load_cufile(RESHARD_FAKE_CUFILE, {});
   ASSERT_FALSE(loaded);
-  EXPECT_EQ(loaded.error().message(), "cufile: the driver does not open: expected code 0, got 5001");
+  EXPECT_EQ(loaded.error().message(), "cufile: cannot open the driver: expected code 0, got 5001");
 }
 
 TEST(LoadCuFile, ADriverThatSomebodyElseHasOpenedWillDo) {
@@ -187,14 +187,15 @@ TEST_F(CuFile, AnErrorOfReadingNamesThePlaceAndTheReason) {
   const auto failed = read(file_, 4321, 10);
   ASSERT_FALSE(failed);
   EXPECT_EQ(failed.error().code(), ErrorCode::kIo);
-  EXPECT_EQ(failed.error().message(), at(file_->path(), 4321) + ": cannot read by cuFile: " + std::strerror(EIO));
+  EXPECT_EQ(failed.error().message(), at(file_->path(), 4321) + ": cannot read with cuFile: " + std::strerror(EIO));
 }
 
 TEST_F(CuFile, AnEndOfFileIsCorruptAndSaysHowMuchWasThere) {
   const auto failed = read(file_, 99990, 100);
   ASSERT_FALSE(failed);
   EXPECT_EQ(failed.error().code(), ErrorCode::kCorrupt);
-  EXPECT_EQ(failed.error().message(), at(file_->path(), 99990) + ": expected 100 bytes, got 10 to the end of the file");
+  EXPECT_EQ(failed.error().message(),
+            at(file_->path(), 99990) + ": expected 100 bytes, got 10 before the end of the file");
 }
 
 }  // namespace

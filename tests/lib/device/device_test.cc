@@ -36,8 +36,9 @@ TEST_P(EveryDevice, KeepsToItsCap) {
   ASSERT_TRUE(most);
   const auto more = (*device)->allocate(1001);
   ASSERT_FALSE(more);
-  EXPECT_NE(more.error().message().find("expected at most 1.00 kB more of the 10.0 kB allowed, got a wish for 1.00 kB"),
-            std::string::npos)
+  EXPECT_NE(
+      more.error().message().find("expected at most 1.00 kB more of the 10.0 kB allowed, got a request for 1.00 kB"),
+      std::string::npos)
       << more.error().message();
   EXPECT_TRUE((*device)->allocate(1000));
   *most = nullptr;

@@ -75,8 +75,8 @@ TEST(Feasibility, SixteenRanksDoNotShareEightKeyValueHeads) {
   const Finding& finding = f.findings[0];
   EXPECT_EQ(finding.what, "tp=16 exceeds num_key_value_heads = 8");
   EXPECT_EQ(finding.tensors.size(), 64u);  // k and v of 32 layers
-  EXPECT_THAT(finding.why, ElementsAre("1,024 rows / 16 = 64 a rank: 1/2 of a head of width 128"));
-  EXPECT_THAT(finding.advice, HasSubstr("up to this one that works: 8."));
+  EXPECT_THAT(finding.why, ElementsAre("1,024 rows / 16 = 64 per rank: 1/2 of a head of width 128"));
+  EXPECT_THAT(finding.advice, HasSubstr("up to this one that fits: 8."));
   EXPECT_THAT(finding.advice, HasSubstr("each head on 2 ranks"));
   EXPECT_THAT(finding.advice, HasSubstr("k_proj.weight grows from 4,194,304 to 8,388,608 elements, [2048, 4096]"));
 }
@@ -86,16 +86,17 @@ TEST(Feasibility, NoCopiesAreProposedWhereQueryHeadsDoNotDivideEither) {
   EXPECT_THAT(ids(f), ElementsAre("heads-uneven", "heads-exceeded"));
   for (const Finding& finding : f.findings) {
     EXPECT_THAT(finding.advice, testing::Not(HasSubstr("each head on")));
-    EXPECT_THAT(finding.advice, HasSubstr("works: 2."));
+    EXPECT_THAT(finding.advice, HasSubstr("fits: 2."));
   }
 }
 
 TEST(Feasibility, FusedSectionsAreCutOneByOne) {
   const Feasibility f = check("gpt2", "tp=8");  // 12 heads of 64
   ASSERT_THAT(ids(f), ElementsAre("heads-uneven", "vocabulary-uneven"));
-  EXPECT_THAT(f.findings[0].why, testing::Contains("768 columns of each of 3 sections / 8 = 96 a rank: 1 1/2 heads of "
-                                                   "width 64"));
-  EXPECT_THAT(f.findings[0].advice, HasSubstr("works: 6."));
+  EXPECT_THAT(f.findings[0].why,
+              testing::Contains("768 columns of each of 3 sections / 8 = 96 per rank: 1 1/2 heads of "
+                                "width 64"));
+  EXPECT_THAT(f.findings[0].advice, HasSubstr("fits: 6."));
 }
 
 TEST(Feasibility, AnUnevenVocabularyIsAWarningWithEveryFrameworksPadding) {
@@ -115,18 +116,18 @@ TEST(Feasibility, TheFeedForwardPartHasToDivide) {
   EXPECT_THAT(ids(g), ElementsAre("heads-uneven", "heads-uneven", "tp-uneven", "vocabulary-uneven"));
   EXPECT_EQ(g.findings[2].what, "tp=3 does not divide intermediate_size 14,336");
   EXPECT_EQ(g.findings[2].tensors.size(), 3u * 8 * 32);
-  EXPECT_THAT(g.findings[2].why[0], HasSubstr("leaves 2: ranks would hold parts of 4,779 and 4,778"));
+  EXPECT_THAT(g.findings[2].why[0], HasSubstr("leaves 2: ranks would hold 4,779 and 4,778"));
 }
 
 TEST(Feasibility, DegreesThatGiveHalfTheWorldNameTheOneThatFits) {
   const Feasibility f = check("llama-3.1-405b", "tp=8,cp=16,pp=16,dp=4", 16384);
   ASSERT_THAT(ids(f), ElementsAre("world-size"));
   const Finding& finding = f.findings[0];
-  EXPECT_EQ(finding.what, "the degrees multiply to 8,192 ranks, and there are 16,384");
+  EXPECT_EQ(finding.what, "the degrees multiply to 8,192 ranks, but --world is 16,384");
   EXPECT_EQ(finding.why[0], "pp 16 x dp_shard 4 x cp 16 x tp 8 = 8,192: 1/2 of 16,384");
   EXPECT_THAT(finding.why[1], HasSubstr("tp=16 exceeds num_key_value_heads = 8"));
   EXPECT_EQ(finding.advice,
-            "What fits, the other degrees as they are: dp_shard=8 instead of 4, or cp=32 instead of 16, or pp=32 "
+            "With the other degrees unchanged, this fits: dp_shard=8 instead of 4, or cp=32 instead of 16, or pp=32 "
             "instead of 16.");
 }
 
@@ -134,7 +135,7 @@ TEST(Feasibility, AWorldThatNoDegreeFitsGetsItsNeighbours) {
   const Feasibility f = check("llama-3.1-8b", "tp=8,pp=2", 1000);
   ASSERT_THAT(ids(f), ElementsAre("world-size"));
   EXPECT_THAT(f.findings[0].advice, HasSubstr("992 with dp_shard=62, and 1,008 with dp_shard=63"));
-  EXPECT_THAT(check("llama-3.1-8b", "tp=8", 3).findings[0].advice, HasSubstr("ranks for the other degrees: 8 with"));
+  EXPECT_THAT(check("llama-3.1-8b", "tp=8", 3).findings[0].advice, HasSubstr("ranks with the other degrees: 8 with"));
 }
 
 TEST(Feasibility, StagesNeedLayers) {

@@ -212,13 +212,15 @@ TEST(LayoutInference, VocabularyRowsAreHeldAgainstTheUsualMultiples) {
     EXPECT_EQ(layout.evidence.back().about, "vocabulary");
     return layout.evidence.back();
   };
-  EXPECT_EQ(evidence(128512).because,
-            "128,512 = 64 x tp 8 x 251: padded to it, or truly so many; only config.json or the tokenizer tells");
+  EXPECT_EQ(
+      evidence(128512).because,
+      "128,512 = 64 x tp 8 x 251: padded to this multiple or by chance; only config.json or the tokenizer can tell");
   EXPECT_EQ(evidence(128512).confidence, "unknown");
-  EXPECT_EQ(evidence(128256).because, "128,256 is no multiple of 64 or 128 times tp 8, so hardly padded");
-  EXPECT_EQ(evidence(2048).because,
-            "2,048 = 64 x tp 8 x 4 = 128 x tp 8 x 2: padded to it, or truly so many; only config.json or the tokenizer "
-            "tells");
+  EXPECT_EQ(evidence(128256).because, "128,256 is not a multiple of 64 or 128 times tp 8, so padding is unlikely");
+  EXPECT_EQ(
+      evidence(2048).because,
+      "2,048 = 64 x tp 8 x 4 = 128 x tp 8 x 2: padded to this multiple or by chance; only config.json or the tokenizer "
+      "can tell");
 }
 
 TEST(LayoutInference, WholeTensorsWithoutWritersAreOneRank) {
@@ -248,7 +250,7 @@ TEST(LayoutInference, TensorsThatLieOtherwiseAreNamed) {
   odd.fragments.add({{3, 0}, {5, 8}}, {1, 0, 0});
   ASSERT_TRUE(catalog.add(std::move(odd)).has_value());
   const auto layouts = layouts_of(catalog);
-  EXPECT_THAT(layouts[0].notes, Contains("No rule covers 1 tensor that lies otherwise: odd.weight."));
+  EXPECT_THAT(layouts[0].notes, Contains("No rule covers 1 tensor that is sharded differently: odd.weight."));
   EXPECT_FALSE(layouts[0].place("odd.weight", {8, 8}, 4).has_value());
 }
 

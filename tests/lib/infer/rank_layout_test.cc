@@ -79,8 +79,8 @@ TEST(RankLayout, WithoutAConfigTheContentsMust) {
   EXPECT_EQ(layout->evidence[0].confidence, "likely");
   model.parts_equal = true;
   EXPECT_EQ(model.refusal(false),
-            "D: all ranks hold the same bytes: dp_replicate=2 fits, and so does tp=2 of parts that are equal. A "
-            "config.json beside the files would tell; --source-layout says how they join");
+            "D: all ranks hold the same bytes: dp_replicate=2 fits, and so does tp=2 with equal parts. A "
+            "config.json next to the files would tell; describe how they join with --source-layout");
 }
 
 TEST(RankLayout, StagesAreRanksThatHoldTheSameTensors) {
@@ -106,7 +106,7 @@ TEST(RankLayout, WholeTensorsMustBeEqual) {
   for (const bool with_config : {false, true})
     EXPECT_EQ(model.refusal(with_config),
               "D: tensor 'model.norm.weight', which every rank should hold whole, differs between rank 0 and rank 1; "
-              "--source-layout says how they join");
+              "describe how they join with --source-layout");
 }
 
 TEST(RankLayout, ShapesThatFitNothingAreRefused) {
@@ -115,9 +115,9 @@ TEST(RankLayout, ShapesThatFitNothingAreRefused) {
   EXPECT_THAT(model.refusal(true), HasSubstr("D: neither tp=2 fits (tensor 'model.layers.0.self_attn.q_proj.weight' "
                                              "would be [7, 8], config.json says [8, 8]), nor dp_replicate=2"));
   model.tensors[1].shapes[1].reset();
-  EXPECT_THAT(model.refusal(true), HasSubstr("is in that of rank 0 and not in that of rank 1"));
+  EXPECT_THAT(model.refusal(true), HasSubstr("is in the file of rank 0 and not in the file of rank 1"));
   model.tensors[1] = {"a.weight", {Dims{2}, Dims{2}}};
-  EXPECT_THAT(model.refusal(true), HasSubstr("tensor 'a.weight' is none whose cut family llama knows"));
+  EXPECT_THAT(model.refusal(true), HasSubstr("tensor 'a.weight': family llama does not know how it is cut"));
 }
 
 }  // namespace

@@ -74,7 +74,7 @@ TEST(LayoutDescriptor, WhatIsWrongIsNamedByItsMember) {
       {"[]", "l.json: expected an object, got an array"},
       {"{}", "l.json: reshard_layout: expected an integer, got nothing"},
       {R"({"reshard_layout": 2})", "l.json: reshard_layout: expected version 1, got 2"},
-      {with(R"("mehs": [])"), "l.json: member 'mehs' is unknown; there are reshard_layout, name, "},
+      {with(R"("mehs": [])"), "l.json: member 'mehs' is unknown; choose one of: reshard_layout, name, "},
       {R"({"reshard_layout": 1, "files": "shards", "tensors": []})", "l.json: name: expected a string, got nothing"},
       {R"({"reshard_layout": 1, "name": "", "files": "shards", "tensors": []})", "l.json: name: expected a name"},
       {R"({"reshard_layout": 1, "name": "x", "files": "both", "tensors": []})",
@@ -82,7 +82,7 @@ TEST(LayoutDescriptor, WhatIsWrongIsNamedByItsMember) {
       {with(R"("mesh": [{"axis": "zz", "size": 2}])"),
        "l.json: mesh: axis: expected one of pp, dp_replicate, dp_shard, cp, tp, ep, got 'zz'"},
       {with(R"("mesh": [{"axis": "tp", "size": 2}, {"axis": "tp", "size": 1}])"),
-       "l.json: mesh: axis 'tp' is there twice"},
+       "l.json: mesh: axis 'tp' is listed twice"},
       {with(R"("mesh": [{"axis": "tp", "size": 0}])"),
        "l.json: mesh: tp: size: expected a number from 1 to 1,000,000, got 0"},
       {with(R"("mesh": [{"axis": "tp", "size": 2.5}])"), "l.json: mesh: tp: size: expected an integer"},
@@ -94,7 +94,7 @@ TEST(LayoutDescriptor, WhatIsWrongIsNamedByItsMember) {
        "l.json: tensors[0]: names[0]: expected a pattern, got an empty string"},
       {with("", R"([{"names": ["*"]}])"), "l.json: tensors[0]: splits: expected an array, got nothing"},
       {with("", R"([{"names": ["*"], "splits": [], "placement": 1}])"),
-       "l.json: tensors[0]: member 'placement' is unknown; there are names, splits"},
+       "l.json: tensors[0]: member 'placement' is unknown; choose one of: names, splits"},
       {with_rule(R"([{"axes": ["tp"], "dim": 0}, {"axes": ["dp_shard", "tp"], "dim": 1}])"),
        "l.json: tensors[0]: splits[1]: axes: axis 'tp' cuts this tensor twice"},
       {with_rule(R"([{"axes": ["pp"], "dim": 0}])"),
@@ -109,7 +109,8 @@ TEST(LayoutDescriptor, WhatIsWrongIsNamedByItsMember) {
       {with_rule(R"([{"axes": ["tp"], "dim": 0, "groups": 9}, {"axes": ["cp"], "dim": 1, "groups": 8}])"),
        "l.json: tensors[0]: splits[1]: groups: expected a product of at most 64 for one tensor"},
       {with_rule(R"([{"axes": ["tp"], "dim": 0}, {"axes": ["cp"], "dim": 0, "groups": 2}])"),
-       "l.json: tensors[0]: splits[1]: groups: dimension 0 is cut before; its sections no longer are"},
+       "l.json: tensors[0]: splits[1]: groups: dimension 0 has sections but was cut by an earlier split; put this "
+       "split first"},
       {with(R"("vocabulary": {"tensors": ["*"], "size": 0})"),
        "l.json: vocabulary: size: expected a number from 1 to 1,099,511,627,776, got 0"},
       {with(R"("vocabulary": {"tensors": ["*"], "size": 100, "padded_size": 99})"),
@@ -119,11 +120,11 @@ TEST(LayoutDescriptor, WhatIsWrongIsNamedByItsMember) {
        "l.json: vocabulary: padded_size: expected 128,512, the next multiple of 64 x tp 8, got 128,256"},
       {with(R"("vocabulary": {"tensors": ["*"], "padding": "ones"})"),
        "l.json: vocabulary: padding: expected zero, initialised or unknown, got 'ones'"},
-      {with(R"("pipeline": {})"), "l.json: pipeline: expected either rule or stages"},
+      {with(R"("pipeline": {})"), "l.json: pipeline: expected one of rule and stages, got both or neither"},
       {with(R"("pipeline": {"rule": "odd", "first": [], "last": []})"),
        "l.json: pipeline: rule: expected torchtitan, colossalai or even, got 'odd'"},
       {with(R"("pipeline": {"stages": [["*"]], "first": []})"),
-       "l.json: pipeline: member 'first' is unknown; there are stages"},
+       "l.json: pipeline: member 'first' is unknown; choose one of: stages"},
       {with(R"("mesh": [{"axis": "pp", "size": 3}], "pipeline": {"stages": [["a"], ["b"]]})"),
        "l.json: pipeline: stages: expected pp = 3 lists, got 2"},
       {with(R"("kv_heads": {"tensors": [], "replication": 0})"),
@@ -147,7 +148,7 @@ TEST(LayoutDescriptor, MorePatternsThanAnyModelNeedsAreRefused) {
   for (int i = 1; i < 262; ++i) rules += "," + rule;
   EXPECT_EQ(must_parse(with("", "[" + rules + "]")).tensors.size(), 262u);
   EXPECT_EQ(error_of(with("", "[" + rules + "," + rule + "]")).message(),
-            "l.json: tensors[262]: names[0]: expected at most 262,144 bytes of patterns in all");
+            "l.json: tensors[262]: names[0]: expected at most 262,144 bytes of patterns in all, got 263,000");
 }
 
 TEST(LayoutDescriptor, HostilePatternsAreMatchedInBoundedTime) {
@@ -214,9 +215,11 @@ TEST(LayoutDescriptor, TheFirstPatternThatMatchesCounts) {
   EXPECT_EQ(layout.place("layers.3.w", {4, 4}, 0)->splits[0].dim, 1);
   EXPECT_EQ(layout.place("layers.4.w", {4, 4}, 0)->splits[0].dim, 0);
   EXPECT_TRUE(layout.place("layers.4.step", {}, 0)->splits.empty()) << "a scalar cannot be cut";
-  EXPECT_EQ(place_error(layout, "head", {4, 4}), "layout 't': tensor 'head' [4, 4]: no pattern matches its name");
+  EXPECT_EQ(place_error(layout, "head", {4, 4}),
+            "layout 't': tensor 'head' [4, 4]: the layout has no pattern for this name; add a rule "
+            "for it");
   EXPECT_EQ(place_error(layout, "layers.0.w", {4}),
-            "layout 't': tensor 'layers.0.w' [4]: is to be cut along dimension 1, which it has not");
+            "layout 't': tensor 'layers.0.w' [4]: the layout cuts dimension 1, which does not exist");
 }
 
 TEST(LayoutDescriptor, SectionsHaveToComeOutEven) {
@@ -225,8 +228,8 @@ TEST(LayoutDescriptor, SectionsHaveToComeOutEven) {
                       R"([{"names": ["*"], "splits": [{"axes": ["tp"], "dim": 1, "groups": 3}]}])"));
   EXPECT_EQ(owned_boxes(*layout.mesh, *layout.place("c_attn", {8, 24}, 0), {8, 24}, 1).size(), 3u);
   EXPECT_EQ(place_error(layout, "c_attn", {8, 25}),
-            "layout 't': tensor 'c_attn' [8, 25]: dimension 1 is to consist of 3 equal sections, and 3 does not divide "
-            "25");
+            "layout 't': tensor 'c_attn' [8, 25]: dimension 1: the layout expects 3 equal sections, got 25 "
+            "elements");
 }
 
 TEST(LayoutDescriptor, StagesComeFromListsOrRules) {
@@ -243,7 +246,7 @@ TEST(LayoutDescriptor, StagesComeFromListsOrRules) {
   EXPECT_EQ(titan.place("norm.weight", {8}, 32)->stage, 3);
   EXPECT_EQ(titan.place("optimizer.state.norm.weight.exp_avg", {8}, 32)->stage, 3);
   EXPECT_EQ(place_error(titan, "layers.0.attention.wq.weight", {8, 8}, 1),
-            "layout 'torchtitan-llama': pp=4 is more stages than the model has parts: 1 layer, the embedding and the "
+            "layout 'torchtitan-llama': pp=4 exceeds the parts of the model: 1 layer, the embedding and the "
             "head");
 }
 
@@ -255,8 +258,8 @@ TEST(LayoutDescriptor, PaddingRowsThatTheTensorHasNotAreUnsupported) {
   EXPECT_EQ(*layout.padded_rows(128256), 128512);
   EXPECT_EQ(layout.place("emb", {128256, 8}, 0).error().code(), ErrorCode::kUnsupported);
   EXPECT_EQ(place_error(layout, "emb", {128256, 8}),
-            "layout 't': tensor 'emb' [128256, 8]: the layout pads the vocabulary to 128,512 rows, the tensor has "
-            "128,256; rows that are nowhere would have to be made up");
+            "layout 't': tensor 'emb' [128256, 8]: the layout pads the vocabulary to 128,512 rows, but the tensor has "
+            "128,256; the missing rows would have to be invented");
   EXPECT_TRUE(layout.place("emb", {128512, 8}, 0).has_value());
   EXPECT_TRUE(layout.place("other", {128256, 8}, 0).has_value());
 
@@ -273,10 +276,10 @@ TEST(LayoutDescriptor, PaddingRowsThatTheTensorHasNotAreUnsupported) {
 TEST(LayoutDescriptor, AMeshIsGivenOnce) {
   const LayoutDescriptor open = builtin("torchtitan-llama");
   EXPECT_FALSE(open.mesh.has_value());
-  EXPECT_EQ(place_error(open, "norm.weight", {8}), "layout 'torchtitan-llama' has no mesh; give it one (--mesh)");
+  EXPECT_EQ(place_error(open, "norm.weight", {8}), "layout 'torchtitan-llama' has no mesh; add one with --mesh");
   const LayoutDescriptor meshed = *open.with_mesh(*Mesh::parse("tp=2"));
   EXPECT_EQ(meshed.with_mesh(Mesh()).error().message(),
-            "layout 'torchtitan-llama' has a mesh of its own, tp=2; expected none, got one rank");
+            "layout 'torchtitan-llama' already has the mesh tp=2; drop --mesh one rank");
   const LayoutDescriptor staged = must_parse(with(R"("pipeline": {"stages": [["a"], ["b"]]})"));
   EXPECT_EQ(staged.with_mesh(*Mesh::parse("pp=3")).error().code(), ErrorCode::kUsage);
 }

@@ -52,11 +52,11 @@ TEST(Stages, EveryRuleDealsEveryLayerOnce) {
 
 TEST(Stages, MoreStagesThanPartsAreRefused) {
   EXPECT_EQ(check_stages(StageRule::kTorchtitan, 4, 7).error().message(),
-            "pp=7 is more stages than the model has parts: 4 layers, the embedding and the head");
+            "pp=7 exceeds the parts of the model: 4 layers, the embedding and the head");
   EXPECT_EQ(check_stages(StageRule::kColossalai, 4, 5).error().message(),
-            "pp=5 is more stages than the model has parts: 4 layers");
+            "pp=5 exceeds the parts of the model: 4 layers");
   EXPECT_EQ(check_stages(StageRule::kEven, 30, 4).error().message(),
-            "pp=4 does not divide 30 layers, and rule 'even' gives every stage as many");
+            "pp=4 does not divide 30 layers, but rule 'even' requires equal stages");
 }
 
 TEST(Stages, TheLayerIsTheFirstNumberOfAName) {

@@ -454,8 +454,7 @@ TEST(LoadTogether, RefusesRanksThatWantDifferentThings) {
     return {};
   });
   ASSERT_FALSE(done);
-  EXPECT_THAT(done.error().message(),
-              HasSubstr("the ranks do not see the same checkpoint, or were given other options"));
+  EXPECT_THAT(done.error().message(), HasSubstr("the plans of the ranks differ"));
 }
 
 // Rounds of one slab at a time and of all at once, on random placements: every element is read once, every rank gets
@@ -538,7 +537,7 @@ TEST(Load, RefusesWhatMakesNoSense) {
   EXPECT_THAT(refusal(path, options_for("tp=2", 2)), HasSubstr("rank 2: a mesh of tp=2 has ranks 0 to 1"));
   LoadOptions options = options_for("tp=2");
   options.run.strategy = Strategy::kExchange;
-  EXPECT_THAT(refusal(path, options), HasSubstr("over a transport, and none is given"));
+  EXPECT_THAT(refusal(path, options), HasSubstr("needs a transport (ranks), got none"));
   options = options_for("tp=2");
   options.placement.layout = must(load_layout("torchtitan-llama", ""));
   EXPECT_THAT(refusal(path, options), HasSubstr("has no mesh"));
@@ -552,7 +551,7 @@ TEST(Load, RefusesWhatMakesNoSense) {
     return {};
   });
   ASSERT_FALSE(done);
-  EXPECT_THAT(done.error().message(), HasSubstr("mesh tp=2 is of 2 ranks, and there are 3"));
+  EXPECT_THAT(done.error().message(), HasSubstr("mesh tp=2 has 2 ranks, but the transport has 3"));
 }
 
 TEST(Load, RefusesDestinationsThatDoNotFit) {
@@ -570,12 +569,13 @@ TEST(Load, RefusesDestinationsThatDoNotFit) {
   EXPECT_EQ(refused({{nullptr, std::nullopt}}),
             "destination of tensor 'tok_embeddings.weight': expected memory of 16.5 kB, got none");
   const std::string what = "destination of tensor 'tok_embeddings.weight': strides ";
-  EXPECT_EQ(refused({{memory.data(), Dims{1}}}), what + "[1] of shape [129, 64]: expected 2 of them, got 1");
-  EXPECT_EQ(refused({{memory.data(), Dims{63, 1}}}), what + "[63, 1] of shape [129, 64]: elements would share a place");
+  EXPECT_EQ(refused({{memory.data(), Dims{1}}}), what + "[1] of shape [129, 64]: expected 2 strides, got 1");
+  EXPECT_EQ(refused({{memory.data(), Dims{63, 1}}}),
+            what + "[63, 1] of shape [129, 64]: expected no two elements at the same address");
   EXPECT_EQ(refused({{memory.data(), Dims{64, -1}}}),
-            what + "[64, -1] of shape [129, 64]: a negative one; expected memory in which no dimension is reversed");
+            what + "[64, -1] of shape [129, 64]: expected no negative stride");
   EXPECT_EQ(refused({{memory.data(), Dims{Index{1} << 60, 1}}}),
-            what + "[1152921504606846976, 1] of shape [129, 64]: they reach further than 2^63 bytes");
+            what + "[1152921504606846976, 1] of shape [129, 64]: expected a reach of at most 2^63 bytes");
   EXPECT_EQ(refused({{memory.data(), std::nullopt}}), "loaded");
 }
 

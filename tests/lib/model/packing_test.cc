@@ -169,9 +169,10 @@ TEST(Packing, TheShapeSaysWhetherExpertsAreTransposed) {
     const auto view = canonical_view(catalog, {&family, known, true, false}, nullptr);
     return view ? std::string() : view.error().message();
   };
-  EXPECT_THAT(error_of({3, 5, 4}, nullptr), HasSubstr("no config.json says which this is"));
+  EXPECT_THAT(error_of({3, 5, 4}, nullptr), HasSubstr("no config.json tells which this is"));
   config.set("moe_intermediate_size", 4);
-  EXPECT_THAT(error_of({3, 4, 4}, &config), HasSubstr("[3, 4, 4]: files have its last two dimensions the other way"));
+  EXPECT_THAT(error_of({3, 4, 4}, &config),
+              HasSubstr("[3, 4, 4]: files and the memory of transformers have its last two"));
 }
 
 TEST(Packing, TransposedExpertsAreCutWhereTheyLie) {
@@ -294,7 +295,7 @@ TEST(Packing, APartThatIsMissingIsNamed) {
   }
   const auto groups = pack(*find_family("llama"), Convention::kMegatron, model, {0, 1});
   ASSERT_FALSE(groups);
-  EXPECT_THAT(groups.error().message(), HasSubstr("'model.layers.0.self_attn.k_proj.weight' is not there"));
+  EXPECT_THAT(groups.error().message(), HasSubstr("'model.layers.0.self_attn.k_proj.weight' is missing"));
 }
 
 TEST(Packing, ShapesThatDoNotFitAreRefused) {

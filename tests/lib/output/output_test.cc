@@ -142,7 +142,7 @@ TEST(Output, IsNotCommittedWhereBytesAreMissing) {
     const Status s = (*output)->commit();
     ASSERT_FALSE(s.has_value());
     EXPECT_EQ(s.error().code(), ErrorCode::kInternal);
-    EXPECT_EQ(s.error().message(), "data@0x0: was not written completely");
+    EXPECT_EQ(s.error().message(), "data@0x0: the data was not written completely");
   }
   EXPECT_EQ(names_in(dir.path()), Names{});
 }
@@ -181,7 +181,8 @@ TEST(Output, SaysWhenARankDoesNotSeeWhatRankZeroMade) {
     return barrier(&ranks);
   });
   ASSERT_FALSE(status.has_value());
-  EXPECT_THAT(status.error().message(), HasSubstr("out1.partial: rank 0 made it, but it is not to be seen from here"));
+  EXPECT_THAT(status.error().message(),
+              HasSubstr("out1.partial: rank 0 created this directory, but this rank cannot see it"));
   EXPECT_EQ(names_in(dir.path()), Names{});
 }
 
@@ -231,7 +232,7 @@ TEST(Output, ReplacesNothingElse) {
   dir.write("real/weights", "old");
   fs::create_symlink(dir / "real", dir / "link");
   expect_refused(dir / "link", "the destination is not a directory; it will not be replaced");
-  const std::string holds = "the destination holds what is not of the checkpoint there: ";
+  const std::string holds = "the destination contains files that do not belong to its checkpoint: ";
   dir.write("mixed/weights", "old");
   dir.write("mixed/thesis.tex", "years of work");
   dir.write("mixed/photos/1.jpg", "a");
@@ -337,8 +338,8 @@ TEST(Output, LeavesADestinationThatAppearedMeanwhile) {
           });
       const std::string made = dir / (is_file ? "out.partial/data" : "out.partial");
       EXPECT_THAT(message,
-                  testing::AllOf(HasSubstr(dir / "out: "), testing::EndsWith("The finished output is " + made +
-                                                                             ": move it to where it is wanted")));
+                  testing::AllOf(HasSubstr(dir / "out: "), testing::EndsWith("The finished output is at " + made +
+                                                                             "; move it to its destination")));
       EXPECT_EQ(text_of(dir / (is_file ? "out" : "out/thesis.tex")), "years of work");
       EXPECT_EQ(names_in(dir / "out.partial"), is_file ? Names{"data"} : (Names{"data", "index"}));
       EXPECT_EQ(text_of(dir / "out.partial/data"), "abcdefgh");
@@ -379,8 +380,8 @@ TEST(Output, LeavesADestinationThatChangedMeanwhile) {
       change(dir);
       before = everything();
     });
-    EXPECT_EQ(message, dir / "out: was changed while this job ran, and is left as it is. The finished output is " +
-                           (dir / "out.partial: move it to where it is wanted"));
+    EXPECT_EQ(message, dir / "out: changed while this job ran, so it was not replaced. The finished output is at " +
+                           (dir / "out.partial; move it to its destination"));
     EXPECT_EQ(everything(), before);
     EXPECT_EQ(names_in(dir / "out.partial"), (Names{"data", "index"}));
   }
@@ -407,7 +408,7 @@ TEST(Output, PutsBackWhatCameAtTheLastMoment) {
     };
     const ScopedSyscalls scoped(calls);
     const std::string message = commit_after(replacing(dir / "out"), target, [] {});
-    EXPECT_THAT(message, HasSubstr("out: was changed while this job ran, and is left as it is"));
+    EXPECT_THAT(message, HasSubstr("out: changed while this job ran, so it was not replaced"));
     EXPECT_EQ(names_in(dir.path()), (Names{"away", "out", "out.partial"}));
     EXPECT_EQ(text_of(dir / (is_file ? "out" : "out/thesis.tex")), "years of work");
     EXPECT_EQ(names_in(dir / "out.partial"), is_file ? Names{"data"} : (Names{"data", "index"}));
@@ -473,7 +474,7 @@ TEST(Output, LeavesSomebodyElsesDirectoryAlone) {
   TestTarget target = small_target();
   dir.write("out.partial/notes", "mine");
   expect_usage(Output::create({dir / "out"}, target),
-               dir / "out.partial: is in the way and was not made by reshard; move it elsewhere");
+               dir / "out.partial: exists and was not created by reshard; move it elsewhere");
   EXPECT_EQ(text_of(dir / "out.partial/notes"), "mine");
 }
 
@@ -483,7 +484,7 @@ TEST(Output, LeavesAFileOrALinkInTheWayAlone) {
   dir.write("a.partial", "mine");
   const auto file = Output::create({dir / "a"}, target);
   ASSERT_FALSE(file.has_value());
-  EXPECT_EQ(file.error().message(), dir / "a.partial: is in the way and is not a directory");
+  EXPECT_EQ(file.error().message(), dir / "a.partial: exists and is not a directory");
   dir.write("real/.reshard-partial", "");
   fs::create_symlink(dir / "real", dir / "b.partial");
   EXPECT_FALSE(Output::create({dir / "b"}, target).has_value());
@@ -495,7 +496,7 @@ TEST(Output, IsNotTakenFromARunThatLives) {
   TestTarget target = small_target();
   auto first = Output::create({dir / "out"}, target);
   ASSERT_TRUE(first);
-  expect_usage(Output::create({dir / "out"}, target), dir / "out.partial: another reshard is writing there now");
+  expect_usage(Output::create({dir / "out"}, target), dir / "out.partial: another reshard process is writing there");
   ASSERT_TRUE(write_all(**first, target, "abcdefgh"));
   ASSERT_TRUE((*first)->commit());
   EXPECT_EQ(text_of(dir / "out/data"), "abcdefgh");

@@ -93,7 +93,7 @@ TEST(Strategy, IsDirectWhereMuchWouldTravelToSaveFewReads) {
                                      catalog_of({sharded("w", kShape, {whole(kShape)})}, 1), 4);
   EXPECT_EQ(c.strategy, Strategy::kDirect);
   EXPECT_EQ(strategy_name(c.strategy), "direct");
-  EXPECT_EQ(c.reason, "every byte is read once either way, and nothing has to travel");
+  EXPECT_EQ(c.reason, "every byte is read once either way, and nothing has to be sent");
   EXPECT_LT(c.direct.seconds, c.exchange.seconds);
 }
 
@@ -106,7 +106,7 @@ TEST(Strategy, RanksOfOneMachineShareItsMemoryAndOpenFilesFast) {
 TEST(Strategy, OfOneRankIsDirect) {
   const StrategyChoice c = scattered(64, {4096, 64}, 1, false);
   EXPECT_EQ(c.strategy, Strategy::kDirect);
-  EXPECT_EQ(c.reason, "one rank has nobody to exchange with");
+  EXPECT_EQ(c.reason, "there is only one rank");
   EXPECT_EQ(c.exchange.bytes_sent, 0);
 }
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The memory that load() fills: what a caller's tensor says of it, and why some of it cannot be filled."""
+"""Destinations of load(): describes the memory of a caller's tensor and refuses memory that cannot be filled."""
 
 import os
 import sys
@@ -14,8 +14,8 @@ _READ_ONLY, _IS_COPIED = 1, 2  # flags of DLPack 1.0
 
 
 class Destination:
-    """The memory of one tensor: its address, strides in elements (None: row-major), and torch's name of its dtype or
-    DLPack's triple. `keep` owns the memory. `element` is the size of an element in bytes, None if it is not known."""
+    """The memory of one tensor: address, strides in elements (None: row-major), and the dtype as torch's name or DLPack's
+    triple. `keep` owns the memory. `element` is the size of an element in bytes, or None if unknown."""
 
     __slots__ = ("address", "device", "dtype", "element", "keep", "shape", "strides")
 
@@ -24,7 +24,8 @@ class Destination:
         self.dtype, self.element, self.device, self.keep = dtype, element, device, keep
 
     def bounds(self):
-        """(first byte, end) of the memory that its elements lie in; None if it has none or its strides are refused later."""
+        """Returns the (begin, end) addresses of its elements, or None if it has no elements or has invalid strides, which
+        are refused later."""
         if self.element is None or 0 in self.shape or (self.strides and min(self.strides) < 0):
             return None
         strides = self.strides if self.strides is not None else _row_major(self.shape)
@@ -33,12 +34,12 @@ class Destination:
 
 
 def destination(name, tensor, dtype=None):
-    """The Destination of a caller's tensor. `dtype`: torch's name of it, if it is known better than the tensor says.
+    """Returns the Destination of a caller's tensor. `dtype`: torch's name of the dtype, if NumPy does not have it.
 
-    Fails if its bytes in memory are not its values in row-major order by its strides, or cannot be written.
+    Fails if the memory cannot be written, or if the tensor's values are not plain elements at its strides.
     """
     if isinstance(tensor, Tensor):
-        raise TypeError(f"into: {name!r} is a tensor of a checkpoint, which is read and never written")
+        raise TypeError(f"into: {name!r} is a tensor of a checkpoint, which is read-only")
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(tensor, torch.Tensor):
         return _of_torch(name, tensor, torch)
@@ -48,7 +49,7 @@ def destination(name, tensor, dtype=None):
     if hasattr(tensor, "__dlpack__") and not (numpy is not None and isinstance(tensor, numpy.generic)):
         return _of_dlpack(name, tensor)
     raise TypeError(
-        f"into: {name!r} is a {type(tensor).__name__}: expected a torch tensor, a NumPy array or what has __dlpack__"
+        f"into: {name!r} is a {type(tensor).__name__}: expected a torch tensor, a NumPy array or an object with __dlpack__"
     )
 
 
@@ -70,7 +71,7 @@ def _row_major(shape):
 def _of_torch(name, tensor, torch):
     if hasattr(tensor, "to_local"):  # a DTensor: this rank's part
         if any(p.is_partial() for p in tensor.placements):
-            _refuse(name, f"each rank holds a summand of it ({tensor.placements}), not a part; redistribute() it first")
+            _refuse(name, f"its placement is partial ({tensor.placements}): ranks hold summands, not shards; redistribute() it first")
         tensor = tensor.to_local()
     if why := _why_not_torch(tensor, torch):
         _refuse(name, why)
@@ -81,37 +82,37 @@ def _of_torch(name, tensor, torch):
     if bounds := out.bounds():
         needed = bounds[1] - storage.data_ptr()
         if storage.nbytes() < needed:
-            _refuse(name, f"its storage has {storage.nbytes():,} bytes and it reaches to byte {needed:,}: the storage was "
-                          "freed or cut, as FSDP does between steps")  # fmt: skip
+            _refuse(name, f"its storage has {storage.nbytes():,} bytes, but it needs {needed:,}: the storage was "
+                          "freed or resized, as FSDP does between steps")  # fmt: skip
     return out
 
 
 def _why_not_torch(tensor, torch):
-    """Why the memory of a torch tensor is not its values; nothing if it is."""
+    """Returns why the memory of a torch tensor does not contain its values, or None if it does."""
     kind = type(tensor)
     if tensor.device.type == "meta":
-        return "it is on the meta device and has no memory; model.to_empty(device=...) gives it some"
+        return "it is on the meta device and has no memory; allocate it with model.to_empty(device=...)"
     if tensor.is_nested:
-        return "it is a nested tensor"
+        return "nested tensors are not supported"
     if tensor.layout is not torch.strided:
-        return f"its layout is {tensor.layout}, and only dense tensors (torch.strided) are filled"
+        return f"its layout is {tensor.layout}; expected a dense tensor (torch.strided)"
     if tensor.is_quantized:
-        return f"it is quantized ({tensor.dtype}): its scale would not be that of the values"
+        return f"it is quantized ({tensor.dtype}): its scale would not match the loaded values"
     if kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
-        return f"it is a {kind.__name__}, a subclass that keeps its values in its own way; give the tensors inside it"
+        return f"it is a {kind.__name__}, a subclass that stores its values in its own way; pass the tensors inside it"
     if tensor.device.type not in ("cpu", "cuda"):
-        return f"it is on device {tensor.device}: expected memory of the CPU or of a GPU"
+        return f"it is on device {tensor.device}; expected CPU or CUDA memory"
     if tensor.is_neg():
-        return "its negative bit is set, so that its memory is the negated values; give the tensor that it is a view of"
+        return "its negative bit is set, so its memory contains the negated values; pass the tensor that it views"
     if tensor.is_conj():
-        return "its conjugate bit is set, so that its memory is the conjugated values; give the tensor that it is a view of"
+        return "its conjugate bit is set, so its memory contains the conjugated values; pass the tensor that it views"
     if tensor._is_zerotensor():
-        return "it is a tensor of zeros without memory"
+        return "it is a zero tensor without memory"
     return None
 
 
 def mark_written(destinations):
-    """Tells autograd, after a load, that tensors were changed in place, so that what it saved of them is not used."""
+    """Marks tensors as modified in place after a load, so that autograd does not use values that it saved earlier."""
     torch = sys.modules.get("torch")
     if torch is None:
         return
@@ -126,17 +127,17 @@ def mark_written(destinations):
 
 def _of_numpy(name, array, numpy, dtype):
     if isinstance(array, numpy.ma.MaskedArray):
-        _refuse(name, "it is a masked array, whose mask would hide values; give its .data")
+        _refuse(name, "it is a masked array, whose mask would hide values; pass its .data")
     if not array.flags.writeable:
-        _refuse(name, "the array cannot be written to")
+        _refuse(name, "the array is not writable: it cannot be written to")
     if not array.dtype.isnative:
-        _refuse(name, f"its byte order is not this machine's ({array.dtype.str}); give an array of dtype "
+        _refuse(name, f"its byte order is not this machine's ({array.dtype.str}); pass an array of dtype "
                       f"{array.dtype.newbyteorder('=').name!r}")  # fmt: skip
     if array.dtype.hasobject or array.dtype.names is not None or array.dtype.subdtype is not None:
-        _refuse(name, f"its elements are of dtype {array.dtype}, which are no numbers")
+        _refuse(name, f"its dtype is {array.dtype}; expected a numeric dtype")
     size = max(array.itemsize, 1)
     if any(s % size for s in array.strides):
-        _refuse(name, f"its strides {array.strides} are not multiples of its elements' {size} bytes")
+        _refuse(name, f"its strides {array.strides} are not multiples of the element size, {size} bytes")
     strides = [s // size for s in array.strides]
     return Destination(array.ctypes.data, array.shape, strides, dtype or array.dtype.name, size, "cpu", array)
 
@@ -147,29 +148,29 @@ def _of_numpy(name, array, numpy, dtype):
 def _of_dlpack(name, tensor):
     try:
         capsule = tensor.__dlpack__(max_version=(1, 0))
-    except TypeError:  # of before DLPack 1.0, which cannot say that memory is read-only
+    except TypeError:  # before DLPack 1.0, which has no read-only flag
         capsule = tensor.__dlpack__()
     address, shape, strides, code, (kind, number), flags = _reshard.from_dlpack(capsule)
     if flags & _READ_ONLY:
-        _refuse(name, f"a {type(tensor).__name__} shows its memory as read-only")
+        _refuse(name, f"a {type(tensor).__name__} exports its memory as read-only")
     if flags & _IS_COPIED:
-        _refuse(name, f"a {type(tensor).__name__} gives a copy of its memory, which would be filled in its place")
+        _refuse(name, f"a {type(tensor).__name__} exports a copy of its memory, so the tensor itself would not be filled")
     if kind not in _DLPACK_DEVICES:
-        _refuse(name, f"memory of a device of DLPack's kind {kind}; expected the CPU's or a GPU's")
+        _refuse(name, f"its DLPack device type is {kind}; expected CPU or CUDA memory")
     device = f"cuda:{number}" if kind == 2 else _DLPACK_DEVICES[kind]
     element = code[1] * code[2] // 8
     return Destination(address, shape, list(strides) if strides is not None else None, code, element, device,
                        (tensor, capsule))  # fmt: skip
 
 
-# ---- all of them together
+# ---- All destinations
 
 
 def check_memory(destinations):
-    """Fails if tensors, a dict of name and Destination, lie in memory that cannot be written, or share elements.
+    """Fails if memory of the destinations, a dict by tensor name, is read-only, or if two of them overlap.
 
-    Returns the pairs of names that are one tensor under two names, as tied weights are: the same elements in the same
-    places. They may be filled if the checkpoint has the same values for both.
+    Returns the pairs of names that share all their memory, like tied weights. These may be filled if the checkpoint has
+    the same values for both.
     """
     reaches = sorted((*bounds, name) for name, d in destinations.items() if (bounds := d.bounds()))
     writable = _writable()
@@ -177,7 +178,7 @@ def check_memory(destinations):
     for begin, end, name in reaches:
         d = destinations[name]
         if d.device == "cpu" and writable and not _is_inside(begin, end, writable):
-            _refuse(name, "its memory is not mapped for writing; a file that is mapped read-only cannot be loaded into")
+            _refuse(name, "its memory is mapped read-only; map the file for writing, or load into other memory")
         open_ones = [other for other in open_ones if other[0] > begin]
         for _, other in open_ones:
             o = destinations[other]
@@ -186,13 +187,13 @@ def check_memory(destinations):
             if (o.address, o.shape, o.dtype) == (d.address, d.shape, d.dtype) and o.strides == d.strides:
                 same.append((other, name))
             elif _share_elements(o, d):
-                _refuse(name, f"it shares memory with tensor {other!r}, and both are to be filled")
+                _refuse(name, f"it shares memory with tensor {other!r}, so one would overwrite the other")
         open_ones.append((end, name))
     return same
 
 
 def _writable():
-    """The mappings of this process that may be written, joined where they touch: (begins, ends); None if unknown."""
+    """Returns this process's writable memory mappings, adjacent ones joined: (begins, ends). None if unknown."""
     begins, ends = [], []
     try:
         with open("/proc/self/maps") as file:
@@ -217,7 +218,7 @@ def _is_inside(begin, end, ranges):
 
 
 def _share_elements(a, b):
-    """Whether an element of one lies on bytes of the other; True if that is too hard to tell."""
+    """Returns whether elements of two destinations overlap. Returns True if that takes too long to compute."""
     import numpy
 
     class Memory:
@@ -230,5 +231,5 @@ def _share_elements(a, b):
 
     try:
         return numpy.shares_memory(numpy.asarray(Memory(a)), numpy.asarray(Memory(b)), max_work=10**6)
-    except Exception:  # numpy's TooHardError has had two homes
+    except Exception:  # numpy's TooHardError, which has moved between modules
         return True

@@ -16,7 +16,7 @@ _SHOWN = 8
 
 @dataclass(frozen=True)
 class LoadReport:
-    """What load() read."""
+    """The result of load()."""
 
     tensors: int  #: tensors of this rank
     bytes_read: int  #: of tensor data
@@ -189,7 +189,7 @@ def _leave_out_tied(holders, stored):
 
 
 def _check_tied(pairs, digests, path):
-    """Fails if tensors that share memory have different values in the checkpoint, as the last one written would win."""
+    """Fails if tensors that share memory have different values in the checkpoint: the last one written would win."""
     for a, b in pairs:
         if digests[a] != digests[b]:
             raise UsageError(
@@ -225,11 +225,11 @@ def _places(holders, tensors, path):
     wanted = {t[0] for t in tensors}
     if missing := [name for name in holders if name not in wanted]:
         raise UsageError(
-            f"{path}: has no {_some(missing)} that `into` has; names= selects the naming convention", path, missing[0]
+            f"{path}: lacks {_some(missing)} of `into`; select the naming convention with names=", path, missing[0]
         )
     if beyond := [name for name in (t[0] for t in tensors) if name not in holders]:
         raise UsageError(
-            f"{path}: has {_some(beyond)} that `into` has not; strict=False ignores them, as do part=, include= and exclude=",
+            f"{path}: has {_some(beyond)} that `into` lacks; ignore them with strict=False, part=, include= or exclude=",
             path, beyond[0],
         )  # fmt: skip
     out = []
@@ -245,7 +245,7 @@ def _places(holders, tensors, path):
         expected = _reshard.dlpack_type(dtype) if isinstance(holder.dtype, tuple) else dtype
         if holder.dtype != expected and not _is_raw(dtype, holder.dtype):
             raise UsageError(
-                f"{path}: tensor {name!r}: expected memory of {dtype}, got {holder.dtype}; dtype= converts while loading",
+                f"{path}: tensor {name!r}: expected memory of {dtype}, got {holder.dtype}; convert while loading with dtype=",
                 path,
                 name,
             )

@@ -104,14 +104,14 @@ TEST_F(Fit, LostRowsComeFromADonor) {
   RepairOptions with = options(config_);
   const auto refused = repair_to_config(store_.catalog(), store_.files(), with);
   ASSERT_FALSE(refused);
-  EXPECT_THAT(refused.error().message(), HasSubstr("rows 6 to 9 are not in this checkpoint"));
+  EXPECT_THAT(refused.error().message(), HasSubstr("rows 6 to 9 are missing from this checkpoint"));
   with.repairs.vocabulary = true;
   with.donor = &donor;
   const auto fitted = repair_to_config(store_.catalog(), store_.files(), with);
   ASSERT_TRUE(fitted) << fitted.error().message();
   EXPECT_EQ(store_.read(kEmbedding), base);
   EXPECT_EQ(store_.read(kHead), joined(trained, rows(base, 6, 10, 4)));
-  EXPECT_THAT(fitted->notes, ElementsAre(HasSubstr("bit by bit"), HasSubstr("1 of the 6 others differ")));
+  EXPECT_THAT(fitted->notes, ElementsAre(HasSubstr("equal the donor's"), HasSubstr("1 of the 6 other rows differ")));
 }
 
 TEST_F(Fit, CopiesOfHeadsAreMergedWhenTheyAgree) {

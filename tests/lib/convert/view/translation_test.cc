@@ -65,7 +65,8 @@ TEST_F(ConfigOfAConversion, IsElseWhatTheFormatMakes) {
 TEST_F(ConfigOfAConversion, OfNoModelIsNoneUnlessItWasNamed) {
   const std::string path = dir_.write("config.json", R"({"learning_rate": 1})");
   EXPECT_FALSE(must(read()).is_there());
-  EXPECT_THAT(notes_.warnings, ElementsAre(path + " names no model_type: it is no model's, and is not used"));
+  EXPECT_THAT(notes_.warnings,
+              ElementsAre(path + " has no model_type, so it does not describe a model and is ignored"));
   EXPECT_EQ(must(read(path)).text, R"({"learning_rate": 1})");
   EXPECT_THAT(notes_.warnings, IsEmpty());
   dir_.write("config.json", "{");
@@ -79,7 +80,7 @@ TEST_F(ConfigOfAConversion, BehindALinkIsUsedAndNotCopied) {
   const ConfigFile found = must(read());
   EXPECT_EQ(found.text, kTinyLlama);
   EXPECT_FALSE(found.is_copied);
-  EXPECT_THAT(notes_.warnings, ElementsAre(HasSubstr("leads out of the checkpoint, to " + real)));
+  EXPECT_THAT(notes_.warnings, ElementsAre(HasSubstr("is a link out of the checkpoint, to " + real)));
   EXPECT_TRUE(must(read(path)).is_copied);
 }
 
@@ -114,8 +115,8 @@ Checked check(const Catalog& source, const Request& wanted, const Format& format
 
 TEST(NamesOfAnOutput, AreRefusedWhereNoFamilyKnowsThem) {
   const Catalog source = unknown_model();
-  const std::string why = "no model family that is known names its tensors so ('body.words.weight'";
-  EXPECT_THAT(check(source, {}, kModels).error, AllOf(HasSubstr(why), HasSubstr("--family none writes it")));
+  const std::string why = "no known model family has these tensor names ('body.words.weight'";
+  EXPECT_THAT(check(source, {}, kModels).error, AllOf(HasSubstr(why), HasSubstr("Add --family none to write it")));
   EXPECT_EQ(check(source, {}, kAll).error, "") << "which claims nothing";
   Request wanted;
   wanted.naming.convention = Convention::kHf;
@@ -124,7 +125,7 @@ TEST(NamesOfAnOutput, AreRefusedWhereNoFamilyKnowsThem) {
   wanted.naming.keep_names = true;
   EXPECT_EQ(check(source, wanted, kModels).error, "");
   EXPECT_THAT(check(source, {}, kModels, kTinyLlama).error,
-              HasSubstr("c.json is of family llama, and no tensor is named as in it ('body.words.weight'"));
+              HasSubstr("c.json is of family llama, and no tensor name matches it ('body.words.weight'"));
 }
 
 // BERT's in a dictionary: what no head tells to be a wrapper, and what to do if it is one.
@@ -133,10 +134,9 @@ TEST(NamesOfAnOutput, ThatAllBeginAlikeAreRefusedWithTheOptionThatTakesItOff) {
   MadeCheckpoint made(dir.path(), "data");
   made.add("model.bert.words.weight", {20, 4}, counted(80));
   made.add("model.cls.dense.weight", {4, 4}, counted(16));
-  EXPECT_THAT(
-      check(made.catalog(), {}, kModels).error,
-      HasSubstr("every name begins with 'model.': where that is what is around the model, --strip-prefix model. "
-                "takes it off"));
+  EXPECT_THAT(check(made.catalog(), {}, kModels).error,
+              HasSubstr("every name begins with 'model.': if that is a wrapper around the model, remove it with "
+                        "--strip-prefix model."));
   EXPECT_THAT(check(unknown_model(), {}, kModels).error, Not(HasSubstr("every name begins")));
 }
 

@@ -87,7 +87,7 @@ TEST_F(Merging, WhatHoldsNoFloatsAndDiffersIsOneSources) {
   EXPECT_TRUE(check_not_merged(*draft_.merge, from_b.merged(), options_.run));
   EXPECT_EQ(bytes_of(from_b.tensors(), "counts"), "\2");
   others_from_ = "c";
-  EXPECT_THAT(error_of(match()), HasSubstr("--others-from: no source is called 'c'"));
+  EXPECT_THAT(error_of(match()), HasSubstr("--others-from: unknown source 'c'"));
 }
 
 TEST_F(Merging, SourcesHaveTheSameTensors) {

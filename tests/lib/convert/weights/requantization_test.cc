@@ -93,7 +93,7 @@ TEST_F(ScalesOfBlocks, MultiplyTheirMatrix) {
 
 TEST_F(ScalesOfBlocks, HaveToBeThere) {
   add_matrix();
-  EXPECT_THAT(error(floats_), HasSubstr("'x.weight' is float8, and its scales are not there"));
+  EXPECT_THAT(error(floats_), HasSubstr("'x.weight' is float8, and its scales are missing"));
   source_.add("x.weight_scale_inv", {2, 3}, counted(6));
   EXPECT_THAT(error(floats_), HasSubstr("[2, 3] of float32: expected [2, 2], one for each 2 x 2 of [3, 3]"));
   EXPECT_EQ(error({}), "") << "which writes them as they are";
@@ -114,7 +114,7 @@ TEST_F(ScalesOfBlocks, AreRefusedWhereNoConfigSaysWhatTheyAre) {
   add_matrix();
   source_.add("x.qscale", {}, {2});
   EXPECT_THAT(error(floats_), AllOf(HasSubstr("'x.weight' is float8_e4m3fn beside tensor 'x.qscale'"),
-                                    HasSubstr("how these are applied is not known")));
+                                    HasSubstr("it is unknown how the scales are applied")));
   EXPECT_EQ(error({.dtype = DType::kFloat32, .keep_dtype = {"x.weight"}}), "");
 }
 
@@ -159,20 +159,19 @@ TEST_F(Quantizing, WhatIsKeptStaysAsItIs) {
   EXPECT_EQ(tensor(kMatrix).dtype, DType::kFloat32);
   EXPECT_EQ(tensor(other).dtype, DType::kFloat8E4M3);
   typing.keep_dtype = {"*"};
-  EXPECT_THAT(error(typing), HasSubstr("no matrix of the selection is quantized"));
+  EXPECT_THAT(error(typing), HasSubstr("no selected matrix can be quantized"));
 }
 
 TEST_F(Quantizing, NeedsNamesForScales) {
   translate_to(kAll);
-  EXPECT_THAT(error(fp8_, kAll), HasSubstr("--quantize fp8-tensor: scales have names beside their matrices among "
-                                           "Hugging Face names only"));
+  EXPECT_THAT(error(fp8_, kAll), HasSubstr("--quantize fp8-tensor: only Hugging Face names have names for scales"));
   translate_to(kModels, kTinyLlama, {.convention = Convention::kTorchtitan, .keep_names = false});
-  EXPECT_THAT(error(fp8_), HasSubstr("Hugging Face names only"));
+  EXPECT_THAT(error(fp8_), HasSubstr("only Hugging Face names"));
 }
 
 TEST_F(Quantizing, NeedsAModelThatMayBeQuantized) {
   names_ = must(translate(source_.catalog(), {}, {}, {}, kModels));
-  EXPECT_THAT(error(fp8_), HasSubstr("a config.json has to say that the model is quantized"));
+  EXPECT_THAT(error(fp8_), HasSubstr("a config.json must record the quantization"));
   translate_to(kModels);
   EXPECT_THAT(error(mxfp4_), HasSubstr("models of family llama have no matrices in MXFP4; --quantize fp8-tensor"));
   Typing blocks = fp8_;
@@ -180,7 +179,7 @@ TEST_F(Quantizing, NeedsAModelThatMayBeQuantized) {
   EXPECT_THAT(error(blocks), HasSubstr("have no matrices in float8 blocks; --quantize fp8-tensor quantizes a model"));
   Typing both = fp8_;
   both.dtype = DType::kFloat8E5M2;
-  EXPECT_THAT(error(both), HasSubstr("it is no float8"));
+  EXPECT_THAT(error(both), HasSubstr("cannot be a float8 type"));
   Selection merges;
   merges.merge_adapter = true;
   EXPECT_THAT(error(fp8_, kModels, merges), HasSubstr("merge the adapter first"));
@@ -189,7 +188,7 @@ TEST_F(Quantizing, NeedsAModelThatMayBeQuantized) {
 TEST_F(Quantizing, NeedsFloats) {
   source_.add("model.layers.0.self_attn.k_proj.weight", DType::kFloat8E4M3, {1, 2}, "88");
   translate_to(kModels);
-  EXPECT_THAT(error(fp8_), HasSubstr("is float8_e4m3fn: --quantize takes floating-point matrices"));
+  EXPECT_THAT(error(fp8_), HasSubstr("is float8_e4m3fn: --quantize supports only floating-point matrices"));
 }
 
 // ---- MXFP4
@@ -237,7 +236,7 @@ TEST_F(Mxfp4, BlocksAndScalesBecomeTheirMatrixAndBack) {
 TEST_F(Mxfp4, BlocksAndScalesBelongTogether) {
   source_.add(kDown + "_blocks", DType::kUint8, {1, 2, 1, 16}, std::string(32, '\0'));
   translate_model();
-  EXPECT_THAT(error(floats_), HasSubstr("is in MXFP4, and its scales are not there"));
+  EXPECT_THAT(error(floats_), HasSubstr("is in MXFP4, and its scales are missing"));
   source_.add(kDown + "_scales", DType::kUint8, {1, 1, 1}, "\x7f");
   EXPECT_THAT(error(floats_), HasSubstr("[1, 1, 1] of uint8: expected [1, 2, 1] of uint8"));
 }
@@ -253,7 +252,7 @@ TEST_F(Mxfp4, BlocksAndScalesStayTogether) {
 TEST_F(Mxfp4, ScalesScaleBlocks) {
   source_.add(kDown + "_scales", DType::kUint8, {1, 1, 1}, "\x7f");
   translate_model();
-  EXPECT_THAT(error(floats_), HasSubstr("scales values that are not there"));
+  EXPECT_THAT(error(floats_), HasSubstr("contains scales of values that are missing"));
 }
 
 TEST_F(Mxfp4, InputsAreAMultipleOf32) {
