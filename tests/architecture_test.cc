@@ -1,5 +1,5 @@
-// The shape of the tree, kept by a test: who may include whom (docs/design.md), which headers stay out of headers, and
-// what every header begins with.
+// Checks the shape of the source tree: which directories may include which (docs/design.md), which headers must not be
+// included in headers, and what every header begins with.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -68,7 +68,7 @@ std::vector<Include> includes_of(const SourceFile& file) {
   return out;
 }
 
-// The directory of a file, of which lib/device/cuda, lib/base/storage and tools/report belong to the one above:
+// Returns the layer of a file. lib/device/cuda, lib/base/storage and tools/report belong to their parents:
 // "lib/base/file.h" -> "lib/base"; "lib/convert/view/repair.h" -> "lib/convert/view"; "formats/registry.h" ->
 // "formats".
 std::string layer_of(const std::string& path) {
@@ -78,7 +78,7 @@ std::string layer_of(const std::string& path) {
   return out.starts_with("tools/") ? "tools" : out;
 }
 
-// What each layer sees besides itself: layers, or single headers.
+// Returns the layers, or single headers, that each layer may include besides itself.
 const std::map<std::string, std::vector<std::string>>& allowed() {
   static const std::map<std::string, std::vector<std::string>> kAllowed = {
       {"lib/base", {}},
@@ -127,7 +127,7 @@ bool may_include(const std::string& from, const std::string& header) {
     return std::any_of(row->second.begin(), row->second.end(), [&](const std::string& a) {
       return a == target || a == header || (a == "lib" && target.starts_with("lib/"));
     });
-  // A format: the library, the encodings, and what formats made of files of tensors share; never another format.
+  // A format may include the library, the encodings and tensor_files, but no other format.
   return layer.starts_with("formats/") &&
          (target.starts_with("lib/") || target == "formats/encoding" || target == "formats/tensor_files");
 }
@@ -311,14 +311,14 @@ const std::vector<std::string>& marks_of_formats() {
   return kMarks;
 }
 
-// Whether a literal shows a whole command, in which a format stands as any would.
+// Returns whether a literal shows a whole command, in which a format's name is only an example.
 bool shows_a_command(const std::string& literal) {
   for (const char* const command : {"convert", "plan", "merge", "synth", "patch", "watch"})
     if (literal.find("reshard " + std::string(command) + " ") != std::string::npos) return true;
   return false;
 }
 
-// Whether an option is said to take this word, and no longer one: "--to hf".
+// Returns whether a literal gives an option exactly this value: "--to hf".
 bool has_option(const std::string& literal, const std::string& option, std::string_view word) {
   const std::string text = option + " " + std::string(word);
   for (std::size_t at = literal.find(text); at != std::string::npos; at = literal.find(text, at + 1)) {
@@ -328,7 +328,7 @@ bool has_option(const std::string& literal, const std::string& option, std::stri
   return false;
 }
 
-// Words and marks that mean something else where they stand.
+// Returns whether a word has another meaning in this file.
 bool means_something_else(const std::string& path, const std::string& word) {
   static const std::map<std::string, std::vector<std::string>> kMeanings = {
       {"hf", {"lib/model/", "tools/synth.cc"}},                // a naming convention
@@ -390,7 +390,7 @@ TEST(Architecture, AFormatTakesFewLines) {
     }
 }
 
-// The checkout stands alone: nothing in it names the place it was written at, or files beside it.
+// The checkout is self-contained: nothing in it names a path outside of it.
 TEST(Architecture, NothingNamesAPlaceOutsideTheCheckout) {
   const std::vector<std::string> places = {std::string("/wo") + "rk/", std::string("../sha") + "red"};
   const std::vector<std::string> endings = {".h",  ".cc",   ".cu",   ".cuh", ".txt", ".cmake", ".md", ".py",
@@ -426,7 +426,7 @@ TEST(Architecture, LinksOfDocumentsLeadSomewhere) {
   EXPECT_GT(seen, 50);
 }
 
-// "1 tensors": what counts things in text does so by count_of or bytes_of, which know the singular.
+// Messages count things with count_of or bytes_of, which know the singular; otherwise they would say "1 tensors".
 TEST(Architecture, CountsAgreeWithTheirNouns) {
   const std::vector<std::string> nouns = {
       "tensors", "moves",    "files",    "bytes",  "elements", "rows",    "columns", "layers",    "objects", "ranks",

@@ -1,5 +1,5 @@
-// What `cmake --install` lays down is whole: the program runs, an engine finds the package, builds and runs with it,
-// and nothing points back to where it was built.
+// Tests the installation by `cmake --install`: the program runs, an engine finds the package, builds and runs with it,
+// and nothing refers to the build tree.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -13,7 +13,8 @@
 namespace reshard {
 namespace {
 
-// What the loader reads of a program: "(NEEDED)  Shared library: [libz.so.1]", "(RUNPATH)  Library runpath: [...]".
+// Returns the dynamic section of a program: "(NEEDED)  Shared library: [libz.so.1]", "(RUNPATH)  Library runpath:
+// [...]".
 std::string dynamic_section(const std::string& program) {
   const CommandResult read = run_command({"/usr/bin/env", "readelf", "-d", program});
   EXPECT_EQ(read.exit_code, 0) << read.err;
@@ -21,8 +22,8 @@ std::string dynamic_section(const std::string& program) {
   return read.out;
 }
 
-// An empty entry, or one that does not begin at the root, is the current directory: whoever leaves a library there has
-// it run. Libraries of ranks and GPUs are opened when they are asked for.
+// An empty or relative entry means the current directory, so a library placed there would be executed. Libraries for
+// ranks and GPUs are opened on demand.
 void expect_sound_to_start(const std::string& program) {
   const std::string dynamic = dynamic_section(program);
   for (const char* tag : {"runpath: [", "rpath: ["})
@@ -37,7 +38,7 @@ void expect_sound_to_start(const std::string& program) {
 
 TEST(PackageTest, TheProgramLoadsNothingFromTheCurrentDirectoryAndNoMpi) { expect_sound_to_start(RESHARD_BINARY); }
 
-#ifdef RESHARD_CMAKE  // what is built with the sanitizers is not for installing
+#ifdef RESHARD_CMAKE  // builds with sanitizers are not installed
 
 namespace fs = std::filesystem;
 
@@ -104,7 +105,7 @@ TEST(PackageTest, AnEngineBuildsAndRunsWithWhatWasInstalled) {
     const bool is_package = fs::path(name).extension() == ".cmake", is_program = name == "bin/reshard";
     packages += is_package;
     if (!is_package && !is_program) continue;
-    // Whole paths: a checkout may lie in a directory whose name alone is in any program, as "/src".
+    // Searches for whole paths, because a short directory name such as "/src" occurs in any program.
     for (const std::string path :
          {RESHARD_SOURCE_DIR "/lib/", RESHARD_SOURCE_DIR "/formats/", RESHARD_SOURCE_DIR "/tools/", RESHARD_BUILD_DIR})
       EXPECT_EQ(text.find(path), std::string::npos) << name << " names " << path;

@@ -64,7 +64,7 @@ class Ring {
     __atomic_store_n(sq_tail_, tail + 1, __ATOMIC_RELEASE);
     return ::syscall(__NR_io_uring_enter, fd_, 1, 0, 0, nullptr, 0) == 1;
   }
-  // The slot of a read that is done, and what it returned.
+  // Returns the slot of a finished read and its result.
   std::pair<unsigned, int> wait() {
     while (*cq_head_ == __atomic_load_n(cq_tail_, __ATOMIC_ACQUIRE))
       if (::syscall(__NR_io_uring_enter, fd_, 0, 1, IORING_ENTER_GETEVENTS, nullptr, 0) < 0) return {0, -1};

@@ -1,5 +1,5 @@
-// How fast the CPU kernels are, each beside a memcpy of the same number of bytes read. Every figure is the median of 7
-// rounds; kernel and memcpy take turns, so that a busy machine slows both.
+// Measures the CPU kernels next to a memcpy of the same number of bytes. Every figure is the median of 7 rounds, in
+// which kernel and memcpy alternate, so that a busy machine slows both.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -80,7 +80,7 @@ void bench_digest(Bench& bench) {
   bench.report("crc32", [&] { sink = sink + crc32(0, bench.input()); });
 }
 
-// On finite values: the usual case. The best variant, and row by row, as it is used.
+// Uses finite values, the usual case. Measures the best variant, and the variant that works row by row.
 void bench_health(Bench& bench) {
   constexpr DType kTypes[] = {DType::kFloat8E4M3, DType::kBFloat16, DType::kFloat16, DType::kFloat32, DType::kFloat64};
   for (DType dtype : kTypes) {

@@ -1,4 +1,4 @@
-// LoRA adapters beside the weights they change, as Accelerate saves what PEFT trains (tests/data/lora: FSDP2 on two
+// Tests LoRA adapters stored next to their weights, as Accelerate saves PEFT models (tests/data/lora: FSDP2 on two
 // ranks, bfloat16 weights, float32 adapters of rank 4 and alpha 8).
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -158,8 +158,8 @@ TEST_F(AdapterTest, NothingToMergeIsAUsageError) {
   EXPECT_THAT(r.err, HasSubstr("no adapter found"));
 }
 
-// LoRA on fused experts (tests/data/lora_experts/make.py): of gate_up_proj and down_proj beside q_proj, with another
-// rank for down_proj; and of gpt-oss, whose square matrices do not say which of their dimensions are inputs.
+// LoRA on fused experts (tests/data/lora_experts/make.py): adapters of gate_up_proj, down_proj (with another rank) and
+// q_proj; and gpt-oss, whose square matrices do not show which dimension is the input.
 class ExpertAdapterTest : public testing::TestWithParam<std::string> {
  protected:
   std::string data(const std::string& name) const { return test_data("lora_experts/" + GetParam() + "/" + name); }

@@ -103,8 +103,8 @@ TEST(Against, EveryPairOfDtypesIsComparedAlikeInBothOrders) {
   EXPECT_EQ(compared(dir / "b.safetensors", dir / "a.safetensors", 1), expected);
 }
 
-// What `convert --dtype` rounded is what its manifest says, under whatever names; without the manifest it is a
-// difference.
+// Values rounded by `convert --dtype` match if the manifest records the cast, under any names; without the manifest
+// they differ.
 TEST(Against, ACastBetweenTypesOfOneWidthNeedsTheManifest) {
   for (const char* wrapper : {"", "app.model.", "blocks."}) {
     const TempDir dir;

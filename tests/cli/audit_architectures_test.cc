@@ -56,7 +56,7 @@ std::vector<Sample> samples() {
   return out;
 }
 
-// A safetensors file of these shapes: a header, and a hole where the data would be.
+// Writes a safetensors file with tensors of these shapes: a header, and a hole instead of data.
 void write_model(const TempDir& dir, const Shapes& shapes) {
   Json header = Json::object();
   Index end = 0;
@@ -133,7 +133,7 @@ TEST_P(Architectures, DamageIsFound) {
 std::string title(const testing::TestParamInfo<Sample>& param) { return param.param.title; }
 INSTANTIATE_TEST_SUITE_P(OfTransformers, Architectures, testing::ValuesIn(samples()), title);
 
-// Each class is found, and of nearly all a config that says nothing, so has the defaults, gives every shape.
+// Every class is found, and a config with only defaults gives every shape of nearly all classes.
 TEST(ArchitectureTable, IsReadWhole) {
   EXPECT_LT(builtin_architectures().size(), std::size_t{1} << 20);
   Index classes = 0, whole = 0;

@@ -1,6 +1,5 @@
-// reshard verify as its users meet it: for each thing that goes wrong, what it says to the letter
-// (tests/support/golden.h). Checkpoints of real models are files of full length without data (synth --headers-only);
-// small ones are damaged copies of the samples.
+// Tests the exact output of reshard verify for each kind of fault (tests/support/golden.h). Checkpoints of real models
+// are full-length files without data (synth --headers-only); small ones are damaged copies of the samples.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -67,7 +66,7 @@ class Workshop {
     copy_sample(name, path());
     fs::rename(*this / "checkpoint", *this / "ck");
   }
-  // "ck", tensors in torchtitan's names as `ranks` ranks of FSDP save them, beside the sample's config.
+  // Writes "ck", tensors under torchtitan's names as `ranks` ranks of FSDP save them, next to the sample's config.
   void save(const TensorValues& values, Index ranks = 2) const {
     write("config.json", read_file(sample("tp8") + "/config.json"));
     write_dcp(values, *this / "ck", Mesh({{"dp_shard", ranks}}));
@@ -254,8 +253,8 @@ std::string without_all(std::string text, const std::string& part) {
   return text;
 }
 
-// What verify says but for names' wrapper: the exit code, each finding and its severity, each check and what it looked
-// at.
+// Returns the part of verify's output that must not depend on a wrapper around names: exit code, findings with
+// severities, checks with counts.
 std::string told(const CommandResult& r, const std::string& wrapper) {
   const auto parsed = parse_json(r.out, "out");
   std::string out = "exit code " + std::to_string(r.exit_code) + "\n";
@@ -267,8 +266,7 @@ std::string told(const CommandResult& r, const std::string& wrapper) {
   return without_all(std::move(out), wrapper);
 }
 
-// Loaders of a model find a wrapped one's tensors under no other name, and so does an audit: it says of it what it says
-// of the bare one.
+// An audit of wrapped names gives the same result as one of bare names.
 TEST_P(AuditGolden, SaysTheSameOfWrappedNames) {
   const Golden& g = GetParam();
   const Workshop w;
@@ -431,7 +429,7 @@ INSTANTIATE_TEST_SUITE_P(
                            {"--config", "config.json", "--mesh", "tp=4"}}),
     title);
 
-// 4, 6: the layout that ran is not the one that was asked for.
+// Cases 4 and 6: the layout that ran is not the declared one.
 INSTANTIATE_TEST_SUITE_P(
     Layout, AuditGolden,
     testing::Values(
@@ -655,7 +653,7 @@ INSTANTIATE_TEST_SUITE_P(
                            [](const Workshop& w) {
                              TensorValues values = tp8();
                              fill_rows(value(values, "layers.2.feed_forward.w3.weight"), 44, 66,
-                                       0);  // what rank 2 of 8 held
+                                       0);  // the part of rank 2 of 8
                              fill_rows(value(values, "layers.0.attention.wv.weight"), 0, 64, 0);
                              fill_rows(value(values, "tok_embeddings.weight"), 250, 257, 0);
                              w.save(values);
@@ -674,7 +672,8 @@ INSTANTIATE_TEST_SUITE_P(
 
 // ---- for programs
 
-// A name under two, adapters, placeholders, a tokenizer of another model: what names, shapes and files beside tell.
+// Faults visible in names, shapes and files next to the model: a parameter under two names, adapters, placeholders,
+// another model's tokenizer.
 void add_adapters(TensorValues& values) {
   for (const char* layer : {"layers.0.", "layers.1."}) {
     values[layer + std::string("attention.wq.lora_A.default.weight")] = {
@@ -776,7 +775,7 @@ INSTANTIATE_TEST_SUITE_P(
                              w.save(values);
                            },
                            {"--config", "config.json", "--bytes"}},
-                    Golden{"weights_twice_of_no_family",  // a name in another; what may be tied is not known
+                    Golden{"weights_twice_of_no_family",  // one name contains another; it is unknown which may be tied
                            [](const Workshop& w) {
                              const TensorValue a = tp8().at("layers.1.attention.wq.weight");
                              w.save({{"blocks.0.a", a}, {"old.blocks.0.a", a}, {"shared.weight", a}});
@@ -807,7 +806,8 @@ TEST(Audit, MasksOfOldFilesAreNoCopiesOfOneAnother) {
               HasSubstr("h.{0..1}.attn.c_proj.weight: hold the same values under 2 names"));
 }
 
-// FSDP2 with a shard_placement_fn cuts matrices on dimension 1; norms, which tensor parallelism never cuts, tell.
+// FSDP2 with a shard_placement_fn cuts matrices on dimension 1. Norms, which tensor parallelism never cuts, show that
+// it is FSDP.
 TEST(Audit, FsdpOnALaterDimensionIsNoTensorParallelism) {
   const Workshop w;
   w.lay_out(
@@ -820,7 +820,7 @@ TEST(Audit, FsdpOnALaterDimensionIsNoTensorParallelism) {
   EXPECT_THAT(r.out, testing::Not(HasSubstr("tp=")));
 }
 
-// What ranks have of FSDP1's flat parameters begins and ends anywhere.
+// Ranks' parts of FSDP1's flat parameters begin and end at arbitrary positions.
 TEST(Audit, FlatOptimizerStateIsNoFinding) {
   const std::string data = RESHARD_TEST_DATA "/fsdp/";
   for (const auto& [name, mesh] :
@@ -831,7 +831,7 @@ TEST(Audit, FlatOptimizerStateIsNoFinding) {
         << name;
     EXPECT_THAT(r.out, testing::Not(HasSubstr("optimizer.state"))) << name;
   }
-  // Of another mesh everything lies otherwise, and the optimizer with it.
+  // With another mesh everything is at other positions, the optimizer included.
   const CommandResult other = reshard_cli({"verify", data + "fsdp1_sharded", "--mesh", "dp_shard=2"});
   EXPECT_THAT(other.out, HasSubstr("this explains 3 other findings"));
 }
@@ -961,7 +961,7 @@ TEST(Audit, WhatMakesNoSenseIsSaid) {
   expect({"ck", "--layout", "nowhere.json"}, 5, "no such file or built-in layout");
   expect({"ck", "--against", "absent"}, 5, "absent: not found");
   w.must({"convert", "ck", "model", "--to", "hf", "--max-shard-size", "200kB", "-q"});
-  fs::remove(w / "model/model-00002-of-00003.safetensors");  // and with it the shapes it would tell
+  fs::remove(w / "model/model-00002-of-00003.safetensors");  // and with it the shapes that would show the fault
   expect({"model"}, 5, "model/model-00002-of-00003.safetensors: file is missing; it holds");
   fs::remove(w / "ck/.metadata");
   expect({"ck"}, 3, ".metadata is missing");
@@ -988,7 +988,7 @@ TEST(Audit, ModelsAreCleanAsTheyAreMade) {
   }
 }
 
-// ---- what is shown elsewhere
+// ---- Samples and documents
 
 TEST(Audit, SamplesShowWhatTheyPromise) {
   Index scripts = 0;
@@ -1003,7 +1003,7 @@ TEST(Audit, SamplesShowWhatTheyPromise) {
   EXPECT_GE(scripts, 6);
 }
 
-// Names of findings are string literals beside a severity or an `id`; those with a hyphen are nothing else.
+// Ids of findings are string literals next to a severity or an `id`; all such literals with a hyphen are ids.
 std::set<std::string> finding_ids() {
   const std::string root = RESHARD_SOURCE_DIR "/";
   std::vector<std::string> files = {root + "tools/verify.cc"};
@@ -1042,7 +1042,7 @@ TEST(Audit, TheCatalogueShowsWhatIsPrinted) {
   EXPECT_GE(shown, 5);
 }
 
-// Compressed items are decoded into TMPDIR: where it takes nothing, that says nothing of the checkpoint.
+// Compressed items are decoded into TMPDIR. If that fails, the checkpoint is not reported as damaged.
 TEST(Audit, WhatCannotBeDecodedForWantOfAPlaceIsNotCalledDamaged) {
   const TempDir dir;
   const CommandResult r = run_command({RESHARD_BINARY, "verify", RESHARD_TEST_DATA "/runs/zstd/checkpoint"}, 60,
@@ -1053,7 +1053,7 @@ TEST(Audit, WhatCannotBeDecodedForWantOfAPlaceIsNotCalledDamaged) {
   EXPECT_THAT(r.out, testing::Not(HasSubstr("damaged")));
 }
 
-// What lies around tensors is not known where there are none.
+// Bytes around tensors are not reported if there are no tensors.
 TEST(Audit, AFileWithoutTensorsHasNoBytesThatBelongToNone) {
   const TempDir dir;
   dir.write("ck/model.safetensors", std::string("\x08\0\0\0\0\0\0\0{}      ", 16));

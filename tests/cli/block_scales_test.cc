@@ -98,7 +98,7 @@ class BlockScalesTest : public testing::Test {
 
   const Quantization how_;
   const TempDir dir_;
-  TensorValues values_, expected_;  // what is written, and what the scaled matrices become
+  TensorValues values_, expected_;  // the stored tensors, and the expected matrices after scaling
 };
 
 TEST_F(BlockScalesTest, AreAppliedElementByElement) {
@@ -201,7 +201,7 @@ TEST_F(RowScalesTest, AreAppliedElementByElement) {
   EXPECT_EQ(verified.exit_code, 0) << verified.out << verified.err;
 }
 
-// compressed-tensors multiplies in the dtype of the scales, and what it makes is made float32 after that.
+// compressed-tensors multiplies in the dtype of the scales and converts the result to float32.
 TEST_F(RowScalesTest, AreAppliedInTheirOwnDtype) {
   const CommandResult r = convert_it({"--to", "hf", "--dtype", "float32"});
   ASSERT_EQ(r.exit_code, 0) << r.err;
@@ -293,7 +293,7 @@ TEST(Scales, ThatNobodyKnowsToApplyAreNotLeftOut) {
   }
 }
 
-// Ministral 3's float8 files: a scale for each matrix, and one for what it is multiplied with.
+// Ministral 3's float8 files: a scale per matrix, and one for the activations.
 TEST(Scales, OfWholeMatricesStayWithThem) {
   const TempDir dir;
   TensorValues values;
@@ -328,7 +328,7 @@ TEST(Scales, OfWholeMatricesStayWithThem) {
   const CommandResult verified = reshard_cli({"verify", dir / "model", "--fail-on", "warning"});
   EXPECT_EQ(verified.exit_code, 0) << verified.out << verified.err;
 
-  // Applied, they and quantization_config are gone.
+  // After the scales are applied, they and quantization_config are removed.
   const CommandResult applied = reshard_cli({"convert", dir / "ck", dir / "wide", "--to", "hf", "--dtype", "bfloat16"});
   ASSERT_EQ(applied.exit_code, 0) << applied.err;
   const TensorValues wide = load_checkpoint(dir / "wide");

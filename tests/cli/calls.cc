@@ -42,7 +42,7 @@ class Caller {
     TRY(call("inspect", {model}));
     TRY(expect_family("convert", {"--to=dcp", "--names=torchtitan", config, with_file, model, out}, own));
     TRY(expect_family("verify", {config, with_file, "--bytes", out}, own));
-    // Its manifest names a family that a call without the file does not know, whoever else does.
+    // Its manifest names a family that a call without the family file must not know, even if another thread uses it.
     if (call("verify", {config, "--bytes", out})) return internal_error(out + ": the family of another call is known");
     TRY(call("diff", {config, with_file, model, out}));
     TRY(call("merge", {"--average", "--to=hf", config, with_file, model, out, out + "_merged"}));

@@ -1,4 +1,5 @@
-// What another program calls in threads, as the Python module does (calls.cc); ThreadSanitizer sees it too.
+// Calls the tools and the library from several threads, like the Python module (calls.cc). Also run with
+// ThreadSanitizer.
 #include <gtest/gtest.h>
 
 #include <filesystem>

@@ -60,7 +60,8 @@ INSTANTIATE_TEST_SUITE_P(Causes, WrongMesh,
                                          "fsdp2_tp2_optim"),
                          [](const auto& param) { return param.param; });
 
-// Each size that all tensors agree on is said, and nothing else: layers, words and dtypes are another model's too.
+// The finding lists each size on which all tensors agree, and nothing else. Layers, words and dtypes come from another
+// model too.
 TEST(Causes, AnotherModelsConfigIsOneFinding) {
   const std::string configs = RESHARD_TEST_DATA "/configs/";
   for (const auto& [model, other, says] :
@@ -91,7 +92,7 @@ TEST(Causes, AConfigOfTwiceTheWidthIsOneFinding) {
   EXPECT_THAT(to_text(report), HasSubstr("hidden_size 128, and "));
 }
 
-// Only one size differs, as between models of one width; a tensor that is broken besides is still reported.
+// Only one size differs, as between models of equal width. A tensor that is also broken is still reported.
 TEST(Causes, WhatTheConfigDoesNotExplainIsReported) {
   const TempDir dir;
   const std::string config = read_file(RESHARD_TEST_DATA "/configs/llama-3.1-8b.json");

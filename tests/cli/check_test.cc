@@ -1,5 +1,4 @@
-// reshard check as its users meet it: what it prints, to the letter (tests/support/golden.h), its exit codes, JSON and
-// JUnit.
+// Tests the exact output of reshard check (tests/support/golden.h), its exit codes, JSON and JUnit.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -157,7 +156,7 @@ TEST(Check, WhatMakesNoSenseIsSaid) {
   EXPECT_THAT(r.err, HasSubstr("cannot create"));
 }
 
-// What was not looked at is not counted as looked at; stages that one framework deals out unevenly are not called even.
+// Skipped checks count nothing as checked. Stages that one framework distributes unevenly are not called even.
 TEST(Check, SkippedChecksLookAtNothingAndTitlesHold) {
   const CommandResult r =
       reshard_cli({"check", "--config", RESHARD_TEST_DATA "/configs/llama-3.1-8b.json", "--mesh", "pp=4", "--json"});

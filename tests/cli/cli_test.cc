@@ -1,5 +1,5 @@
-// The program as its users meet it: what it makes of real checkpoints and of damaged ones, its exit codes, and what it
-// says. After an error nothing may be left under the destination's name, nor beside it.
+// Tests the program on real and damaged checkpoints: its results, exit codes and messages. After an error nothing may
+// be left at the destination or next to it.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
@@ -479,7 +479,7 @@ TEST(Cli, DamagedDataFilesAreNamed) {
     for (const std::string& t : texts) matchers.push_back(testing::ContainsRegex(t));
     expect_failure(copy.checkpoint, copy.out, {"--to", "hf"}, code, testing::AllOfArray(matchers));
     expect_failure(copy.checkpoint, copy.out, {"--to", "dcp", "--mesh", "tp=2"}, code, testing::AllOfArray(matchers));
-    // To verify, what is wrong is a finding.
+    // verify reports the same fault as a finding.
     const CommandResult r = reshard_cli({"verify", copy.checkpoint});
     EXPECT_EQ(r.exit_code, 1);
     EXPECT_EQ(r.err, "");
@@ -518,8 +518,8 @@ TEST(Cli, DamagedDataFilesAreNamed) {
 }
 
 TEST(Cli, EqualSizedSwappedFilesCannotBeToldApart) {
-  // Where two ranks' files have the same sizes and shapes at the same places, no byte of the checkpoint says which rank
-  // wrote which: this is what no reader can see.
+  // If two ranks' files have the same sizes and shapes at the same offsets, no byte of the checkpoint tells which rank
+  // wrote which, so no reader can notice an exchange.
   const Copy copy("tp8");
   const std::string a = copy.file("__3_0.distcp"), b = copy.file("__4_0.distcp");
   ASSERT_EQ(fs::file_size(a), fs::file_size(b));
@@ -609,7 +609,7 @@ class Crafted {
   struct Stored {
     Box box;
     std::string file = "__0_0.distcp";
-    Index offset = -1, length = -1;  // -1: where it is
+    Index offset = -1, length = -1;  // -1: unchanged
   };
   Crafted() { fs::create_directory(path()); }
   std::string path() const { return dir_ / "ck"; }
@@ -646,7 +646,7 @@ class Crafted {
     expect_failure(path(), out(), {"--to", "dcp"}, code, message);
     EXPECT_EQ(reshard_cli({"verify", path()}).exit_code, code);
   }
-  // What verify can open all the same is a finding to it.
+  // Expects a finding from verify, which can open the checkpoint nevertheless.
   void expect_finding(const testing::Matcher<std::string>& message) const {
     expect_failure(path(), out(), {"--to", "dcp"}, 3, message);
     const CommandResult r = reshard_cli({"verify", path()});
@@ -692,7 +692,7 @@ TEST(Cli, AbsurdNumbersAreRefusedWithoutAllocating) {
     Crafted ck;
     write_file(ck.path() + "/__0_0.distcp", std::string(100, 'x'));
     ck.write(shape, {stored});
-    if (text == "__0_0.distcp")  // possible numbers, but for the file's length
+    if (text == "__0_0.distcp")  // plausible numbers that exceed the file's length
       ck.expect_finding(HasSubstr(text));
     else
       ck.expect(3, HasSubstr(text));
@@ -731,7 +731,7 @@ TEST(Cli, AZstdBombEndsAtTheLimit) {
 }
 
 TEST(Cli, RanksThatSavedOnTheirOwnAreJoined) {
-  // What __R.metadata of use_collectives=False holds: the rank's boxes, the whole tensors' sizes.
+  // The content of __R.metadata with use_collectives=False: the rank's boxes, but the sizes of whole tensors.
   const TempDir dir;
   const TensorValues values = load_checkpoint(sample("tp8") + "/full.safetensors");
   write_dcp(values, dir / "ck", Mesh({{"dp_shard", 3}}));
@@ -800,7 +800,7 @@ TEST(Cli, DamagedHuggingFaceModelsAreRefused) {
   EXPECT_THAT(r.out, HasSubstr("the digest differs from reshard_manifest.json"));
 }
 
-// What a manifest says is made sure of before anything is written, not after hours.
+// The manifest is checked before anything is written, not after hours of work.
 TEST(Cli, WhatAFamilyOfOnesOwnWroteNeedsItsFileAgain) {
   const TempDir dir;
   std::string family = read_file(RESHARD_SOURCE_DIR "/samples/families/llama.json");
@@ -823,7 +823,7 @@ TEST(Cli, WhatAFamilyOfOnesOwnWroteNeedsItsFileAgain) {
   EXPECT_THAT(r.out, HasSubstr("39 digests of the source's manifest verified"));
 }
 
-// torch.distributed.checkpoint with its ZStandard extension (torch 2.15): objects are longer than what is stored.
+// torch.distributed.checkpoint with its ZStandard extension (torch 2.15): objects are longer than their stored items.
 TEST(Cli, PlansTheSizesOfCompressedObjects) {
   const TempDir dir;
   const std::string source = RESHARD_TEST_DATA "/runs/zstd/checkpoint";

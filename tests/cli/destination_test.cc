@@ -1,4 +1,4 @@
-// What a destination may replace, and what is copied into it: by the program, for every format that can be written.
+// Tests which destinations may be replaced and which files are copied to them, for every writable format.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
@@ -67,7 +67,7 @@ TEST(Destination, WhatReshardWroteIsReplacedAndNothingBesideIt) {
     EXPECT_FALSE(fs::exists(dir / "out.partial"));
     fs::remove_all(dir / "out/photos");
     fs::remove(dir / "out/thesis.tex");
-    // Without reshard's own record its reader tells what belongs to it.
+    // Without a manifest, the format's reader decides which files belong to the checkpoint.
     fs::remove(dir / "out/reshard_manifest.json");
     if (!format->open) continue;
     dir.write("out/tokenizer.json", "{}");
@@ -76,7 +76,7 @@ TEST(Destination, WhatReshardWroteIsReplacedAndNothingBesideIt) {
   }
 }
 
-// Weights that somebody put there, in files that the formats' readers would take for the checkpoint's own.
+// A user's own weights, in files that the formats' readers would take for the checkpoint's.
 TEST(Destination, WhatTheManifestDoesNotListIsNotReshards) {
   const std::string source = sample("tp8") + "/checkpoint";
   const std::string weights = read_file(sample("tp8") + "/hf.safetensors");
@@ -113,7 +113,7 @@ TEST(Destination, WhatTheManifestDoesNotListIsNotReshards) {
   }
 }
 
-// Without reshard's record, what belongs to a checkpoint follows from its index and the names that its format gives.
+// Without a manifest, the files of a checkpoint are those in its index and those with names of its format.
 TEST(Destination, WithoutAManifestOnlyFilesOfTheFormatsNamesAreReplaced) {
   const std::string source = sample("tp8") + "/checkpoint";
   const std::string weights = read_file(sample("tp8") + "/hf.safetensors");
@@ -143,7 +143,7 @@ TEST(Destination, WithoutAManifestOnlyFilesOfTheFormatsNamesAreReplaced) {
   }
 }
 
-// What other programs call the files of a model, alone in a directory.
+// Names that other programs give the files of a model, alone in a directory.
 TEST(Destination, FilesOfOtherProgramsNamesAreReplaced) {
   const std::string source = sample("tp8") + "/checkpoint";
   const std::string weights = read_file(sample("tp8") + "/hf.safetensors");
@@ -326,7 +326,7 @@ TEST(SideFiles, LinksWithinTheCheckpointAndTheHuggingFaceCacheAreFollowed) {
   EXPECT_FALSE(fs::exists(dir / "again/tokenizer.json"));
 }
 
-// Weights that lie on other disks are a user's own arrangement, and are read as tensors or not at all.
+// Links to weights on other disks are the user's own arrangement: they are read as tensors, but not copied as files.
 TEST(SideFiles, DataAreReadThroughLinks) {
   const TempDir dir;
   fs::create_directories(dir / "model");

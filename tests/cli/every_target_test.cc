@@ -1,4 +1,4 @@
-// What reshard writes, verify finds nothing wrong with: every target in the registry, of every sample and family.
+// verify finds nothing wrong with reshard's own output: every target in the registry, every sample and family.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -71,7 +71,7 @@ class EveryTarget : public testing::TestWithParam<const Format*> {
 
   static const Format& format() { return *GetParam(); }
 
-  // Of the source, by this target; empty where a model or mesh is not for it, as it says.
+  // Converts the source to this target. Returns nothing if the target refuses the model or mesh with an error.
   std::string convert(const Source& source, const std::string& mesh, const std::string& names = "") {
     const std::string path = dir_ / (source.name + "." + std::to_string(count_++));
     std::vector<std::string> args = {"convert", source.path, path,         "--to", std::string(format().name),
@@ -93,7 +93,7 @@ class EveryTarget : public testing::TestWithParam<const Format*> {
     return options;
   }
 
-  // The ids of what is found; an error's message.
+  // Returns the ids of the findings, or an error's message.
   static std::vector<std::string> found(const VerifyOptions& options) {
     const auto report = verify(open_checkpoint, options);
     if (!report) return {report.error().message()};

@@ -36,8 +36,8 @@ TEST(FamiliesOnDisk, FusedExpertsBecomeTheFilesOfSavePretrainedAndBack) {
   EXPECT_EQ(load_checkpoint(dir / "back"), memory);
 }
 
-// tests/data/nanogpt: what nanoGPT's train.py saves, with biases and, compiled, without; the digests are of the
-// matrices that model.py's from_pretrained would have begun with.
+// tests/data/nanogpt: saves of nanoGPT's train.py, with biases and, compiled, without. The digests are those of the
+// matrices that model.py's from_pretrained would have started with.
 TEST(FamiliesOnDisk, NanoGptIsToldFromGpt2ByItsShapes) {
   for (const std::string name : {"biased", "unbiased"}) {
     const TempDir dir;
@@ -68,8 +68,8 @@ TEST(FamiliesOnDisk, NanoGptIsToldFromGpt2ByItsShapes) {
   }
 }
 
-// tests/data/olmo_core: what OLMo-core 3.0 saves of a model with a window in its first layer, on two ranks of FSDP; the
-// digests are of what its convert_state_to_hf makes of it.
+// tests/data/olmo_core: OLMo-core 3.0's save of a model with a window in its first layer, on two ranks of FSDP. The
+// digests are those of its convert_state_to_hf.
 TEST(FamiliesOnDisk, OlmoCoreSaysInItsOwnConfigWhichModelItIs) {
   const TempDir dir;
   const std::string saved = test_data("olmo_core/step1");
@@ -133,7 +133,7 @@ TEST(FamiliesOnDisk, OlmoCoreScalesTheRotaryEmbeddingsOfSomeLayers) {
               HasSubstr("scaling of rotary embeddings olmo_core.nn.rope.ABFRoPEScalingConfig"));
 }
 
-// Norms may stand elsewhere, which names do not tell: without OLMo-core's config, or with another, they are nobody's.
+// Names do not show the position of norms, so without OLMo-core's config, or with another one, they match no family.
 TEST(FamiliesOnDisk, OlmoCoreNamesAloneAreOfNoFamily) {
   const TempDir dir;
   const std::string saved = test_data("olmo_core/step1");
@@ -178,7 +178,7 @@ TEST(FamiliesOnDisk, ShapesThatContradictEachOtherAreRefusedWithoutAConfigToo) {
   EXPECT_EQ(reshard_cli({"convert", dir / "ck", dir / "none", "--to", "hf", "--family", "none"}).exit_code, 0);
 }
 
-// A Llama as a classifier, and without any head: what its config.json says by its class.
+// A Llama classifier, and a Llama without a head: config.json gives the class.
 TEST(FamiliesOnDisk, AModelHasTheHeadOfItsClass) {
   TensorValues values = load_checkpoint(sample("tp8") + "/hf.safetensors");
   values.erase("lm_head.weight");
@@ -211,7 +211,7 @@ TEST(FamiliesOnDisk, AModelHasTheHeadOfItsClass) {
   expect_refused(causal, 4);
 }
 
-// SigLIP's projection of what is read, which is no row for a word.
+// SigLIP's projection of the text, whose rows are not tokens.
 TEST(FamiliesOnDisk, AHeadOfAnotherKindIsNoVocabulary) {
   const TempDir dir;
   const auto value = [](const Dims& shape) {

@@ -1,4 +1,4 @@
-// HDF5 from the command line: what is said, and that digests are equal after every way there and back.
+// Tests HDF5 from the command line: messages, and equal digests after every conversion there and back.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

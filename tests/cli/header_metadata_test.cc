@@ -1,4 +1,4 @@
-// What safetensors headers say in __metadata__ is in every copy, or the copy is refused if its tensors need it.
+// The __metadata__ of safetensors headers is in every copy, or the copy is refused if its tensors need it.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -49,7 +49,7 @@ Entries metadata_of(const std::string& path) {
   return {header->metadata.begin(), header->metadata.end()};
 }
 
-// Two modules of torchao's, with a list in the header of each file of what is in that file.
+// Two torchao modules, with a list in each file's header of the tensors in that file.
 class HeaderMetadata : public testing::Test {
  protected:
   HeaderMetadata() {
@@ -148,7 +148,7 @@ TEST_F(HeaderMetadata, ThatDoesNotDescribeWhatItListsIsCorrupt) {
   EXPECT_THAT(r.err, HasSubstr("tensor_names lists 'wo.weight', but has no entry for it"));
 }
 
-// A trainer's notes are no reason to refuse.
+// A trainer's notes that cannot be stored are left out with a warning, not refused.
 TEST(HeaderNotes, AreCarriedAndNamedIfTheyCannotBe) {
   const TempDir dir;
   dir.write("a/model.safetensors",

@@ -1,5 +1,5 @@
-// Input and surroundings that no care of the user's keeps away: names made to break what prints them, sizes made to
-// overflow, a system that gives no threads. The program says what is wrong, or does without.
+// Hostile inputs and environments: names that break terminals, sizes that overflow, a system that refuses threads. The
+// program reports the problem or does without.
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -50,7 +50,7 @@ TEST(Hostile, NamesThatFoldOddly) {
       const CommandResult r = reshard_cli({command, dir / "model.safetensors"});
       EXPECT_EQ(r.exit_code, 0) << r.err;
     }
-    // A layout file cannot say every name, but never dies of one.
+    // A layout file cannot express every name, but reshard layout must not crash on one.
     EXPECT_LE(reshard_cli({"layout", dir / "model.safetensors"}).exit_code, 3);
   }
   dir.write("model.safetensors", empty_tensors({".", "..", "a.0", "a.1", "\\u0001", "5"}));
@@ -189,7 +189,8 @@ std::string calling(std::string_view module, std::string_view name) {
   return torch_archive::object_item(std::move(w).finish());
 }
 
-// Loaders of DCP run what an object's pickle names: one that names more than data is not written on.
+// Loaders of DCP execute the globals that an object's pickle references, so an object that references more than plain
+// data is not copied.
 TEST(Hostile, ObjectsThatRunCodeAreNotWrittenOn) {
   const TempDir dir;
   const std::string ck = dir / "ck", out = dir / "out";
@@ -205,7 +206,7 @@ TEST(Hostile, ObjectsThatRunCodeAreNotWrittenOn) {
         r.err, HasSubstr("object 'state.seed': its pickle names '" + name + "', which runs when the object is loaded"));
     EXPECT_FALSE(fs::exists(out) || fs::exists(out + ".partial"));
   };
-  // What a module imports is reached through it.
+  // Functions can be reached through the imports of a module.
   const std::pair<const char*, const char*> kCalls[] = {{"os", "system"},
                                                         {"builtins", "eval"},
                                                         {"builtins", "getattr"},
@@ -223,7 +224,7 @@ TEST(Hostile, ObjectsThatRunCodeAreNotWrittenOn) {
   }
   const CommandResult without = convert(ck, "dcp", {"--exclude", "state.seed"});
   EXPECT_EQ(without.exit_code, 0) << without.err;
-  // Where that is the user's wish it is the same bytes, and in an archive as little believed.
+  // With --allow objects it is copied unchanged; in an archive it is still not trusted.
   const std::string object = calling("os", "system");
   write_with_object(ck, object);
   const CommandResult all = convert(ck, "dcp", {"--allow", "objects"});
@@ -317,7 +318,7 @@ TEST(Hostile, FewerThreadsThanAskedForDoTheSame) {
   const auto run = [&](const std::vector<std::string>& args, const std::string& threads) {
     std::vector<std::string> argv = {RESHARD_BINARY};
     argv.insert(argv.end(), args.begin(), args.end());
-    // AddressSanitizer wants to be the first library, and is the second of those that start threads.
+    // AddressSanitizer must be the first library; it is the second one in those that start threads.
     return run_command(
         argv, 60,
         {"LD_PRELOAD=" RESHARD_THREAD_FAULT, "RESHARD_THREADS=" + threads, "ASAN_OPTIONS=verify_asan_link_order=0"});

@@ -1,5 +1,5 @@
-// Pages (--html): that they hold what --json says and every box, let nothing run but their own script, and stay small.
-// What a browser makes of them: tests/interop/test_html.py.
+// Tests HTML reports (--html): they contain the content of --json and every box, run only their own script, and stay
+// small. tests/interop/test_html.py opens them in a browser.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -187,7 +187,7 @@ TEST(Html, TensorsThatAreCutAlikeTakeFewBytes) {
   EXPECT_LT(page.size(), 120'000u);
 }
 
-// But what two runs need not agree in.
+// Removes values that differ between two runs.
 TEST(Html, HoldsWhatJsonSays) {
   const std::string path = sample("fsdp2_tp2_optim") + "/checkpoint", other = sample("fsdp8") + "/checkpoint";
   const std::vector<std::vector<std::string>> commands = {

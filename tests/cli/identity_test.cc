@@ -1,5 +1,5 @@
-// What is written under a model format's name is the model: checkpoints of real trainers under the names that those put
-// around a model become it bit for bit, and what is no known model is refused or said.
+// Outputs in a model's format are the model: checkpoints of real trainers, under the names that wrappers add, become it
+// bit for bit, and unknown models are refused or reported.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -104,7 +104,7 @@ TEST(Identity, AFileOfADcpCheckpointStandsForAllOfIt) {
   }
 }
 
-// A model of nobody's names.
+// A model whose names no family knows.
 struct Stranger {
   TempDir dir;
   std::string path = dir / "ck/checkpoint", config = dir / "ck/config.json", out = dir / "out";
@@ -129,13 +129,13 @@ TEST(Identity, WhatIsNoKnownModelIsRefusedBeforeAnythingIsWritten) {
     EXPECT_THAT(r.err, AllOf(HasSubstr("'blocks.0.w'"), HasSubstr("is of family llama"), HasSubstr("--family none")));
     EXPECT_FALSE(fs::exists(s.out));
   }
-  // verify says it, too, unless it is asked to look at no names.
+  // verify reports it too, unless it is told to ignore names.
   const CommandResult verified = reshard_cli({"verify", s.path});
   EXPECT_EQ(verified.exit_code, 1) << verified.out;
   EXPECT_THAT(verified.out,
               AllOf(HasSubstr("is of family llama, and no tensor name matches it"), HasSubstr("1 warning")));
   EXPECT_EQ(reshard_cli({"verify", s.path, "--family", "none"}).exit_code, 0);
-  // As it was asked for: the names are said to be nobody's, and a config of another model does not go along.
+  // With --family none the output keeps the names with a note, and the config of another model is not copied.
   const CommandResult r = reshard_cli({"convert", s.path, s.out, "--to", "hf", "--family", "none"});
   EXPECT_EQ(r.exit_code, 0) << r.err;
   EXPECT_THAT(r.out, HasSubstr("nothing was compared with a model"));
@@ -187,7 +187,7 @@ TEST(Identity, ScaledMatricesAreNotWrittenUnderNamesThatHaveNoScales) {
   EXPECT_THAT(r.err, AllOf(HasSubstr("quantized values or their scales"), HasSubstr("torchtitan names")));
 }
 
-// torch.float4_e2m1fn_x2: two values in a byte. Carried as bytes, to where there is a word for them.
+// torch.float4_e2m1fn_x2 has two values per byte. It is copied as bytes, to formats that have a name for it.
 TEST(Identity, PackedFourBitFloatsAreCarried) {
   const TempDir dir;
   write_dcp({{"w", {DType::kFloat4E2M1x2, {4, 6}, std::string(24, '\x35')}}}, dir / "ck", *Mesh::parse("dp_shard=2"));
@@ -215,7 +215,7 @@ TEST(Identity, ConfigsOfUnknownModelsAreInNobodysWay) {
   EXPECT_TRUE(fs::exists(dir / "hf/config.json"));
 }
 
-// A model of no family, as a trainer saves it: its config's numbers say that it is this model.
+// A trainer's save of a model without a family: the numbers in its config confirm the model.
 class Outsider {
  public:
   explicit Outsider(const std::string& wrapper, const std::vector<std::string>& names = kNames) {
@@ -343,7 +343,7 @@ TEST(Identity, AModelOfNoFamilyIsRefusedWhereNothingConfirmsIt) {
     m.config(other);
     refused(m);
   }
-  // Names of no model of transformers: layers beside the embedding; one module and nothing beside it; Megatron's.
+  // Names that no transformers model has: layers next to the embedding; a single module; Megatron's.
   refused(Outsider("app.model.", {"wte.weight", "blocks.0.mix.weight", "blocks.1.mix.weight", "out.weight"}));
   refused(Outsider("model.", {"wte.weight", "blocks.0.mix.weight", "blocks.1.mix.weight", "out.weight"}));
   refused(Outsider("", {"embedding.word_embeddings.weight", "output_layer.weight",
@@ -384,7 +384,7 @@ TEST(Identity, NamesOfNoFamilyLoseWhatWrapsThem) {
   EXPECT_TRUE(load_checkpoint(kept).contains("her.run.backbone.wte.weight"));
 }
 
-// The mission's own bug, where no family has the model: rows of one tensor-parallel rank.
+// A truncated vocabulary in a model without a family: the rows of one tensor-parallel rank.
 TEST(Identity, ACutVocabularyOfAModelOfNoFamilyIsFound) {
   const Outsider m("app.model.");
   m.config(R"({"model_type": "newest", "vocab_size": 512, "d_model": 8, "n_layer": 2, "num_attention_heads": 8})");
@@ -421,7 +421,7 @@ TEST(Identity, AModelQuantizedInAWayThatIsNotKnownIsCopied) {
       0);
 }
 
-// A state_dict of a family that is not known passes as it is; its files would name experts otherwise.
+// A state_dict of an unknown family is copied unchanged, but its files would have other names for experts.
 TEST(Identity, ExpertsAsTransformersHasThemInMemoryAreTold) {
   const TempDir dir;
   write_dcp({{"trunk.0.experts.gate_up_proj", {DType::kFloat32, {2, 3, 4}, std::string(96, '\x35')}}}, dir / "ck",

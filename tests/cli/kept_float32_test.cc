@@ -1,5 +1,5 @@
-// What stays in float32 when a model becomes bfloat16 or float16: what stays so when transformers loads and saves it
-// (tests/data/kept_float32.json, by samples/families/generate.py).
+// Tests which parameters stay in float32 when a model becomes bfloat16 or float16: those that transformers keeps when
+// it loads and saves the model (tests/data/kept_float32.json, by samples/families/generate.py).
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -55,7 +55,7 @@ TEST(KeptFloat32, IsWhatTransformersKeepsOfAFamily) {
       ASSERT_EQ(r.exit_code, 0) << r.err;
       EXPECT_EQ(float32_names(dir / dtype), kept_names(sample, dtype)) << dtype;
     }
-    for (const std::string model : {"float16", "model"}) {  // all of it in float32 is no mixture
+    for (const std::string model : {"float16", "model"}) {  // an all-float32 model is not mixed
       const CommandResult verified =
           reshard_cli({"verify", dir / model, "--config",
                        dir / (model == "model" ? "config.json" : model + "/config.json"), "--fail-on", "warning"});
@@ -64,7 +64,7 @@ TEST(KeptFloat32, IsWhatTransformersKeepsOfAFamily) {
   }
 }
 
-// However the tensors get their dtype, and whatever they are stored in.
+// Holds for every command that decides a dtype and every stored dtype.
 TEST(KeptFloat32, IsTheSameWhicheverCommandDecidesTheDtype) {
   const TempDir dir;
   make_model(dir, "deepseek_v3");

@@ -1,4 +1,4 @@
-// reshard layout, and convert and plan with --layout: what a checkpoint's layout is said to be is what one gets.
+// Tests reshard layout, and convert and plan with --layout: converting with a printed layout gives the same boxes.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -32,7 +32,7 @@ void expect_failure(const std::vector<std::string>& args, int code, const std::s
 
 std::string checkpoint(const std::string& name) { return sample(name) + "/checkpoint"; }
 
-// Which boxes of which tensor there are, empty ones left out.
+// The boxes of each tensor, without empty ones.
 using Boxes = std::map<std::string, std::set<std::pair<Dims, Dims>>>;
 Boxes boxes_of(const std::string& path) {
   const auto open = open_checkpoint(path, {});

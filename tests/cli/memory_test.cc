@@ -1,4 +1,4 @@
-// --memory: what does not fit is refused before it is there, and what is let through stays within it.
+// Tests --memory: work that does not fit is refused before it allocates, and accepted work stays within the limit.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -39,7 +39,7 @@ std::string many_tensors(const TempDir& dir, Index tensors, Index elements) {
   return path;
 }
 
-// What a conversion that went well says it took at most, bytes; nothing where it was refused.
+// Returns the peak memory that a successful conversion reports, in bytes; nothing if it was refused.
 std::optional<Index> peak_of(const CommandResult& result) {
   const std::string word = "peak memory ";
   const std::size_t at = result.out.find(word);
@@ -77,7 +77,7 @@ TEST(Memory, AJobThatIsLetThroughStaysWithinIt) {
   const TempDir dir;
   const CommandResult small = convert(many_tensors(dir, 1, 4), dir / "small", "hf", 4096 * kMiB);
   ASSERT_EQ(small.exit_code, 0) << small.err;
-  const Index program = peak_of(small).value_or(0);  // what it takes for hardly anything
+  const Index program = peak_of(small).value_or(0);  // peak memory of a tiny conversion
   ASSERT_GT(program, 0) << small.out;
   for (const Index tensors : every_nth(2) == 1 ? std::vector<Index>{5'000, 20'000} : std::vector<Index>{1'000}) {
     const std::string source = many_tensors(dir, tensors, 4);

@@ -1,4 +1,4 @@
-// reshard merge against the same expression reckoned on the values of the sources, whatever form those are in.
+// Compares reshard merge with the same expression computed on the sources' values, for sources in any format.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -32,7 +32,7 @@ CommandResult merge(std::vector<std::string> args) {
   return reshard_cli(std::move(args));
 }
 
-// Models of one shape with values of their own: Hugging Face files, and what convert makes of them.
+// Models of equal shapes and different values, as Hugging Face files and as conversions of them.
 class MergeTest : public testing::Test {
  protected:
   std::string model(const std::string& name, unsigned seed) {
@@ -45,7 +45,7 @@ class MergeTest : public testing::Test {
     for (std::size_t i = 8 + header; i < bytes.size(); i += 2)  // mantissas of bfloat16
       bytes[i] = static_cast<char>(bytes[i] ^ static_cast<char>((i * 31 * seed + i / 977) % 128));
     write_file(file, bytes);
-    std::filesystem::remove(path + "/reshard_manifest.json");  // whose digests are of what was there
+    std::filesystem::remove(path + "/reshard_manifest.json");  // its digests describe the old values
     return path;
   }
   std::string converted(const std::string& from, const std::string& name, std::vector<std::string> options) {
@@ -85,7 +85,7 @@ TEST_F(MergeTest, IsTheExpressionOfEachElementWhateverTheSourcesForm) {
   const Json& how = *manifest.find("merge");
   EXPECT_EQ(*how.get_string("expression"), "base + 0.7*(x - base) - y/3");
   EXPECT_EQ(how.find("sources")->size(), 3u);
-  // In bfloat16, as the first source is, whatever the others are: rounded once.
+  // In bfloat16, the dtype of the first source, rounded once, whatever the other dtypes are.
   ASSERT_EQ(merge({a, dcp, dir_ / "mean", "--average", "--to", "hf"}).exit_code, 0);
   ASSERT_EQ(merge({a, dcp, dir_ / "mean32", "--average", "--to", "hf", "--dtype", "float32"}).exit_code, 0);
   const std::string narrow = converted(dir_ / "mean32", "narrow", {"--to", "hf", "--dtype", "bfloat16"});

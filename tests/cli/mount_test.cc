@@ -35,7 +35,7 @@ bool becomes_true(const std::function<bool()>& condition) {
   return condition();
 }
 
-// Or waits for somebody to ask how it ended.
+// Returns whether a process has ended; a zombie counts as ended.
 bool is_gone(pid_t process) {
   if (::kill(process, 0) != 0) return true;
   const std::string state = read_file("/proc/" + std::to_string(process) + "/stat");
@@ -76,7 +76,7 @@ class Mount : public testing::Test {
     process_ = std::stoi(run_command({"/bin/sh", "-c", command}).out);
   }
 
-  // Whatever became of the test, nothing stays mounted.
+  // Unmounts, whatever the result of the test.
   void end() {
     if (process_ == 0) return;
     ::kill(process_, SIGTERM);
@@ -196,7 +196,7 @@ TEST_F(Mount, ASourceThatChangesIsAnErrorAndNotOldBytes) {
   EXPECT_THAT(read_file(dir_ / "log"), HasSubstr("__3_0.distcp: the file has changed since it was opened"));
 }
 
-// A trainer that goes on saves the next step beside this one.
+// A trainer that continues saves the next step next to this one.
 TEST_F(Mount, ANewerStepChangesNothing) {
   for (const std::string run : {"deepspeed/z3_frozen_tied", "megatron/dist_tp2_optim"}) {
     const std::string source = dir_ / std::filesystem::path(run).filename().string();
@@ -210,7 +210,7 @@ TEST_F(Mount, ANewerStepChangesNothing) {
   }
 }
 
-// Sizes are listed from the metadata: where items say otherwise their word counts.
+// Sizes are listed from the metadata; if items differ, the items count.
 TEST_F(Mount, ItemsOfAnotherTypeThanTheMetadataSays) {
   copy_sample("tp8", dir_.path());
   const std::string checkpoint = dir_ / "checkpoint";
@@ -220,7 +220,7 @@ TEST_F(Mount, ItemsOfAnotherTypeThanTheMetadataSays) {
   ASSERT_NE(at, std::string::npos);
   ASSERT_NE(bytes[frame], 0);
   bytes.replace(at, kStored.size(), kClaimed);
-  --bytes[frame];  // the length of the frame that it lies in
+  --bytes[frame];  // the length of its frame
   write_file(checkpoint + "/.metadata", bytes);
   const std::string written = dir_ / "written";
   const CommandResult converted = reshard_cli({"convert", checkpoint, written, "--to", "hf"});
@@ -231,7 +231,7 @@ TEST_F(Mount, ItemsOfAnotherTypeThanTheMetadataSays) {
   EXPECT_TRUE(all_files(seen_) == all_files(written));
 }
 
-// What is listed before is what is there then: it is mounted once.
+// The listing before and after waiting is the same: the checkpoint is mounted once.
 TEST_F(Mount, WhoOpensAFileWaitsUntilItCanBeRead) {
   const std::string source = sample("fsdp2_tp2_optim") + "/checkpoint";
   for (const char* as : {"hf", "dcp", "hdf5"}) {
@@ -308,7 +308,7 @@ TEST_F(Mount, DamageIsAnErrorThatSaysWhere) {
   EXPECT_THAT(said, HasSubstr("expected CRC-32"));
 }
 
-// What needs no FUSE: it is refused before.
+// These are refused before FUSE is needed.
 TEST(MountRefuses, PlacesThatWouldHideSomething) {
   const TempDir dir;
   copy_sample("tp8", dir.path());

@@ -1,4 +1,4 @@
-// Experts in MXFP4 (gpt-oss), made bfloat16, and made of bfloat16 (--quantize mxfp4).
+// Tests experts in MXFP4 (gpt-oss): converted to bfloat16, and quantized from it (--quantize mxfp4).
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -56,7 +56,7 @@ class Mxfp4Test : public testing::Test {
     values_[name] = {DType::kBFloat16, shape, std::string(static_cast<std::size_t>(2 * volume(shape)), '\x3f')};
   }
 
-  // Every byte of values and every exponent, and what they stand for.
+  // Writes every byte of values with every exponent, and the numbers that they encode.
   void packed(const std::string& module, Index in, Index out) {
     constexpr float kMagnitudes[] = {0, 0.5F, 1, 1.5F, 2, 3, 4, 6};
     std::string blocks, scales;

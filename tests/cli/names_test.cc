@@ -1,4 +1,4 @@
-// Names that are others' than the model's: told apart from parameters that are missing, and what to do about them.
+// Tests names of other programs: they are distinguished from missing parameters, and the advice works.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -35,7 +35,7 @@ std::string replaced(std::string text, std::string_view from, std::string_view t
   return text;
 }
 
-// "model.layers.0.self_attn.q_proj.weight" as somebody else has it, but for the names outside the layers.
+// Returns another program's name for a parameter inside the layers; other names are unchanged.
 std::string in_layers(const std::string& name) {
   return replaced(replaced(replaced(name, "model.layers.", "stack."), "_proj", ""), "norm.weight", "scale");
 }
@@ -57,7 +57,7 @@ struct Checkpoint {
   }
 };
 
-// Each set of names that agree by chance, bare and under wrappers: other names are no lost stage.
+// Names that match by chance, bare and under wrappers, are not reported as a missing stage.
 TEST(NamesOfOthers, AreNoMissingLayers) {
   const std::vector<std::vector<std::string>> agreeing = {
       {}, {"lm_head.weight"}, {"lm_head.weight", "model.norm.weight", "model.embed_tokens.weight"}};
@@ -98,7 +98,7 @@ TEST(NamesOfOthers, OfSomeParametersAreSaidToBeTheMissingOnes) {
   EXPECT_EQ(load_checkpoint(other.dir / "out"), llama());
 }
 
-// What is missing is missing, whatever is beside it.
+// A missing layer is reported whatever else is stored.
 TEST(NamesOfOthers, AreNotWhatALostStageIs) {
   TensorValues tensors = llama();
   std::erase_if(tensors, [](const auto& t) { return t.first.starts_with("model.layers.1."); });
@@ -125,7 +125,7 @@ TEST_P(OfOtherPrograms, BecomeHuggingFacesAndBackBitForBit) {
   ASSERT_EQ(there.exit_code, 0) << there.err;
   EXPECT_EQ(digests_of(load_checkpoint(dir / "hf")), read_digests(saved + ".hf.json"));
   TensorValues mine = load_checkpoint(saved);
-  // torchtitan's load-balancing biases, of which Hugging Face's files have DeepSeek's alone.
+  // torchtitan's load-balancing biases; Hugging Face's files contain only DeepSeek's.
   const bool is_dropped =
       GetParam().starts_with("torchtitan") && !GetParam().starts_with("torchtitan_deepseek") &&
       std::erase_if(mine, [](const auto& t) { return t.first.find(".moe.expert_bias") != std::string::npos; }) > 0;
@@ -192,7 +192,7 @@ TEST(FlatParameters, WithoutAConfigAreNotWrittenAsAModel) {
   EXPECT_THAT(r.err, AllOf(HasSubstr("flattened"), HasSubstr("--config")));
 }
 
-// ---- averages by themselves, buffers of others, files without their parameters
+// ---- Averages alone, other programs' buffers, files without their parameters
 
 TEST(AnAverageAlone, IsNamedByTheErrorAndTaken) {
   TensorValues tensors = renamed(llama(), [](const std::string& name) { return "ema_model." + name; });

@@ -1,5 +1,5 @@
-// --to bin, colossalai, ranks and vllm from the command line, and the way back: every target that can be read gives the
-// tensors it was made of.
+// Tests --to bin, colossalai, ranks and vllm and the way back: every readable target returns the tensors it was made
+// from.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -146,7 +146,7 @@ TEST(NativeTargets, DumpsOfRanksJoinByTheFamilysTable) {
       EXPECT_TRUE(joined == value) << name;
     }
   }
-  // Without the config, what the files hold tells it.
+  // Without the config, the files' contents show how they join.
   fs::copy(dumps, dir / "alone");
   EXPECT_TRUE(load_checkpoint(dir / "alone") == got);
   EXPECT_THAT(reshard_cli({"inspect", dir / "alone"}).out,
@@ -154,7 +154,7 @@ TEST(NativeTargets, DumpsOfRanksJoinByTheFamilysTable) {
   // One of them twice: copies or tp ranks with equal parts.
   fs::copy_file(dir / "alone/model-rank0.bin", dir / "alone/model-rank1.bin", fs::copy_options::overwrite_existing);
   expect_refusal(reshard_cli({"inspect", dir / "alone"}), 4, HasSubstr("all ranks hold the same bytes"));
-  // A layout joins them whatever they hold.
+  // With a layout they are joined, whatever they contain.
   expect_success(
       reshard_cli({"inspect", dir / "alone", "--source-layout", "colossalai-llama", "--source-mesh", "tp=2"}));
   expect_refusal(reshard_cli({"inspect", dir / "alone", "--source-mesh", "tp=2"}), 2,
@@ -215,7 +215,7 @@ TEST(NativeTargets, ModelsAloneGoIntoThem) {
   EXPECT_EQ(digests(dir / "bin"), digests(dir / "vllm"));
 }
 
-// 257 words, which vLLM pads to 320 before it cuts them: no mesh alone says where.
+// 257 tokens, which vLLM pads to 320 before it cuts them; a mesh alone does not describe that.
 TEST(NativeTargets, VllmsWorkersVerifyCleanOnTheirMesh) {
   const TempDir dir;
   for (const std::string mesh : {"tp=2", "pp=3,tp=2"}) {
@@ -236,7 +236,7 @@ TEST(NativeTargets, VllmNeedsTheConfigsHeads) {
       convert(dir / "hf", dir / "v", {"--to", "vllm", "--mesh", "tp=2", "--config", sample("tp8") + "/config.json"}));
 }
 
-// What is written can be opened: under --family none, the config is not the output's unless it is named.
+// The output can be opened. With --family none the config is copied only if it is given.
 TEST(NativeTargets, VllmOfNoFamilyNeedsTheConfigNamed) {
   const TempDir dir;
   const std::string config = sample("tp8") + "/config.json";

@@ -1,5 +1,5 @@
-// torch's own optimizer files beside a model: their numbers name no parameter, but the shapes of their moments are the
-// model's, or the file is not.
+// Tests torch's optimizer files next to a model: they number their parameters, and the shapes of their moments must be
+// the model's.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -103,7 +103,7 @@ TEST(NumberedOptimizer, HasTheNamesOfAModelWhoseOrderIsKnown) {
       EXPECT_THAT(groups.out, HasSubstr("model.embed_tokens.weight"));
       EXPECT_EQ(verify(dir / "run").exit_code, 0);
       EXPECT_THAT(reshard_cli({"inspect", dir / "run"}).out, Not(HasSubstr("Not read with the model")));
-      // What loads a model gets the model alone.
+      // The output for a model contains only the model.
       ASSERT_EQ(reshard_cli({"convert", dir / "run", dir / "hf", "--to", "hf", "--family", "none", "-q"}).exit_code, 0);
       EXPECT_TRUE(load_checkpoint(dir / "hf") == model);
     }

@@ -1,5 +1,5 @@
-// Optimizer state that moves between frameworks: what Megatron and DeepSpeed saved, under other names, in other files,
-// on other meshes and back, is the same state of the same parameters.
+// Tests optimizer state that moves between frameworks: Megatron's and DeepSpeed's saves, under other names, in other
+// files, on other meshes and back, contain the same state of the same parameters.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -37,7 +37,8 @@ constexpr const char* kSources[] = {"megatron/legacy_pp2_vpp2_dp2_distopt_tied",
 
 class OptimizerPairs : public testing::TestWithParam<const char*> {
  protected:
-  // Whether the model has names of this convention; the output then holds what the source of all held.
+  // Converts, and checks that the output contains the source's state. Returns false if the model has no names in this
+  // convention.
   bool convert(const std::string& from, const std::string& to, const Options& options) {
     Options arguments = {"convert", from, to, "-q", "--config", config_};
     arguments.insert(arguments.end(), options.begin(), options.end());
@@ -80,7 +81,7 @@ TEST_P(OptimizerPairs, StateFollowsItsParameterThereAndBack) {
     ++made;
   }
   EXPECT_GE(made, 3);
-  // And the producer's own numbers, where they are under Hugging Face's names.
+  // Compares with the producer's own numbers, if they are stored under Hugging Face names.
   const std::string truth = source_ + ".optim.json";
   if (std::string_view(GetParam()).starts_with("megatron") || std::string_view(GetParam()).ends_with("pipe")) return;
   TensorValues found;

@@ -1,5 +1,5 @@
-// No output of any command changes what the command reads: every option that writes, against every input, by every name
-// that leads to it.
+// No output of a command may change its inputs: tries every option that writes, with every input, by every path that
+// leads to it.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -23,8 +23,8 @@ using testing::AnyOf;
 using testing::HasSubstr;
 using Words = std::vector<std::string>;
 
-// What the values of all options are. An option that is in none of these lists fails the test below: a new one that
-// writes belongs into kWriters, one that reads into kReaders, where its paths are tried.
+// The kinds of all options. An option in none of these lists fails the test below: a new one that writes belongs to
+// kWriters, one that reads to kReaders, whose paths are tried.
 const std::set<std::string> kReaders = {"--config",  "--family-file", "--layout", "--source-layout", "--donor",
                                         "--adapter", "--against",     "--source", "--tensors"};
 const std::set<std::string> kWriters = {"--html", "--junit", "--log", "--all"};
@@ -246,7 +246,7 @@ TEST_F(OutputGuard, NoDestinationIsAnInputNorInOneNorHoldsOne) {
         }
 }
 
-// Inputs that are elsewhere than the line says: behind links, and files that a file refers to.
+// Inputs that are not on the command line: behind links, and files that a file refers to.
 TEST_F(OutputGuard, FollowsInputsToWhereTheyAre) {
   fs::create_directory(dir_ / "farm");
   fs::create_symlink(dir_ / "hf/model.safetensors", dir_ / "farm/model.safetensors");
@@ -261,7 +261,7 @@ TEST_F(OutputGuard, FollowsInputsToWhereTheyAre) {
   EXPECT_EQ(all_files(dir_.path()), before_);
 }
 
-// What is next to an input, or was written before, is nobody's input.
+// Files next to an input, or written earlier, are not inputs.
 TEST_F(OutputGuard, LetsEverythingElseBeWritten) {
   const std::string hf = dir_ / "hf";
   const auto expect_fine = [&](const Words& line) {
@@ -279,7 +279,7 @@ TEST_F(OutputGuard, LetsEverythingElseBeWritten) {
   expect_fine({"verify", hf, "--html", dir_ / "hf.html", "--junit", dir_ / "hf.xml"});
   expect_fine({"convert", hf, dir_ / "hf.dcp", "--to", "dcp", "--force"});
   expect_fine({"convert", hf, dir_ / "hf2", "--to", "hf", "--force"});
-  // A word of the line that happens to be the name of a directory is no input.
+  // A word on the command line that happens to name a directory is not an input.
   const CommandResult r = run_command(
       {"/bin/sh", "-c",
        "cd '" + dir_.path() + "' && mkdir tp=2 && " RESHARD_BINARY " convert hf tp=2/out --to dcp --mesh tp=2 -q"});

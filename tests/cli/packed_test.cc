@@ -1,4 +1,4 @@
-// A weight that is packed in several tensors is one thing to every command, whatever packs it.
+// Every command treats a weight that is packed in several tensors as one weight, in every packing.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -114,7 +114,7 @@ TEST_F(PackedTest, AreNotMerged) {
     EXPECT_FALSE(std::filesystem::exists(dir_ / "out"));
   }
   const CommandResult r = run("merge", {"--average", "--exclude", "*.mlp.up_proj.*", "--to", "hf", "--family", "none"});
-  EXPECT_EQ(r.exit_code, 0) << r.err;  // what is left is ordinary
+  EXPECT_EQ(r.exit_code, 0) << r.err;  // the remaining tensors are ordinary ones
 }
 
 TEST_F(PackedTest, AreSelectedWholeOrNotAtAll) {

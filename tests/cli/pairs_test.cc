@@ -1,5 +1,5 @@
-// Every pair of formats, the toy among them: A -> B -> A, with equal digests at each step, and nothing for verify to
-// find. A new row of the table takes part by itself.
+// Converts between every pair of formats, the toy included: A -> B -> A with equal digests at each step and no finding
+// of verify. New rows of the table are included automatically.
 #include <gmock/gmock.h>
 
 #include <algorithm>
@@ -20,7 +20,7 @@ namespace {
 struct Way {
   std::string name;
   std::vector<std::string> options;
-  bool plain = false;  // no options beside the format
+  bool plain = false;  // no options besides the format
 };
 
 std::vector<Way> ways() {

@@ -1,5 +1,5 @@
-// Training states of more than a model and its optimizer: an average of the weights, several models, what each rank has
-// of its own. `--part` takes one part.
+// Tests training states with more than a model and its optimizer: an average of the weights, several models,
+// rank-specific state. `--part` selects one part.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -27,7 +27,7 @@ void add_model(TensorValues& values, const std::string& prefix, char mark) {
   }
 }
 
-// A checkpoint "ck/checkpoint" of these tensors beside the model's config.
+// A checkpoint "ck/checkpoint" with these tensors, next to the model's config.
 struct SavedState {
   TempDir dir;
   std::string path = dir / "ck/checkpoint", out = dir / "out";
@@ -52,7 +52,7 @@ TensorValues with_average(const std::string& model, const std::string& ema) {
   return values;
 }
 
-// What a checkpoint says of an object.
+// Returns an object's value as inspect shows it.
 std::string object_of(const std::string& path, const std::string& name) {
   const auto open = open_checkpoint(path);
   if (!open) return open.error().message();
@@ -75,7 +75,7 @@ TEST(Parts, GroupsOfAnOptimizerListParametersByTheirNewNames) {
   const std::string hf = list_of(source, "hf", "hf");
   EXPECT_THAT(hf, HasSubstr("['model.embed_tokens.weight', 'model.layers.0.self_attn.q_proj.weight', "));
   EXPECT_THAT(list_of(source, "h5", "hf"), hf);
-  // Three parts of one tensor are there once, and apart again.
+  // Three parts of a tensor are stored once when packed and separately when unpacked.
   const std::string packed = list_of(dir / "hf", "packed", "megatron");
   EXPECT_THAT(packed, HasSubstr("'decoder.layers.0.self_attention.linear_qkv.weight', 'decoder.layers.0.self_"));
   EXPECT_THAT(list_of(dir / "packed", "apart", "hf"), HasSubstr("'model.layers.0.self_attn.v_proj.weight'"));
@@ -306,7 +306,8 @@ TEST(Parts, OfOptimizerStateVerifyTellsWhatFitsNoParameterOfAModelOfNoFamily) {
     for (const std::string moment : {".exp_avg", ".exp_avg_sq"})
       values["optimizer.state.model." + name + moment] = value({8, 4});
   }
-  values["optimizer.param_groups.model.tower.a.weight.lr"] = value({});  // a tensor for what it trains alone
+  values["optimizer.param_groups.model.tower.a.weight.lr"] =
+      value({});  // a group for the parameters that it trains alone
   write_dcp(values, dir / "sound", *Mesh::parse("dp_shard=2"));
   const CommandResult sound = reshard_cli({"verify", dir / "sound", "--fail-on", "warning"});
   EXPECT_EQ(sound.exit_code, 0) << sound.out << sound.err;
@@ -356,7 +357,7 @@ TEST(Parts, AnOptimizerAloneIsRenamedAsItsParameters) {
   EXPECT_TRUE(load_checkpoint(dir / "without") == renamed);
 }
 
-// Names of no family are no reason to take it for one.
+// An optimizer whose names match no family is not renamed.
 TEST(Parts, AnOptimizerAloneOfNoFamilyIsNotRenamed) {
   const TempDir dir;
   TensorValues values;
@@ -394,7 +395,7 @@ TEST(Parts, OptimizerStateOfAdaptersBelongsToThem) {
   }
 }
 
-// What torch.optim saves by itself: accelerate without FSDP, and Trainer.
+// The state_dict of torch.optim, as saved by accelerate without FSDP and by Trainer.
 TEST(Parts, OfOptimizerStateUnderNumbersANoteTells) {
   const std::string state = test_data("runs") + "/accelerate_full/checkpoint/checkpoint-2/optimizer.bin";
   const TempDir dir;
@@ -470,7 +471,7 @@ TEST_P(ModelsOfARun, AreToldApartByTheirNumbers) {
   EXPECT_EQ(verified.exit_code, 0) << verified.out;
 }
 
-// A value head beside the model, as TRL's AutoModelForCausalLMWithValueHead has it, was trained like the model.
+// A value head next to the model, as in TRL's AutoModelForCausalLMWithValueHead, was trained like the model.
 TEST(Parts, WeightsBesideTheModelAreNotLeftOutWithoutAWord) {
   TensorValues values;
   add_model(values, "pretrained_model.", 1);

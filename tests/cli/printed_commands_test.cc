@@ -1,4 +1,4 @@
-// Commands and options that messages print do what the message says: they are run as they are printed.
+// Commands and options in messages work as printed: the tests run them.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -34,7 +34,7 @@ TEST(ShellWord, IsReadBackAsItWas) {
   EXPECT_EQ(shell_path("- n"), "'./- n'");
 }
 
-// Runs a line in a directory as a user does who pastes it.
+// Runs a line in a shell, as a user who pastes it would.
 CommandResult in_shell(const std::string& directory, const std::string& line) {
   return run_command(
       {"/bin/bash", "-c", "cd " + shell_word(directory) + " && reshard() { " RESHARD_BINARY " \"$@\"; } && " + line});
@@ -55,7 +55,7 @@ class PrintedCommands : public testing::Test {
     fs::copy(sample("tp8") + "/hf.safetensors", dir_ / (name + "/model.safetensors"));
     fs::copy(sample("tp8") + "/config.json", dir_ / (name + "/config.json"));
   }
-  // Converts, and follows what it says.
+  // Converts, then runs the commands that it prints.
   void expect_passes(const std::string& source, const std::string& out, const std::string& options) {
     const std::string line = "reshard convert " + shell_path(source) + " " + shell_path(out) + " " + options;
     SCOPED_TRACE(line);
@@ -130,7 +130,7 @@ Words allowed_by(const std::string& text) {
   return out;
 }
 
-// Converts what cannot be converted, and what it can do without, as often as the errors say so.
+// Converts a faulty source, and follows the advice of each error until it succeeds.
 void expect_to_lead_somewhere(const Words& line, const std::string& out) {
   SCOPED_TRACE(testing::PrintToString(line));
   Words more;

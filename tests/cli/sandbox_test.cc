@@ -1,4 +1,4 @@
-// What the program may still open once it has given up the rest (tools/confine.h).
+// Tests what the program can open after it has entered its sandbox (tools/confine.h).
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -12,7 +12,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// A Hugging Face cache: a snapshot's files are links to blobs that lie beside none of the paths that are named.
+// A Hugging Face cache: a snapshot's files are links to blobs in another directory.
 TEST(SandboxCli, ReadsWhatTheLinksOfASnapshotLeadTo) {
   const TempDir dir;
   for (const char* name : {"cache/blobs", "cache/snapshots/main", "out", "tmp"}) fs::create_directories(dir / name);

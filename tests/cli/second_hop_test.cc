@@ -1,5 +1,5 @@
-// A copy of a copy: what a source's writer knows goes with every copy of it (provenance.h), so that a model comes out
-// the same whatever formats it went through on the way.
+// Tests copies of copies: provenance (provenance.h) is kept in every copy, so the final model does not depend on the
+// formats in between.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -23,8 +23,8 @@ using testing::HasSubstr;
 using Options = std::vector<std::string>;
 using Files = std::map<std::string, std::string>;
 
-// Sources that tell more than their tensors do: a pipeline's layers, buffers, padding of the vocabulary, that the names
-// are a model's; and some that do not.
+// Sources with more information than their tensors: a pipeline's layers, buffers, vocabulary padding, names of a model;
+// and some without.
 const std::vector<std::string> kSources = {"deepspeed/pipe",
                                            "deepspeed/pipe_odd",
                                            "deepspeed/z2_frozen_tied",
@@ -74,8 +74,8 @@ class SecondHop : public testing::Test {
     return out;
   }
 
-  // Copies a checkpoint and moves the copy, so that no path in it is right any more; empty where the target cannot hold
-  // the source, as it says.
+  // Converts a checkpoint and moves the copy, so that all recorded paths are wrong. Returns nothing if the target
+  // refuses the source with an error.
   std::string hop(const std::string& from, const Options& way) {
     const std::string made = dir_ / "made", moved = dir_ / ("moved" + std::to_string(count_++));
     const CommandResult done = convert(from, made, way);

@@ -1,4 +1,4 @@
-// What shells and `man` know of the command line is what --help knows, and --version says what is built in.
+// Shell completions and manual pages list the same options as --help, and --version lists the built-in parts.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -59,7 +59,7 @@ const std::set<std::string>& options_in_help(const std::string& command) {
   return out;
 }
 
-// What bash offers for a line, of which the last word is begun.
+// Returns bash's completions for a line whose last word is incomplete.
 std::set<std::string> offered(const std::string& script, const std::string& line) {
   const std::string words = "COMP_WORDS=(" + line + "); COMP_CWORD=$((${#COMP_WORDS[@]}-1)); ";
   const CommandResult r = run_command(
@@ -126,7 +126,7 @@ TEST(Completions, OfferTheTensorsOfTheCheckpointOnTheLine) {
             (std::set<std::string>{"tok_embeddings.weight"}));
   EXPECT_EQ(offered(script, RESHARD_BINARY " inspect --filter ''"), (std::set<std::string>{}));
 
-  // What it offers is what --include takes.
+  // Completed tensor names are accepted by --include.
   const Json shown =
       *parse_json(printed({"inspect", checkpoint, "--json", "--filter", "layers.{0..3}.attention.wq.weight"}), "");
   EXPECT_EQ(shown.find("tensors")->as_array()->size(), 4u);
@@ -189,7 +189,7 @@ TEST(Completions, OfOtherShellsAreScriptsOfTheirs) {
   }
 }
 
-// What a page shows, without the marks of its fonts.
+// Returns the text of a manual page without font markup.
 std::string plain(const std::string& page) {
   return std::regex_replace(std::regex_replace(page, std::regex("\\\\f[BIR]"), ""), std::regex("\\\\-"), "-");
 }

@@ -1,4 +1,4 @@
-// What lies beside a model's tensors: carried as its loaders want it, or told of.
+// Tests the files next to a model's tensors: they are copied if loaders need them, otherwise reported.
 #include "lib/checkpoint/side_files.h"
 
 #include <gmock/gmock.h>
@@ -70,7 +70,7 @@ TEST_F(FilesBesideAModel, WhatLoadersWantIsCarried) {
                                           "additional_chat_templates/tools.jinja"};
   for (const std::string& name : names) write(name, "of " + name);
   set_in_config(R"("auto_map": {"AutoModel": "modeling_own.OwnModel"})");
-  for (const std::string to : {"hf", "bin", "hf"}) {  // in place of what was written before
+  for (const std::string to : {"hf", "bin", "hf"}) {  // replaces the previous output
     const CommandResult r = convert({"--force"}, to);
     ASSERT_EQ(r.exit_code, 0) << r.err;
     EXPECT_THAT(r.out, Not(HasSubstr("files next to the model")));

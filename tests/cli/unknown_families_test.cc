@@ -1,4 +1,4 @@
-// Models of no family that reshard knows: verify and convert say the same of their config.json, and neither is silent.
+// Models without a known family: verify and convert report the same about their config.json.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -94,7 +94,7 @@ Stranger experts() {
   return s;
 }
 
-// What a changed number of the config makes of a healthy model.
+// The effect of a changed number in the config of a healthy model.
 struct Change {
   Stranger model;
   std::string from, to;
@@ -187,7 +187,7 @@ TEST(UnknownFamilies, ConvertSaysWhatVerifySays) {
   }
 }
 
-// A stack without one of its layers, of which the config counts as many as the last one says.
+// A stack that lacks a layer in the middle. The config's number of layers is the last layer's number plus one.
 TEST(UnknownFamilies, ALayerInTheMiddleIsMissed) {
   const TempDir dir;
   Stranger s = encoder();

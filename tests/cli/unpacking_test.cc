@@ -1,5 +1,5 @@
-// Packed weights (bitsandbytes, GPTQ, AWQ, compressed-tensors, NVFP4) made plain by --dtype. tests/data/quantized has
-// what the libraries wrote and what they unpack it to (make.py there).
+// Tests --dtype on packed weights (bitsandbytes, GPTQ, AWQ, compressed-tensors, NVFP4). tests/data/quantized contains
+// the libraries' files and their own unpacked values (see make.py there).
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -107,7 +107,8 @@ TEST_P(UnpackingTest, GivesThemFromShardsAndToShards) {
   EXPECT_EQ(got, expected("bfloat16"));
 }
 
-// Whatever one tensor of a weight is replaced by, the answer is an error that names one of its tensors, or numbers.
+// If a tensor of a packed weight is replaced by any other one, the result is numbers or an error that names one of its
+// tensors.
 TEST_P(UnpackingTest, SurvivesTensorsOfOtherShapesAndValues) {
   const TensorValues stored = load_checkpoint(source());
   const auto replaced = [](const TensorValue& value, Dims shape, char fill) {

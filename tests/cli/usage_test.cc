@@ -1,4 +1,4 @@
-// What every command has in common: help, words that no option takes, errors and results for programs, counts, -q.
+// Tests what all commands share: help, unknown words, errors and results for programs, counts, -q.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -217,7 +217,7 @@ TEST_F(UsageTest, DoctorReportsBuildAndMachine) {
     EXPECT_THAT(text.out, HasSubstr(fact));
     EXPECT_NE(report.find("machine")->find(fact), nullptr) << fact;
   }
-  // What is wrong with a machine is named with what to do.
+  // doctor names each problem of a machine and its remedy.
   const std::vector<std::pair<std::string, std::string>> wrong = {
       {"RESHARD_MEMORY=lots ", "memory: RESHARD_MEMORY='lots' is not a size; set it to a size"},
       {"RESHARD_MEMORY=900TB ", "memory: 900TB is more than the "},
@@ -327,7 +327,7 @@ TEST_F(UsageTest, ErrorsForProgramsAreJsonToo) {
     EXPECT_FALSE(must(error.get_string("kind")).empty());
     EXPECT_THAT(result.err, HasSubstr("reshard: error: "));
   }
-  // What fails after the answer adds none.
+  // A failure after the JSON answer adds no second object.
   const CommandResult late = reshard_cli({"verify", one_, "--json", "--html", dir_ / "no/such/page.html"});
   EXPECT_NE(late.exit_code, 0);
   EXPECT_TRUE(parse_json(late.out, "verify")) << late.out;

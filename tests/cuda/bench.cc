@@ -1,5 +1,5 @@
-// What a GPU does with the kernels, transfers and exchanges of this program, checked against the CPU and timed.
-// tests/cuda/bench.sh builds and runs it; --help lists the options.
+// Checks this program's kernels, transfers and exchanges on a GPU against the CPU, and times them. tests/cuda/bench.sh
+// builds and runs it; --help lists the options.
 #include <unistd.h>
 
 #include <algorithm>
@@ -66,13 +66,13 @@ Result<double> median_seconds(int n, const std::function<Status()>& work) {
 void fill_randomly(MutableBytes bytes, unsigned seed) {
   std::mt19937_64 random(seed);
   for (std::size_t i = 0; i + 8 <= bytes.size(); i += 8) {
-    // Finite in every float type: the exponents' top bits are kept apart.
+    // Clears the exponents' top bits, so the values are finite in every float type.
     const std::uint64_t v = random() & 0xbfbfbfbfbfbfbfbfu;
     std::memcpy(bytes.data() + i, &v, 8);
   }
 }
 
-// Whether something could not be done because this machine has not what it needs.
+// Returns whether something failed because this machine lacks a requirement.
 bool is_absent(const Status& done) { return !done && done.error().code() == ErrorCode::kUnsupported; }
 
 // ---- checks
@@ -135,7 +135,7 @@ Status check_all(Device& device, const Options& options) {
 
 // ---- timings
 
-// Rates, beside what the same run measured as the most there can be.
+// Rates, next to the limit that the same run measured.
 class Table {
  public:
   Table(const std::string& what, const std::string& limit) {
@@ -249,7 +249,7 @@ Result<double> time_kernels(Device& device, const Options& options) {
       return stream->digest_box({rows, 4 * run}, {{0, run}, {rows, run / 2}}, 2, from, &digest);
     }));
   }
-  // What the engine starts: a slab at a time.
+  // The work that the engine queues: one slab at a time.
   for (const Index slab : {Index{1} << 20, Index{8} << 20, Index{16} << 20})
     if (slab <= bytes)
       TRY(add("pack column shards of " + human_bytes(slab) + ", runs of 2,048 B", 2 * slab,
@@ -299,7 +299,7 @@ struct Worker {
   Digest digest;
 };
 
-// How a file's bytes come to where they are worked on.
+// The path of a file's bytes to the memory where they are processed.
 enum class Way { kHost, kDevice, kCuFile };
 
 // Reads a file, chunk by chunk on several threads: into host memory and no further; through that into the device; or
@@ -360,7 +360,7 @@ struct FileRates {
   double cached = 0, direct = 0;
 };
 
-// By size of chunks and number of threads: what slabs a load should have.
+// Times reading by chunk size and number of threads, to choose the slabs of a load.
 Status time_reading(Device& device, const Options& options, const Source& source, const Rates& rates, FileRates& best) {
   const auto rate = [&](const std::shared_ptr<const File>& file, Way way, Index chunk,
                         Index threads) -> Result<double> {
@@ -489,7 +489,8 @@ Status time_exchange(Device& device, const Options& options, double of_copy) {
   return {};
 }
 
-// GPUs that send to the next of them all at once, a thread and a rank each: what each sends, GB/s.
+// Times a ring of GPUs that all send to the next one at once, a thread and a rank each. Returns the rate of each, in
+// GB/s.
 Result<double> time_ring(const std::vector<int>& gpus, const Options& options) {
   const int n = static_cast<int>(gpus.size());
   const NcclId id = TRY(make_nccl_id());
@@ -628,7 +629,7 @@ Status run(Device& device, const Options& options) {
   }
   if (options.exchange) note(time_exchange(device, options, of_copy ? *of_copy : 0));
   if (options.exchange) note(time_links(options));
-  // What bench.sh holds loads against.
+  // bench.sh compares loads with these limits.
   std::printf("\nlimits of a load: page cache %.2f GB/s, drives %.2f GB/s\n",
               rates ? std::min(files.cached, rates->up) : 0, rates ? std::min(files.direct, rates->up) : 0);
   return first;

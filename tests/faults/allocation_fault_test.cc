@@ -1,6 +1,6 @@
-// What a command does when there is no memory for it: each allocation of a scenario fails in turn, alone or with all
-// after it. The command ends with an error that says so, or does without; nothing looks finished that is not, and the
-// next run gives what the first would have.
+// Tests commands without memory: each allocation of a scenario fails in turn, alone or with all later ones. The command
+// must report the lack of memory or succeed; nothing incomplete looks finished, and the next run gives the usual
+// output.
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -38,12 +38,12 @@ struct Scenario {
   std::string name;
   std::vector<std::string> args;  // of reshard; "OUT" stands for the destination
   bool writes = false;
-  std::string left = "";  // what an earlier run has left, as OUT.partial
+  std::string left = "";  // an earlier run's leftover, as OUT.partial
 };
 
 class AllocationTest : public testing::Test {
  protected:
-  // `args` where the n-th allocation fails; 0: none does.
+  // Runs `args` with the n-th allocation failing; 0: none fails.
   CommandResult run(std::vector<std::string> args, std::int64_t n, bool all = false) const {
     args.insert(args.begin(), RESHARD_BINARY);
     for (std::string& arg : args)
@@ -147,14 +147,14 @@ std::vector<Scenario> AllocationTest::scenarios() const {
   };
 }
 
-// Of the data of an output, which is there as it should be; the marker of a run may still be in it.
+// Returns the files of an output, without the marker that an unfinished run may have left in it.
 Files data_of(Files files) {
   std::erase_if(files, [](const auto& file) { return file.first.starts_with(".reshard-partial"); });
   return files;
 }
 
-// What a command prints, but for times, rates and what else is not the same each time. An object that cannot be looked
-// into is shown without its value.
+// Returns a command's output without times, rates and other values that vary, and without values of objects that could
+// not be read.
 std::string without_times(const std::string& text) {
   static const std::regex kTimes(
       R"([0-9.]+ (ms|s|k?B/s|[MG]B/s)\b|(disk free|peak memory|memory) +[0-9.]+ .?B| = (\[[^\]\n]*\]|[^,\n]+))");
@@ -163,7 +163,7 @@ std::string without_times(const std::string& text) {
 
 TEST_F(AllocationTest, EachThatFailsIsAnErrorThatSaysSo) {
   if (kSanitized) GTEST_SKIP() << "the sanitizers have an allocator of their own";
-  // In the soak the work itself, which comes last, is looked at more closely than what leads up to it.
+  // In the soak, the last allocations, which belong to the work itself, are tried more densely than those before it.
   const std::int64_t step = in_soak() ? 61 : 1499, of_last = in_soak() ? 5 : step, last = 2'000;
   std::int64_t runs = 0, errors = 0, equal = 0, deaths = 0, way = 0;
   for (const Scenario& s : scenarios()) {
@@ -192,21 +192,21 @@ TEST_F(AllocationTest, EachThatFailsIsAnErrorThatSaysSo) {
         continue;
       }
       ++errors;
-      // Some of what libhdf5 does when it gets no memory is to die; so does the C library where it has none to load the
-      // unwinder of a thread's exceptions.
+      // libhdf5 sometimes crashes without memory. The C library aborts if it cannot load the unwinder for a thread's
+      // exception.
       const bool is_without_unwinder = r.err.find("libgcc_s.so.1 must be installed") != std::string::npos;
       if ((failed_in_hdf5() || is_without_unwinder) && r.exit_code > 128) {
         ++deaths;
-      } else if (s.name == "verify" && r.exit_code == 1) {  // it goes on with what it can look at
+      } else if (s.name == "verify" && r.exit_code == 1) {  // it continues with the rest
         EXPECT_THAT(r.out, AllOf(HasSubstr("The system returned an error"), HasSubstr("out of memory")));
-      } else if (failed_in_hdf5() && r.err.find("libhdf5 says") != std::string::npos) {  // what it takes for the reason
+      } else if (failed_in_hdf5() && r.err.find("libhdf5 says") != std::string::npos) {  // its own guess at the reason
         EXPECT_THAT(r.exit_code, AnyOf(4, 5, 70));
       } else {
         EXPECT_EQ(r.exit_code, 5);
         EXPECT_THAT(r.err, AnyOf(HasSubstr("out of memory"), HasSubstr("Cannot allocate memory")));
       }
       if (!s.writes) continue;
-      if (fs::exists(out_)) {  // what failed came after
+      if (fs::exists(out_)) {  // the failure came after publication
         EXPECT_EQ(data_of(files()), expected);
         continue;
       }
@@ -246,13 +246,13 @@ Files read_tree(const std::string& directory, std::vector<int>& failed) {
   return out;
 }
 
-// Or waits for somebody to ask how it ended.
+// Returns whether a process has ended; a zombie counts as ended.
 bool is_gone(pid_t process) {
   if (process == 0 || ::kill(process, 0) != 0) return true;
   return read_file("/proc/" + std::to_string(process) + "/stat").find(") Z") != std::string::npos;
 }
 
-// The process of a mount goes on, and answers with an error what it has no memory for.
+// A mount without memory keeps running and answers requests with an error.
 TEST_F(AllocationTest, AMountThatGetsNoneAnswersAllTheSame) {
   if (kSanitized) GTEST_SKIP() << "the sanitizers have an allocator of their own";
   fs::create_directory(out_);
@@ -301,7 +301,7 @@ TEST_F(AllocationTest, AMountThatGetsNoneAnswersAllTheSame) {
     std::vector<int> failed;
     for (const auto& [name, bytes] : read_tree(out_, failed)) EXPECT_TRUE(bytes == expected.at(name)) << name;
     files += std::ssize(failed);
-    // Whoever reads from a mount that ends by itself is told what one that is gone tells.
+    // Readers of a mount that ends on its own get the errors of a mount that is gone.
     const bool has_others = std::any_of(failed.begin(), failed.end(), [](int e) { return e != EIO && e != ENOMEM; });
     if (unmount() && !has_others) continue;
     ++ends;

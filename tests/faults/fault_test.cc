@@ -1,6 +1,5 @@
-// What a conversion does when the operating system says no, falls short, or the process dies: every call of a scenario
-// fails in turn. After an error the destination is not there, its work directory is gone, and the next run gives the
-// same bytes as if nothing had happened.
+// Tests conversions when system calls fail, fall short, or the process dies: every call of a scenario fails in turn.
+// After an error the destination and its work directory do not exist, and the next run gives the usual bytes.
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -33,7 +32,7 @@ namespace {
 namespace fs = std::filesystem;
 using Files = std::map<std::string, std::string>;
 
-// ---- a table of calls that can be told to fail
+// ---- A table of calls that can be made to fail
 
 enum class Call {
   kOpen,
@@ -118,7 +117,7 @@ Syscalls faulty() {
   c.ftruncate = [](int fd, off_t length) {
     return fails(Call::kFtruncate) || interrupted_now() ? -1 : real.ftruncate(fd, length);
   };
-  // What a power cut leaves is not asked here: nothing is forced to disk.
+  // Power cuts are not tested here, so nothing is synced.
   c.fdatasync = [](int) { return fails(Call::kFdatasync) || interrupted_now() ? -1 : 0; };
   c.fsync = [](int) { return fails(Call::kFsync) || interrupted_now() ? -1 : 0; };
   c.mkdir = [](const char* path, mode_t mode) { return fails(Call::kMkdir) ? -1 : real.mkdir(path, mode); };
@@ -162,7 +161,7 @@ Files files_at(const std::string& path) {
 
 struct Scenario {
   std::string name, source, to, mesh;
-  bool replaces = false;  // a checkpoint that is there already
+  bool replaces = false;  // an existing checkpoint to replace
   bool is_cold = false;   // the source, before each run: it is read past the page cache
 };
 const Scenario kScenarios[] = {{"tp8 to hf", "tp8", "hf", "", false},
@@ -220,8 +219,7 @@ TEST_F(FaultTest, EveryFailingCallLeavesNothingOrEverything) {
   Index way = 0;
   Index runs = 0, errors = 0, survived = 0;
   std::map<std::string, Index> survivors;
-  // Pieces large enough to be written past the page cache, and read past it where it has not got them, where the file
-  // system allows.
+  // Pieces large enough for direct writes, and for direct reads where the file system allows and they are not cached.
   const TempDir large;
   write_dcp({{"layers.0.a", {DType::kUint8, {1024, 640}, std::string(1024 * 640, 'a')}},
              {"layers.0.b", {DType::kUint8, {400, 1000}, std::string(400 * 1000, 'b')}}},
@@ -256,8 +254,8 @@ TEST_F(FaultTest, EveryFailingCallLeavesNothingOrEverything) {
           SCOPED_TRACE(what);
           if (status) {
             ++survived;
-            // What could not be read past the page cache came through it, and what could not be read with a short piece
-            // came when it was wanted.
+            // A failed direct read falls back to the page cache, and a failed short read is repeated when its bytes are
+            // needed.
             const bool has_another_way = !sticky && hit.front() == Call::kPread;
             if (!has_another_way) ++survivors[kCallNames[static_cast<int>(hit.front())]];
             ASSERT_EQ(files_at(out), expected);
@@ -275,9 +273,9 @@ TEST_F(FaultTest, EveryFailingCallLeavesNothingOrEverything) {
             ASSERT_THAT(status.error().message(), testing::HasSubstr(std::strerror(error)));
           }
           ASSERT_THAT(status.error().message(), testing::HasSubstr("/"));
-          // Cleaning up takes calls that a sticky fault fails as well, and one fault may hit the cleaning itself.
-          // A replaced checkpoint, and what was around a file, are removed when the new one is in its place; so is the
-          // directory through which it was published.
+          // Cleanup makes calls that a permanent fault fails too, and a single fault may hit the cleanup itself. The
+          // replaced checkpoint, the files next to a single output file, and the publishing directory are removed after
+          // the new checkpoint is in place.
           const bool says_complete = status.error().message().find("complete") != std::string::npos;
           const bool says_left = status.error().message().find("could not be removed") != std::string::npos;
           const bool cleaning = sticky || hit.front() == Call::kUnlink || hit.front() == Call::kRmdir ||
@@ -292,7 +290,8 @@ TEST_F(FaultTest, EveryFailingCallLeavesNothingOrEverything) {
             ASSERT_FALSE(fs::exists(out));
           }
           ASSERT_TRUE(cleaning || !(fs::exists(work) || fs::exists(out + ".publishing")));
-          // And the next run is as good as any. Where nothing is left behind it is the first run again: some of those.
+          // The next run succeeds. If nothing is left behind it equals the first run, so only some of those are
+          // repeated.
           if (says_complete) {
             fs::remove_all(out);
             if (s.replaces) make_old(s, out);
@@ -353,7 +352,7 @@ TEST_F(FaultTest, FileSystemsWithoutReservationAreNoError) {
   }
 }
 
-// Reading what surrounds the tensors fails once, anywhere: the next try finds what it would have found.
+// Reading headers fails once, at any call; the next attempt succeeds.
 TEST_F(FaultTest, WhatCouldNotBeLocatedIsLocatedLater) {
   const std::string path = sample("fsdp4_tp2") + "/checkpoint";
   auto healthy = open_with(kDcpFormat, path);
@@ -396,7 +395,7 @@ void write_large(const std::string& path) {
   write_dcp(values, path, Mesh({{"dp_shard", 4}}));
 }
 
-// A run that is killed so many seconds after `path` has appeared. What it prints is not kept.
+// Runs a command and kills it some seconds after `path` appears. Discards its output.
 CommandResult killed_after(const std::vector<std::string>& argv, const std::string& path, double seconds) {
   std::vector<char*> words;
   for (const std::string& word : argv) words.push_back(const_cast<char*>(word.c_str()));
@@ -434,7 +433,7 @@ void expect_kills_leave_nothing(const std::vector<std::string>& target, int roun
   const auto run = [&] { return run_command(argv, 60); };
   double whole_run = 0;
   Files expected;
-  for (int n = 0; n < 3; ++n) {  // the first run is slower than those to be killed
+  for (int n = 0; n < 3; ++n) {  // the first run is slower than the ones to kill
     fs::remove_all(dir / "out");
     const auto start = std::chrono::steady_clock::now();
     const CommandResult healthy = run();
@@ -503,8 +502,8 @@ TEST_P(Interrupt, CleansUpBehindItself) {
   }
   while (!fs::exists(dir / "out.partial") && ::waitpid(pid, nullptr, WNOHANG) == 0)
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  // Slurm and mpirun both tell a rank, a shell and the kernel who has lost a terminal; the second does not end it at
-  // once.
+  // A rank that loses its terminal gets SIGHUP from Slurm, mpirun, a shell and the kernel, so a second one must not end
+  // it at once.
   for (int time = 0; time < 2; ++time) {
     ::kill(pid, GetParam());
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -532,7 +531,7 @@ TEST(FullDisk, IsSaidBeforeAnythingIsWritten) {
   EXPECT_THAT(r.err,
               testing::AllOf(testing::HasSubstr("the output needs"), testing::HasSubstr("free. Nothing was written")));
   EXPECT_TRUE(fs::is_empty(disk));
-  // The check passed, but then somebody else filled the disk.
+  // The check passed, but then another process filled the disk.
   {
     OpenCheckpoint open = std::move(*open_checkpoint(source));
     ConversionOptions o;
@@ -562,7 +561,7 @@ TEST(FileSizeLimit, IsAnErrorAndNotADeath) {
 
 TEST(FewDescriptors, AreNamedWhereTheyAreTooFewToBegin) {
   if (kSanitized) return;  // the sanitizers' own checks need descriptors
-  // One beside the standard ones, which the loader of the program's libraries needs; none that a caller left open.
+  // One descriptor besides the standard ones, which the dynamic loader needs; none inherited from the caller.
   const CommandResult r =
       run_command({"/bin/bash", "-c",
                    "for i in {3..63}; do eval \"exec $i>&-\"; done; ulimit -n 4; exec " RESHARD_BINARY " inspect " +
@@ -592,9 +591,10 @@ TEST(FewDescriptors, Suffice) {
 
 // ---- metadata: every byte changed, every length
 
-// What a located catalog says, and the parts of it that no reader could know to be wrong.
+// The content of a located catalog, and the parts of it that no reader can know to be wrong.
 struct Seen {
-  // What is recorded once: names of tensors and objects, their paths in the state_dict, shapes of empty tensors.
+  // Facts that are recorded only once: names of tensors and objects, their paths in the state_dict, shapes of empty
+  // tensors.
   std::string names;
   std::string contents;  // everything else
 };
@@ -694,7 +694,7 @@ TEST(Metadata, EveryChangedByteIsAnErrorOrHarmlessOrAName) {
     }
     const int harmless_flips = harmless, name_flips = names;
     for (std::size_t n = 0; n < healthy.size(); n += step) check(healthy.substr(0, n), "cut at " + std::to_string(n));
-    EXPECT_EQ(harmless, harmless_flips);  // a pickle ends where it ends
+    EXPECT_EQ(harmless, harmless_flips);  // bytes after a pickle's end are ignored
     EXPECT_EQ(names, name_flips);
     std::printf("%s: %d errors, %d harmless, %d other names\n", name.c_str(), errors, harmless, names);
   }

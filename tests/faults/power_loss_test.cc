@@ -1,5 +1,5 @@
-// The power goes while a conversion runs: for every state that the disk may then have, nothing looks finished that is
-// not, and the same command gives what it would have given.
+// Tests power losses during a conversion: in every state that the disk may have then, nothing incomplete looks
+// finished, and the same command gives the usual output.
 #include "tests/support/power_loss.h"
 
 #include <gmock/gmock.h>
@@ -27,8 +27,8 @@ using Files = std::map<std::string, std::string>;
 
 struct Scenario {
   std::string name, to = "dcp", mesh = "dp_shard=3";
-  bool replaces = false;   // a checkpoint that is there already
-  bool continues = false;  // what a run of another day has left
+  bool replaces = false;   // an existing checkpoint to replace
+  bool continues = false;  // the leftover of an earlier run
   Resume resume = Resume::kAuto;
   int ranks = 1, zstd_level = 0;
 };
@@ -68,13 +68,13 @@ class PowerLossTest : public testing::Test {
     return run_local_ranks(s.ranks, [&](Transport& ranks) { return convert_on(s, &ranks); });
   }
 
-  // Of what is there under the destination's name, to the last file.
+  // Returns all files under the destination's name.
   Files files() const {
     if (!fs::exists(out_)) return {};
     return fs::is_directory(out_) ? all_files(out_) : Files{{"", read_file(out_)}};
   }
 
-  // The disk as it is when a scenario begins: empty, or with what stands there already.
+  // Prepares the disk for a scenario: empty, or with an existing checkpoint or leftover.
   void begin(const Scenario& s) {
     fs::remove_all(disk_);
     fs::create_directory(disk_);
@@ -104,12 +104,13 @@ class PowerLossTest : public testing::Test {
     state_after(recorder.before(), all, end, {}, {}, random).write(disk_);
   }
 
-  // What is wrong with a state, and with what comes of it; empty: nothing.
+  // Returns what is wrong with a state or with the next run from it; empty if nothing.
   std::string violation(const Scenario& s, const Files& expected, const Files& old) const {
     const Files found = files();
     if (found.empty() && s.replaces) return "what was there is gone";
     if (!found.empty() && found != expected && found != old) return "what looks finished is not";
-    if (!found.empty() && !s.replaces) return "";  // it is finished, and the next run would say so
+    if (!found.empty() && !s.replaces)
+      return "";  // it is finished, and the next run would report that the destination exists
     Status status;
     {
       const DiskRecorder quiet(disk_);  // forces nothing to disk
@@ -125,7 +126,7 @@ class PowerLossTest : public testing::Test {
   struct Counts {
     Index states = 0, violations = 0;
   };
-  // Goes through states, none twice and `most` at most. `lies`: nothing that was forced to disk was.
+  // Tries up to `most` distinct states. `lies`: the disk ignores syncs.
   Counts lose_power(const Scenario& s, Index most, bool lies);
 
   TempDir dir_;
@@ -148,7 +149,7 @@ PowerLossTest::Counts PowerLossTest::lose_power(const Scenario& s, Index most, b
   EXPECT_FALSE(expected.empty());
   EXPECT_NE(expected, old);
 
-  // What may become of the operations that are open: nothing, all, all but one, one alone, any of them.
+  // The fates of the unsynced operations: all lost, all done, all but one, only one, or a random choice.
   struct Case {
     int end = 0;
     std::vector<int> open;
@@ -228,7 +229,7 @@ TEST_F(PowerLossTest, TheSameCommandGivesTheSameFromEveryState) {
   std::printf("%lld states\n", static_cast<long long>(states));
 }
 
-// What would be found if nothing were forced to disk.
+// A disk that ignores syncs is noticed, so the test would find missing syncs.
 TEST_F(PowerLossTest, ADiskThatLiesIsNoticed) {
   for (const int i : {0, 1, 5}) EXPECT_GT(lose_power(kScenarios[i], 60, true).violations, 0) << kScenarios[i].name;
 }

@@ -1,4 +1,4 @@
-// The program as several ranks under mpirun: the same output as one process, and one fate when something goes wrong.
+// Tests the program on several ranks under mpirun: the output is that of one process, and a failure ends all ranks.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -39,7 +39,7 @@ struct Job {
     args.insert(args.end(), more.begin(), more.end());
     return reshard_ranks(ranks, args, dir / ("logs" + std::to_string(runs_++)), fault);
   }
-  // What one process writes.
+  // Returns the output of a single process.
   std::map<std::string, std::string> expected() const {
     const std::string alone = dir / "alone";
     EXPECT_EQ(reshard_cli({"convert", source, alone, "--to", "dcp", "--mesh", "tp=2", "--memory", "1GiB"}).exit_code,
@@ -125,7 +125,7 @@ TEST(MpiRanks, VerifyAndDiffSayWhatOneProcessSays) {
   }
 }
 
-// Something goes wrong in one rank: all end with its error, said once in the log of each.
+// A fault in one rank: all ranks end with its error, reported once in each log.
 struct Wrong {
   const char* name;
   const char* fault;
@@ -237,13 +237,13 @@ TEST(MpiRanks, ARankThatGivesNoSignOfLifeIsGivenUp) {
   const RanksResult run = job.convert(3, "exchange", "1 pread 20 stop", {"--rank-timeout", "1"});
   EXPECT_FALSE(run.command.timed_out);
   EXPECT_EQ(run.command.exit_code, 6) << run.command.err;
-  // The first to give up ends the others, who may be about to.
+  // The first rank to give up ends the others, which may be about to give up too.
   EXPECT_THAT(run.err[0] + run.err[2], HasSubstr("another rank did not respond for 1 s"));
   for (const std::size_t r : {0, 2}) EXPECT_EQ(count(run.err[r], "error: "), 1) << run.err[r];
   EXPECT_FALSE(path_exists(job.out));
 }
 
-// Each would wait for what the others do not do.
+// Ranks with different command lines would wait for each other forever.
 TEST(MpiRanks, WithDifferentCommandLinesAreRefused) {
   NEEDS_MPIRUN();
   const TempDir dir;
@@ -266,7 +266,7 @@ TEST(MpiRanks, WithDifferentCommandLinesAreRefused) {
       EXPECT_FALSE(path_exists(dir / "out"));
       EXPECT_FALSE(path_exists(dir / "out.partial"));
     }
-  // What a rank may take is its own.
+  // Each rank has its own memory limit.
   const RanksResult run = program_ranks(
       2, {"/bin/sh", "-c", "exec " + all + " --threads $((1 + OMPI_COMM_WORLD_RANK))"}, dir / "logs", "", 30);
   EXPECT_EQ(run.command.exit_code, 0) << run.command.err;

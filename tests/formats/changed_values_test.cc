@@ -1,5 +1,5 @@
-// Files that trainers wrote, with one value in a pickle of theirs another: whoever opens them is told what is wrong,
-// and where. What each format says is kept to the letter (tests/cli/golden/changed_*).
+// Opens trainers' files with one pickled value replaced: the error must say what is wrong, and where. The exact
+// messages are in tests/cli/golden/changed_*.
 #include "tests/support/changed_values.h"
 
 #include <gmock/gmock.h>
@@ -65,7 +65,7 @@ TEST_P(ChangedValue, IsNamedOrDoesNoHarm) {
     SCOPED_TRACE(changes[i].place + " as " + changes[i].value);
     fs::remove(path);  // to overwrite a file costs a flush on some file systems
     write_file(path, with_pickle(whole, changes[i].bytes));
-    const auto open = open_checkpoint(dir / "ck");  // which holds what it has read against the files
+    const auto open = open_checkpoint(dir / "ck");  // which checks the metadata against the files
     if (open) continue;
     ++refused;
     std::string message = open.error().message();

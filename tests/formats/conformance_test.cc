@@ -1,5 +1,5 @@
-// What is true of every format that can be written and read, by its row in the table alone; of the toy too, which only
-// tests know. The program's side of it is in cli/pairs_test.cc.
+// Tests that hold for every format that can be written and read, using only its table row. Includes the toy format of
+// the tests. cli/pairs_test.cc tests the same through the program.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -42,7 +42,7 @@ TensorValues model() {
   return out;
 }
 
-// The model for two ranks, where the format has files for them.
+// A request for the model, for two ranks if the format has a file per rank.
 LayoutRequest request_for(const Format& format, const TensorValues& values) {
   LayoutRequest request;
   if (format.takes_mesh()) request.mesh = Mesh({{format.sharding == Sharding::kStages ? "pp" : "tp", 2}});
@@ -81,7 +81,7 @@ class Conformance : public testing::TestWithParam<const Format*> {
     for (const auto& [name, bytes] : all_files(path)) out.push_back(path_join(path, name));
     return out;
   }
-  // For each of these files, which bytes are no tensor's.
+  // Returns the bytes of each file that belong to no tensor.
   std::vector<Index> places_outside_tensors(const std::string& path, const std::string& file, Index size) {
     std::vector<bool> taken(static_cast<std::size_t>(size), false);
     const auto reader = open_with(format(), path);
@@ -130,7 +130,7 @@ TEST_P(Conformance, ReadsWhatItWrites) {
     EXPECT_EQ((*reader)->describe(blob), "None");
     EXPECT_EQ(*(*reader)->blob_bytes(blob), torch_archive::object_item(std::string_view("\x80\x02N.", 4)));
   }
-  // Metadata alone tell the same.
+  // The same follows from metadata alone.
   const auto without = open_with(format(), path, {.files_too = false});
   ASSERT_TRUE(without) << without.error().message();
   EXPECT_EQ((*without)->catalog().tensors().size(), values_.size());
@@ -155,7 +155,7 @@ TEST_P(Conformance, RefusesWhatItCannotHold) {
   }
 }
 
-// A file that ends early is an error, unless what is gone says nothing.
+// A truncated file is an error, unless the missing bytes carry no information.
 TEST_P(Conformance, SeesEveryTruncation) {
   const std::string path = dir_ / "a";
   ASSERT_NO_FATAL_FAILURE(write(path));
@@ -173,8 +173,8 @@ TEST_P(Conformance, SeesEveryTruncation) {
   }
 }
 
-// A flipped bit outside the tensors is an error, or a checkpoint whose every claim holds: other names, perhaps, but
-// nothing that is read twice, left out, or from beyond a file. (Values have checksums where a format has them.)
+// A flipped bit outside the tensors is an error, or gives a checkpoint with consistent claims: perhaps other names, but
+// no bytes read twice, left out, or outside the file. Values have checksums if the format does.
 TEST_P(Conformance, SurvivesFlippedBits) {
   const std::string path = dir_ / "a";
   ASSERT_NO_FATAL_FAILURE(write(path));

@@ -1,5 +1,5 @@
-// config.json from anywhere: what is taken of a known family has the numbers that every model has, and its parameters
-// are listed or refused.
+// Fuzzes config.json: an accepted config of a known family has the numbers that every model has, and its parameters can
+// be listed or are refused.
 #include <cstddef>
 #include <cstdint>
 #include <string_view>

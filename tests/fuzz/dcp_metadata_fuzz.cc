@@ -1,5 +1,5 @@
-// DCP metadata from anywhere: what is taken makes claims that can be checked, written again it reads as the same, and
-// by rows it says the same or is not read.
+// Fuzzes DCP metadata: accepted metadata has claims that can be checked, is equal after writing and reading it, and the
+// row parser gives the same or declines.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>

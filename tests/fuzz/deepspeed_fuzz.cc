@@ -1,5 +1,5 @@
-// DeepSpeed's files of model states and of ZeRO's optimizers from anywhere, as torch.save: what is taken names each
-// parameter once, and its slices and shapes are of sizes that are.
+// Fuzzes DeepSpeed's model states and ZeRO optimizer files, as torch.save: accepted files name each parameter once and
+// have valid slices and shapes.
 #include <cstddef>
 #include <cstdint>
 #include <set>

@@ -1,4 +1,4 @@
-// Family files from anywhere: what is taken can be asked for names, and its formulas end.
+// Fuzzes family files: accepted files can be queried for names, and their formulas terminate.
 #include <cstddef>
 #include <cstdint>
 #include <string_view>

@@ -1,6 +1,6 @@
-// What is ours of reading HDF5: the filters of a chunk undone, names and places in a state_dict. (The library's own
-// parsing of the file is kept in a process of its own.) The first byte chooses: 0 a key path, others how many filters
-// follow, a byte each; two more bytes are the size the chunk is to have.
+// Fuzzes our own code for HDF5: undoing a chunk's filters, and parsing names and positions in a state_dict. (libhdf5
+// parses files in a separate process.) The first byte chooses: 0 is a key path, others the number of filters, one byte
+// each; two more bytes give the chunk's size.
 #include <cstdint>
 #include <cstdlib>
 #include <string>

@@ -1,4 +1,4 @@
-// What fuzz targets share: the input as a file without a name, and a check that no build leaves out.
+// Shared by the fuzz targets: the input as an unnamed file, and a check that is active in every build.
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,4 @@
-// A journal from anywhere: it tells of slabs that are disjoint, or of nothing, and is written again as it was read.
+// Fuzzes the journal: it lists disjoint slabs or nothing, and is equal after writing and reading it.
 #include <cstddef>
 #include <cstdint>
 

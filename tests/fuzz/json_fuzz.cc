@@ -1,4 +1,4 @@
-// JSON from anywhere: reading ends, and what was read is written so that it reads back the same.
+// Fuzzes JSON: parsing terminates, and accepted documents are equal after writing and reading them.
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>

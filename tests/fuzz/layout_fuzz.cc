@@ -1,5 +1,5 @@
-// Layout descriptors from anywhere: what is taken is written so that it reads back the same, and can be asked where
-// tensors lie.
+// Fuzzes layout descriptors: accepted ones are equal after writing and reading them, and can be asked for the placement
+// of tensors.
 #include <cstddef>
 #include <cstdint>
 #include <string_view>

@@ -1,5 +1,5 @@
-// A source's reshard_manifest.json from anywhere, beside a model that is sound: what a conversion holds against it, and
-// which files it lets --force take, end in an answer or in an error.
+// Fuzzes a source's reshard_manifest.json next to a healthy model: checking it, and the files that it lets --force
+// replace, end in an answer or an error.
 #include <cstddef>
 #include <cstdint>
 #include <fstream>

@@ -1,5 +1,5 @@
-// Pickles of Megatron's args from anywhere: degrees of parallelism are counts, a config.json that is made of them can
-// be read, and the args of that config say the same when they are written and read again.
+// Fuzzes pickles of Megatron's args: degrees of parallelism are positive, a config.json made from them can be read, and
+// the args made from that config are equal after writing and reading them.
 #include <cstddef>
 #include <cstdint>
 #include <string>

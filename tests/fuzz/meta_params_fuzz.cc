@@ -1,4 +1,4 @@
-// Meta's params.json from anywhere: a config.json that is made of it can be read.
+// Fuzzes Meta's params.json: a config.json made from it can be read.
 #include <cstddef>
 #include <cstdint>
 #include <string_view>

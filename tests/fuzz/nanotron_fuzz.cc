@@ -1,5 +1,5 @@
-// What nanotron writes as text from anywhere, a line each: a file's name, the shape of a local tensor, that of the
-// whole, which slices of the one are which of the other. Boxes lie inside both.
+// Fuzzes nanotron's texts, one per line: a file's name, the shape of a local tensor, that of the whole, and the slices
+// that map one to the other. Boxes must be inside both.
 #include <algorithm>
 #include <array>
 #include <cstddef>

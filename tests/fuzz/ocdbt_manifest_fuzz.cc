@@ -1,5 +1,4 @@
-// Bodies of OCDBT manifests from anywhere, under a checksum that holds; and as a compressed body, whatever that
-// becomes.
+// Fuzzes bodies of OCDBT manifests with a valid checksum, plain and compressed.
 #include <cstddef>
 #include <cstdint>
 #include <string_view>
@@ -23,6 +22,6 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     require(root.offset >= 0 && root.length >= 0 && root.keys >= 0 && root.height >= 0);
     require(is_safe_relative_path(root.file.path) && root.file.path.starts_with(root.file.base));
   }
-  require(!parse_manifest(as_bytes(body), "manifest.ocdbt") || size > 18);  // as it is
+  require(!parse_manifest(as_bytes(body), "manifest.ocdbt") || size > 18);  // uncompressed
   return 0;
 }

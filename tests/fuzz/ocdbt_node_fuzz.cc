@@ -1,5 +1,4 @@
-// Nodes of OCDBT trees from anywhere, under a checksum that holds: the first byte of the input says of which height,
-// the rest is the body.
+// Fuzzes nodes of OCDBT trees with a valid checksum: the first byte of the input is the height, the rest the body.
 #include <cstddef>
 #include <cstdint>
 #include <string>

@@ -1,4 +1,4 @@
-// Pickles from anywhere: reading ends, takes memory in proportion, and whatever tree comes out can be walked and
+// Fuzzes pickles: parsing terminates, memory is proportional to the input, and the resulting tree can be walked and
 // printed.
 #include <cstddef>
 #include <cstdint>

@@ -1,4 +1,4 @@
-// Gives every file of a directory to a fuzz target, so that ordinary test runs replay what fuzzing found.
+// Runs a fuzz target on every file of a directory, so ordinary test runs replay the corpus.
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>

@@ -1,5 +1,5 @@
-// Safetensors files from anywhere: the header is refused or describes exactly the bytes that are there, and the
-// checkpoint that a good file makes opens or is refused.
+// Fuzzes safetensors files: the header is refused or describes exactly the file's bytes, and the checkpoint opens or is
+// refused.
 #include <cstddef>
 #include <cstdint>
 #include <string_view>

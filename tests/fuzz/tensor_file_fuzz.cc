@@ -1,5 +1,4 @@
-// Files of tensors from anywhere, of either kind: names are unique, and tensors, and ranks' parts of
-// them, lie inside the file.
+// Fuzzes tensor files of both kinds: names are unique, and tensors and ranks' parts are inside the file.
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -12,7 +11,7 @@ using namespace reshard;
 
 namespace {
 
-// Of a rank's part too, which lies inside the whole.
+// Also checks a rank's part, which must be inside the whole tensor.
 void check(const TensorFile::Entry& e, std::size_t size) {
   const auto inside = [&](const StoredTensor& t) {
     require(fits_inside(t.extent.offset, t.extent.length, static_cast<Index>(size)));

@@ -1,5 +1,5 @@
-// metadata.pkl of torch_checkpointing from anywhere: what is taken names files inside the step and meshes of its ranks,
-// and written again it reads as the same.
+// Fuzzes metadata.pkl of torch_checkpointing: accepted metadata names files inside the step and meshes of its ranks,
+// and is equal after writing and reading it.
 #include <cstddef>
 #include <cstdint>
 #include <set>

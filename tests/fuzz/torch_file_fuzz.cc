@@ -1,5 +1,4 @@
-// torch.save files from anywhere, and values of theirs written again: a tensor that is found has all its elements
-// inside the file, and what is written reads back as the same.
+// Fuzzes torch.save files: every tensor has all its elements inside the file, and rewritten values read back as equal.
 #include <cstddef>
 #include <cstdint>
 #include <vector>

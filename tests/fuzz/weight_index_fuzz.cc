@@ -1,4 +1,4 @@
-// Indexes from anywhere: files stay inside the directory, and every name is found where it stands.
+// Fuzzes weight indexes: files stay inside the directory, and every name can be looked up.
 #include <cstddef>
 #include <cstdint>
 #include <string_view>

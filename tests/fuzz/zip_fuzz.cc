@@ -1,4 +1,4 @@
-// Zip archives from anywhere: what opens has members that lie inside the file, apart from each other.
+// Fuzzes zip archives: accepted ones have members that are inside the file and do not overlap.
 #include <cstddef>
 #include <cstdint>
 

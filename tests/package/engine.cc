@@ -1,4 +1,4 @@
-// What an engine does at least: takes rank 1's part of a checkpoint cut in two for tensor parallelism.
+// A minimal engine: loads rank 1's part of a checkpoint that is cut in two for tensor parallelism.
 #include <cstdio>
 #include <list>
 #include <string>

@@ -1,4 +1,4 @@
-// The programs in samples/programs, run as they are meant to be: what they print and write is what the library says.
+// Runs the programs in samples/programs as intended and checks what they print and write.
 #include <gmock/gmock.h>
 
 #include <filesystem>

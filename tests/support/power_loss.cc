@@ -236,7 +236,7 @@ DiskRecorder::~DiskRecorder() { scoped_.reset(); }
 const DiskState& DiskRecorder::before() const { return recording_->before; }
 const std::vector<DiskOperation>& DiskRecorder::operations() const { return recording_->operations; }
 
-// ---- what is left
+// ---- The remaining state
 
 std::vector<int> open_operations(const std::vector<DiskOperation>& all, int end, bool lies) {
   std::vector<int> out;

@@ -1,5 +1,5 @@
-// The kernels on the stand-in's streams: the bodies that a GPU runs, every thread of every tile, one after the other,
-// and conversions by instructions that do what NVIDIA says of them.
+// Runs the kernels on the stand-in's streams: the same bodies that a GPU runs, every thread of every tile in turn, with
+// conversion instructions implemented as NVIDIA documents them.
 #include <memory>
 
 #include "lib/device/cuda/convert_kernels.h"

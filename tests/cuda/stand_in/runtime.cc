@@ -94,7 +94,7 @@ struct Machine {
   std::array<std::size_t, kMostGpus> used{};
   std::map<CUstream_st*, std::shared_ptr<CUstream_st>> streams;
   std::map<const std::byte*, std::pair<std::size_t, int>> device_memory;  // bytes, GPU
-  std::map<const std::byte*, std::pair<std::size_t, void*>> pinned;       // bytes, what to free
+  std::map<const std::byte*, std::pair<std::size_t, void*>> pinned;       // size, and the pointer to free
   std::map<std::string, cudaError_t> failures;
   std::vector<std::string> ballast;
   int pinned_made = 0;
@@ -129,7 +129,7 @@ void make_context(int gpu) {
     m.ballast.emplace_back(static_cast<std::size_t>(bytes), 'x');
 }
 
-// What every call that works in a context begins with: which GPU it is of, or the error it ends with.
+// Begins a call that works in a context: finds its GPU, or the error to return.
 struct Call {
   cudaError_t code = cudaSuccess;
   int gpu = 0;

@@ -20,7 +20,7 @@ namespace reshard::stand_in {
 int accidental_contexts(int gpu);
 int pinned_allocations();  // so far
 
-// What was queued so far.
+// The work that was queued so far.
 struct Queued {
   int uploads = 0, downloads = 0, kernels = 0;
 };

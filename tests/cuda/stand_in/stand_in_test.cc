@@ -1,5 +1,5 @@
-// What of ours calls CUDA and NCCL, run against stand-ins of both (runtime.h, nccl.cc): what it leaves behind in the
-// process that it is in, and what becomes of ranks when one of them, or the library, does not answer.
+// Tests our code that calls CUDA and NCCL against stand-ins of both (runtime.h, nccl.cc): what it leaves behind in its
+// process, and what ranks do when another rank or the library does not respond.
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
 #include <gmock/gmock.h>
@@ -30,7 +30,7 @@
 namespace reshard {
 namespace {
 
-// What is loaded is found by its name: a sanitizer's dlopen does not look beside the program.
+// Loads the stand-in by path first, because a sanitizer's dlopen does not search next to the program.
 [[maybe_unused]] void* const kNcclLibrary = ::dlopen(RESHARD_STAND_IN_DIR "/libreshard_stand_in_nccl.so", RTLD_NOW);
 
 using testing::HasSubstr;
@@ -409,7 +409,7 @@ struct Said {
   RanksResult ranks;
   bool opened = false;  // NCCL
 };
-// Two ranks of the program, with as many GPUs, and NCCL where it is to be found.
+// Runs the program on two ranks with this number of GPUs, and with NCCL if `library` is set.
 Said two_ranks(const std::string& gpus, bool library, const std::vector<std::string>& args) {
   const TempDir dir;
   std::filesystem::create_directory(dir / "tmp");
@@ -461,7 +461,7 @@ TEST_F(StandInRanks, SayWhyNcclCannotBeWhereItIsInsistedOn) {
 
 // ---- bench.sh
 
-// With what is small enough to be quick.
+// Runs the benchmark with small sizes.
 CommandResult bench(std::vector<std::string> more, const std::vector<std::string>& env) {
   const TempDir dir;
   std::filesystem::create_directory(dir / "programs");
@@ -535,7 +535,7 @@ void add_needed(const std::string& file, std::set<std::string>& seen, std::set<s
   }
 }
 
-// A machine with a compiler and nothing else: what bench.sh gives it to compile is all that a program needs.
+// bench.sh lists all sources that a program needs, so it builds on a machine with only a compiler.
 TEST(StandInBench, IsBuiltOfAllThatItIncludes) {
   const TempDir dir;
   const auto script = [&](const std::string& name, const std::string& body) {

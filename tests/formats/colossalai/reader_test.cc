@@ -171,7 +171,7 @@ TEST_F(ColossalaiReader, WhatTheIndexPromisesHasToBeThere) {
 
 TEST_F(ColossalaiReader, ATensorInSeveralFilesHasReplicasOfOneShape) {
   const std::string path = copy("pp2_bin");
-  // An expert-parallel rank repeats what it shares: a shard that the index names for one tensor only.
+  // An expert-parallel rank repeats shared tensors: a shard that the index names for only one tensor.
   const std::string shard = path + "/pytorch_model-stage-00001-shard-00001.bin";
   fs::copy(shard, path + "/pytorch_model-stage-00001-00002-shard-00001.bin");
   const std::string index = path + "/pytorch_model.bin.index.json";

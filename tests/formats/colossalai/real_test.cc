@@ -1,5 +1,4 @@
-// What the real library writes: trees of ColossalAI 0.5.0 (tests/data/colossalai_real), with digests of the tensors
-// that its ranks held when it saved them.
+// Tests real saves of ColossalAI 0.5.0 (tests/data/colossalai_real) against digests of the tensors that its ranks held.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -124,7 +123,7 @@ TEST_F(RealColossalai, ATiedModelOnStagesHasOneStateForEmbeddingAndHead) {
   EXPECT_EQ(verified.exit_code, 0) << verified.out;
 }
 
-// What only repeats what the index has elsewhere is no leftover, if total_size counts it.
+// A shard that only repeats indexed tensors is not a leftover if total_size counts it.
 TEST_F(RealColossalai, AShardThatTheIndexCountsAndDoesNotNameIsAReplica) {
   const std::string path = copy("tied_pp2");
   const TensorValues all = load_checkpoint(path);
@@ -204,7 +203,7 @@ TEST_F(RealColossalai, AnOptimizerThatHasNotStepped) {
   EXPECT_EQ(values_of(*reader)["optimizer.param_groups.model.norm.weight.betas"], "(0.9, 0.95)");
 }
 
-// Release 0.4.7 does not list what it pickled, and its data begin where the pickle ends.
+// Release 0.4.7 has no list of the pickled objects; its data begins at the pickle's end.
 TEST_F(RealColossalai, AStepOfTheFirstAsynchronousReleaseIsAPickle) {
   const std::string header =
       R"({"__metadata__": {"format": "pt"}, "state.0.step": {"dtype": "U8", "shape": [5], "data_offsets": [0, 5]}, )"

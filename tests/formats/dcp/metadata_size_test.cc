@@ -27,7 +27,7 @@ TEST(DcpMetadataSize, WritesMillionsOfValuesWithoutDeepStacks) {
   EXPECT_EQ(open->reader->catalog().tensors()[0].fragments.size(), static_cast<std::size_t>(pieces));
 }
 
-// What opening a directory with this `.metadata` says.
+// Returns the result of opening a directory with this `.metadata`.
 std::string outcome(const std::string& metadata) {
   const TempDir dir;
   write_file(dir / ".metadata", metadata);
@@ -103,7 +103,7 @@ TEST(DcpMetadataSize, RefusesChunksThatAreSharedTooOften) {
   EXPECT_THAT(outcome(std::move(w).finish()), HasSubstr("the same ones are used too often"));
 }
 
-// Empty chunks at one origin are told apart by nothing: each is still found without looking at all of them.
+// Empty chunks at one origin are indistinguishable; each is still found without a linear search.
 TEST(DcpMetadataSize, PlacesManyChunksOfOneOrigin) {
   const TargetTensor tensor{"w", DType::kFloat32, {1}, {"w"}, {}};
   dcp::WrittenEntry entry{&tensor, "w", {"w"}, {}};

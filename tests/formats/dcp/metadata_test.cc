@@ -1,4 +1,4 @@
-// What is read from the `.metadata` of torch.distributed.checkpoint: of real checkpoints, and of pickles made by hand.
+// Tests parsing of DCP's `.metadata`: real checkpoints, and pickles built by hand.
 #include "formats/dcp/metadata.h"
 
 #include <gmock/gmock.h>
@@ -82,7 +82,7 @@ std::string attribute(const Catalog& catalog, const std::string& name) {
 
 // ---- real checkpoints
 
-// expected.json is what torch itself says of each tensor.
+// expected.json contains torch's own names, dtypes and shapes.
 TEST(DcpMetadata, RealCheckpointsHaveTorchsNamesTypesAndShapes) {
   std::vector<std::pair<std::string, std::string>> checkpoints;
   for (const std::string name : {"ck1", "ck2", "ck4", "ck4low", "ckf_fsdp", "ckf_fsdptp", "ckf_hsdp", "ckz"})
@@ -118,13 +118,13 @@ TEST(DcpMetadata, SaysWhereEachItemOfARealCheckpointLies) {
   EXPECT_THAT(blobs_of(catalog), ElementsAre("n.s in __0_0.distcp at 0, 864 bytes"));
   EXPECT_EQ(shown(catalog.blobs[0].path), "/n/s");
   EXPECT_EQ(shown(catalog.tensors()[0].path), "/v");
-  EXPECT_FALSE(catalog.tensors()[0].located);  // the items are known, what is in them not yet
+  EXPECT_FALSE(catalog.tensors()[0].located);  // the items are known, their contents not yet
   EXPECT_THAT(catalog.attributes,
               ElementsAre(Pair("format", "PyTorch DCP"), Pair("torch", "2.4 or later"), Pair("python", "3.13")));
   EXPECT_THAT(catalog.warnings, IsEmpty());
 }
 
-// Chunks stand in the order in which ranks planned them; a rank without rows has an empty chunk, and an item of it.
+// Chunks are in the order in which ranks planned them. A rank without rows has an empty chunk with an item.
 TEST(DcpMetadata, KeepsTheOrderOfChunksOfARealCheckpoint) {
   const auto reader = open(small("ck4"));
   ASSERT_TRUE(reader) << reader.error().message();
@@ -264,7 +264,7 @@ class DcpMetadataTest : public testing::Test {
   void write(const std::string& bytes, const std::string& name = ".metadata") { dir_.write(name, bytes); }
   void write(const Parts& parts, const std::string& name = ".metadata") { write(parts.bytes(), name); }
 
-  // The catalog of what was written. Fails the test where it is refused.
+  // Returns the catalog of the written metadata. Fails the test if it is refused.
   const Catalog& catalog(bool validated = true) {
     auto reader = open(dir_.path(), validated);
     if (reader) {
@@ -280,7 +280,7 @@ class DcpMetadataTest : public testing::Test {
     return catalog(validated);
   }
 
-  // Why what was written is refused, with D for the directory.
+  // Returns why the written metadata is refused, with D for the directory.
   std::string refusal() {
     const auto reader = open(dir_.path());
     if (reader) return "accepted";
@@ -328,7 +328,7 @@ TEST_F(DcpMetadataTest, ReadsPropertiesOfAllVersions) {
       tuple({type, layout(), boolean(false), memory_format(), boolean(false), integer(7)}),
       tuple({type}),
       fields_of({{"layout", layout()}, {"dtype", type}, {"requires_grad", boolean(true)}}),
-      // Sparse layouts and gradients change nothing of the bytes that are stored for a dense chunk.
+      // Sparse layouts and gradients do not affect the stored bytes of a dense chunk.
       tuple({type, layout("torch.sparse_coo"), boolean(true), memory_format(), boolean(true)}),
   };
   for (const Value& state : states) {
@@ -541,7 +541,7 @@ TEST_F(DcpMetadataTest, RefusesSizesWhoseBytesCannotBeCounted) {
   };
   EXPECT_EQ(refusal_of({.size = huge}),
             "D/.metadata: 'w': D/.metadata: size: expected integers of 0 or more, got a tuple of 1");
-  // What can be counted is taken as it is, however large.
+  // Any size that fits the integers is accepted.
   const Index rows = (Index{1} << 61) - 1;
   const Catalog& c = catalog_of({.size = size({rows}),
                                  .chunks = list({chunk({0}, {rows})}),
@@ -587,7 +587,7 @@ TEST_F(DcpMetadataTest, LooksAtTheClassOfEveryChunk) {
       testing::StartsWith("D/.metadata: 'w': D/.metadata: chunks: expected ChunkStorageMetadata, got an object"));
 }
 
-// Fields are found by name, whatever their order, also when it changes from one object to the next.
+// Fields are found by name, even if their order differs between objects.
 TEST_F(DcpMetadataTest, FindsFieldsInAnyOrder) {
   const Value other =
       of_class("ChunkStorageMetadata", {{"sizes", size({1, 3})}, {"offsets", size({1, 0})}, {"extra", integer(1)}});
@@ -742,7 +742,7 @@ TEST_F(DcpMetadataTest, RefusesChunksThatOverlapOrLeaveAHole) {
   Parts parts{.chunks = list({chunk({0, 0}, {2, 3}), chunk({1, 0}, {1, 3})})};
   EXPECT_THAT(refusal_of(parts), testing::AllOf(testing::HasSubstr("'w'"), testing::HasSubstr("[1:2, 0:3]")));
   EXPECT_EQ(code_, ErrorCode::kCorrupt);
-  EXPECT_EQ(catalog_of(parts, false).tensors()[0].fragments.size(), 2u);  // an audit is told of it all the same
+  EXPECT_EQ(catalog_of(parts, false).tensors()[0].fragments.size(), 2u);  // an audit sees it nevertheless
   parts = {.chunks = list({chunk({0, 0}, {1, 3})})};
   parts.storage.erase(parts.storage.begin() + 1);
   EXPECT_THAT(refusal_of(parts), testing::HasSubstr("'w'"));
@@ -757,7 +757,7 @@ TEST_F(DcpMetadataTest, ReadsKeyPathsOfNestedStates) {
   parts.fields[0].second = dict({{text("w"), tuple({text("a"), integer(3), text("")})},
                                  {text("step"), list({text("not a tuple")})},         // a custom planner's own business
                                  {integer(1), tuple({text("x")})},                    // likewise
-                                 {text("nobody"), tuple({text("x"), integer(0)})}});  // of what was not saved
+                                 {text("nobody"), tuple({text("x"), integer(0)})}});  // of an entry that was not saved
   const Catalog& c = catalog_of(parts);
   EXPECT_EQ(shown(c.tensors()[0].path), "/a[3]/");
   EXPECT_THAT(c.blobs[0].path, IsEmpty());
@@ -846,7 +846,7 @@ TEST_F(DcpMetadataTest, JoinsTheMetadataOfRanks) {
   EXPECT_THAT(refusal(), testing::HasSubstr("'w'"));  // half of it
 }
 
-// ---- what we write
+// ---- The metadata that reshard writes
 
 struct Written {
   std::vector<TargetTensor> tensors;
@@ -858,7 +858,7 @@ class RandomMetadata {
  public:
   explicit RandomMetadata(unsigned seed) : random_(seed) {}
 
-  // Entries point at tensors: what is returned may be moved, not copied.
+  // Entries point to tensors, so the result may be moved but not copied.
   Written make() {
     Written out;
     const Index files = 1 + below(4);

@@ -20,8 +20,8 @@ std::string compressed(const std::string& bytes) {
   return frame;
 }
 
-// Every third item is compressed, so that some threads decode while others read items that lie in the files as they
-// are. Run under `valgrind --tool=drd` it shows no conflict.
+// Every third item is compressed, so some threads decode while others read stored items. Under `valgrind --tool=drd` it
+// shows no conflict.
 TEST(DcpReader, DecodesItemsInSeveralThreads) {
   constexpr Index kTensors = 120, kFiles = 7;
   const TempDir dir;
@@ -53,7 +53,7 @@ TEST(DcpReader, DecodesItemsInSeveralThreads) {
     Catalog& catalog = open.reader->catalog();
     std::vector<std::size_t> all(catalog.tensors().size());
     std::iota(all.begin(), all.end(), std::size_t{0});
-    // In two parts: what was decoded for the first stays where it is.
+    // Locates in two steps; the data decoded in the first step stays in place.
     const std::vector<std::size_t> first(all.begin(), all.begin() + 40);
     ASSERT_TRUE(open.reader->locate(first, 8, dir.path()));
     const Status located = open.reader->locate(all, 8, dir.path());
@@ -69,7 +69,7 @@ TEST(DcpReader, DecodesItemsInSeveralThreads) {
       EXPECT_EQ(bytes, values.at(t.name).bytes) << t.name;
     }
   }
-  // Where nothing was decoded there is no such file.
+  // Without decoded items there is no such file.
   OpenCheckpoint open = std::move(*open_checkpoint(dir.path()));
   Catalog& catalog = open.reader->catalog();
   ASSERT_TRUE(open.reader->locate({*catalog.find("w1"), *catalog.find("w2")}, 8, dir.path()));

@@ -1,4 +1,4 @@
-// A `.metadata` read by rows says what it says read value by value, or is not read by rows.
+// A `.metadata` parsed row by row gives the same as parsed value by value, or the row parser declines it.
 #include "formats/dcp/stored_rows.h"
 
 #include <gtest/gtest.h>
@@ -67,8 +67,8 @@ TEST(DcpStoredRows, WrittenMetadataAreReadByRows) {
   }
 }
 
-// Ranks for which a tensor has no rows left write an empty item behind its end, as torch has it since 2.8. One at a
-// place where data may begin is for place() to tell from these.
+// Since torch 2.8, ranks without rows of a tensor write an empty item behind its end. place() tells these from empty
+// items at a valid position.
 TEST(DcpStoredRows, EmptyItemsBehindTheEndAreReadByRows) {
   const TargetTensor tensor{"w", DType::kFloat32, {2, 8}, {"w"}, {}};
   for (const Index place : {2, 1}) {
@@ -88,8 +88,8 @@ TEST(DcpStoredRows, EmptyItemsBehindTheEndAreReadByRows) {
   }
 }
 
-// Of a long one the bytes are read a megabyte at a time, and given back where they told of rows alone: whatever such a
-// place cuts, and although the names of files that were given back are used again.
+// Long metadata is read a megabyte at a time, and bytes that only contained rows are released. Tested with boundaries
+// at arbitrary bytes, and with file names that are used again after their bytes were released.
 TEST(DcpStoredRows, LongMetadataAreReadAsTheyAreNeeded) {
   const TargetTensor tensor{"w", DType::kFloat32, {30'000, 3}, {"w"}, {}};
   std::vector<std::string> files;
@@ -112,7 +112,7 @@ TEST(DcpStoredRows, LongMetadataAreReadAsTheyAreNeeded) {
   }
 }
 
-// What is damaged is refused value by value: rows never take what those would not, nor read it as something else.
+// Damaged metadata is never accepted, or read differently, by the row parser if the value parser refuses it.
 TEST(DcpStoredRows, DamagedMetadataAreNotReadOtherwise) {
   std::mt19937 random(18);
   int taken = 0;

@@ -12,7 +12,7 @@
 namespace reshard {
 namespace {
 
-// A request of tensors many of which are alike, on a mesh of up to 12 ranks.
+// Returns a request with many similar tensors, on a mesh of up to 12 ranks.
 LayoutRequest random_request(std::mt19937& rng) {
   const auto number = [&](unsigned n) { return static_cast<Index>(rng() % n); };
   LayoutRequest out;
@@ -52,7 +52,7 @@ TEST(DcpTarget, RanksFilesHoldTheirBoxesOneAfterTheOther) {
     ASSERT_TRUE(target) << target.error().message();
     const Catalog& catalog = (*target)->catalog();
 
-    // Every box where it would come to lie if each were placed by itself.
+    // Computes the position of every box as if each were placed individually.
     std::map<std::uint32_t, Index> sizes;
     for (const TargetBlob& blob : request.blobs) sizes[0] += std::ssize(blob.bytes);
     for (std::size_t i = 0; i < request.tensors.size(); ++i) {
@@ -103,7 +103,7 @@ TEST(DcpTarget, RanksFilesHoldTheirBoxesOneAfterTheOther) {
       EXPECT_EQ(at, catalog.files[f].size) << catalog.files[f].path;
     }
 
-    // And what is asked for of one place is the same.
+    // Requests for a range give the same bytes.
     for (int i = 0; i < 10; ++i) {
       const auto f = static_cast<std::uint32_t>(rng() % catalog.files.size());
       if (catalog.files[f].size == 0) continue;

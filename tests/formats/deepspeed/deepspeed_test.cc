@@ -62,7 +62,7 @@ OptimizerState optimizer_of(const TensorValues& values) {
   return out;
 }
 
-bool has_name_rules(const std::string& name) { return name != "z2_moe"; }  // DeepSpeed's experts are no family's
+bool has_name_rules(const std::string& name) { return name != "z2_moe"; }  // no family has DeepSpeed's experts
 
 class Deepspeed : public testing::Test {
  protected:
@@ -72,7 +72,7 @@ class Deepspeed : public testing::Test {
     fs::copy(saved(name), path, fs::copy_options::recursive);
     return path;
   }
-  // What opening says, the directory left out.
+  // Returns the error of opening, without the directory.
   static std::string error_of(const std::string& path) {
     const auto open = open_checkpoint(path);
     if (open) return "opened";
@@ -111,7 +111,7 @@ class Deepspeed : public testing::Test {
   const TempDir dir_;
 };
 
-// Optimizers that are not read are told of.
+// Optimizers that are not read are reported.
 TEST_F(Deepspeed, TellsOfOptimizersThatItDoesNotRead) {
   const std::string path = copy("z0");
   EXPECT_EQ(reshard_cli({"inspect", path}).out.find("Not read"), std::string::npos);
@@ -280,7 +280,7 @@ TEST_F(Deepspeed, AUniversalCheckpointOfWeightsAlone) {
   EXPECT_EQ(digests_of(load_checkpoint(dir_ / "back")), read_digests(source + ".hf.json"));
 }
 
-// Saves of adapters beside a frozen model, and of the adapters alone, as the Trainer makes them of PEFT's models.
+// Saves of adapters with a frozen model, and of adapters alone, as the Trainer makes them from PEFT models.
 TEST_F(Deepspeed, AdaptersGoOnTrainingFromAUniversalCheckpoint) {
   for (const std::string name : {"z2_lora", "z2_lora_alone"}) {
     const std::string out = dir_ / name, top = out + "/global_step1_universal/";
@@ -292,7 +292,7 @@ TEST_F(Deepspeed, AdaptersGoOnTrainingFromAUniversalCheckpoint) {
     for (const auto& entry : fs::directory_iterator(top + "zero"))
       if (entry.is_directory()) written.insert(entry.path().filename().string());
     EXPECT_EQ(written, wanted) << "the names of the modules that are trained";
-    if (name == "z2_lora_alone") {  // beside the model adapters are a warning, of the source too
+    if (name == "z2_lora_alone") {  // adapters next to the model are a warning, also for the source
       const CommandResult verified = reshard_cli({"verify", out, "--fail-on", "warning"});
       EXPECT_EQ(verified.exit_code, 0) << verified.out << verified.err;
       continue;
@@ -439,7 +439,7 @@ TEST_F(Deepspeed, FilesAreKnownByTheirNames) {
     EXPECT_EQ(text(other), "none") << other;
 }
 
-// What save_pretrained() writes of a model that ZeRO 3 has cut up.
+// save_pretrained() of a model that ZeRO 3 has partitioned.
 TEST_F(Deepspeed, PlaceholdersAreNoModel) {
   const std::string text =
       R"({"a.weight":{"dtype":"BF16","shape":[0],"data_offsets":[0,0]},"b.weight":{"dtype":"BF16","shape":[0],"data_offsets":[0,0]}})";
@@ -453,7 +453,7 @@ TEST_F(Deepspeed, PlaceholdersAreNoModel) {
   EXPECT_THAT(error_of(dir_ / "run/export"),
               AllOf(HasSubstr("2 of 2 weights are placeholders of size [0]"),
                     HasSubstr("the weights are in " + (dir_ / "run/global_step1") + "; open that")));
-  // The model states of one of its ranks, opened by themselves.
+  // The model states of one rank, opened alone.
   EXPECT_THAT(error_of(dir_ / "run/global_step1/zero_pp_rank_0_mp_rank_00_model_states.pt"),
               HasSubstr("the weights are in"));
 }

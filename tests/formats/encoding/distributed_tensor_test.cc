@@ -22,7 +22,7 @@ using testing::HasSubstr;
 
 constexpr Index kStorage = 4096;  // elements
 
-// A DTensor as the test wants it.
+// The description of a DTensor to build.
 struct Spec {
   Dims shape, local;
   std::vector<Index> mesh, coordinate;
@@ -280,7 +280,7 @@ TEST_F(DistributedTensorTest, WhatCannotBeIsRefused) {
   EXPECT_THAT(refusal(other), HasSubstr("dtype torch.nonsense is not supported"));
 }
 
-// A ShardedTensor's boxes are read and held against the whole.
+// A ShardedTensor's boxes are checked against the whole tensor.
 TEST_F(DistributedTensorTest, ShardsLieInsideTheWhole) {
   const auto said = [&](const List& offsets, const List& sizes) {
     PickleWriter w;

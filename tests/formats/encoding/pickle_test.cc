@@ -340,7 +340,7 @@ TEST(PickleWriter, WritesValuesThatWereRead) {
   EXPECT_EQ(printed(rewritten(bytes)), printed(bytes));
   EXPECT_EQ(printed(rewritten(bytes)),
             "[None, True, -70000, 0x7f7f7f7f7f7f7f7f7f, 0.25, 'text', (), (1, 2, 3, 4), {3: False}]");
-  // What protocol 2 has no opcode for is a call that torch.load(weights_only=True) knows.
+  // Protocol 2 has no opcode for some types, so they are written as calls that torch.load(weights_only=True) accepts.
   EXPECT_EQ(printed(rewritten("\x80\x03"
                               "C\x02"
                               "a\xff.")),

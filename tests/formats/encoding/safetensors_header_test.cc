@@ -77,7 +77,7 @@ TEST_F(SafetensorsHeaderTest, AcceptsAFileOfNoTensors) {
             "m.safetensors@0xa: tensor data: expected 0 bytes, got 1: 1 byte belongs to no tensor");
 }
 
-// ---- What other readers fell for
+// ---- Inputs that broke other readers
 
 TEST_F(SafetensorsHeaderTest, V1ProductsThatWrapToZeroAreRefused) {
   EXPECT_EQ(refusal(one(R"("dtype":"U8","shape":[4294967296,4294967296],"data_offsets":[0,0])", 0)),
@@ -250,7 +250,7 @@ TEST_F(SafetensorsHeaderTest, NoFlippedByteOfTheHeaderGoesPastTheRules) {
       std::string flipped = bytes;
       flipped[i] = static_cast<char>(flipped[i] ^ (1 << bit));
       const auto header = read(flipped);
-      if (!header) continue;  // what is accepted still describes just these bytes
+      if (!header) continue;  // an accepted header still describes exactly these bytes
       EXPECT_EQ(header->end, static_cast<Index>(bytes.size()));
       for (const SafetensorsEntry& entry : header->entries)
         EXPECT_EQ(entry.length, volume(entry.shape) * byte_size(entry.dtype));

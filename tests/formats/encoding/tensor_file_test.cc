@@ -184,7 +184,7 @@ TEST_F(TensorFileTest, EveryTruncationOfThePickleIsAnError) {
   for (std::size_t n = 0; n < pickle.size(); ++n) EXPECT_FALSE(opens(std::string_view(pickle).substr(0, n))) << n;
 }
 
-// Every tensor that is found lies inside the file, whatever was flipped.
+// After any flipped byte, every tensor is inside the file.
 TEST_F(TensorFileTest, EveryFlippedByteIsReadOrRefused) {
   for (const char* name : {"mixed.pt", "mixed_legacy.pt"}) {
     const std::string whole = *read_whole_file(kData + name, 1 << 20);

@@ -122,7 +122,7 @@ TEST_F(Zip, RefusesNamesThatComeTwice) {
 }
 
 TEST_F(Zip, RefusesOverlappingMembers) {
-  // The second member lies inside the first one's payload.
+  // The second member is inside the first one's payload.
   zip::Builder inner(0);
   inner.add("x/two", "second!");
   const std::string inside = std::move(inner).finish().before.substr(0, 30 + 5 + 7);
@@ -136,7 +136,7 @@ TEST_F(Zip, RefusesOverlappingMembers) {
 }
 
 TEST_F(Zip, ReadsZip64Numbers) {
-  // What torch writes after every archive: a zip64 end record and its locator.
+  // torch ends every archive with a zip64 end record and its locator.
   std::string bytes = two_members();
   const std::size_t end = bytes.size() - 22;
   const std::size_t directory = bytes.find("PK\x01\x02");
@@ -180,7 +180,7 @@ TEST_F(Zip, MembersBeyond4GiBAreReadWithTwoSmallReads) {
 }
 
 TEST_F(Zip, HoldsAnyNumberOfHolesOnEitherSideOf4GiB) {
-  // Sparse: two of the members lie behind 4 GiB, one is larger than that, and one is empty.
+  // A sparse file: two members start beyond 4 GiB, one is larger than that, and one is empty.
   const std::vector<Index> sizes = {3, Index{1} << 20, 0, Index{5} << 30, 7, 64};
   zip::Builder b(0);
   b.add("x/one", "first");

@@ -71,11 +71,11 @@ TEST(Fsdp, FilesAreKnownByTheirNames) {
     EXPECT_EQ(text(other), "none") << other;
 }
 
-// ---- What real ones hold
+// ---- Real checkpoints
 
 class FsdpData : public testing::TestWithParam<const char*> {};
 
-// Every tensor, and every moment under its parameter's name, whatever sharded it: made by tests/data/fsdp/make.py.
+// Every tensor, and every moment under its parameter's name, for each way of sharding: made by tests/data/fsdp/make.py.
 TEST_P(FsdpData, JoinsToWhatWasTrained) {
   const std::string path = kData + GetParam();
   ASSERT_EQ(*recognised_format(*PathSnapshot::look(path)), &kFsdpFormat);
@@ -113,7 +113,7 @@ TEST(Fsdp, JoinsWhatTorch26Wrote) {
   }
 }
 
-// Ranks that hold the same are copies; the ranks' own random states stay apart.
+// Equal parts of ranks are replicas; rank-specific random states are kept separately.
 TEST(Fsdp, WhatRanksReplicateIsThereOnce) {
   const auto open = open_checkpoint(kData + "hsdp_tied", {});
   ASSERT_TRUE(open) << open.error().message();
@@ -134,7 +134,7 @@ TEST(Fsdp, WhatRanksReplicateIsThereOnce) {
   EXPECT_FALSE(catalog.find("optimizer.state.head.weight.exp_avg"));
 }
 
-// 13 rows on 3 x 2 ranks: tensor parallelism leaves 7 and 6, of which FSDP gives 3, 3, 1 and 2, 2, 2.
+// 13 rows on 3 x 2 ranks: tensor parallelism gives 7 and 6 rows, which FSDP divides into 3, 3, 1 and 2, 2, 2.
 TEST(Fsdp, RowsThatDoNotDivideAreCutAsFullyShardCutsThem) {
   const auto open = open_checkpoint(kData + "fsdp2_tp2", {});
   ASSERT_TRUE(open) << open.error().message();
@@ -183,7 +183,7 @@ TEST(Fsdp, BecomesADcpOfAnyMesh) {
   }
 }
 
-// ---- Files that are missing or not what they should be
+// ---- Missing and wrong files
 
 TEST(Fsdp, AMissingFileIsNamed) {
   for (const std::string gone :
@@ -192,7 +192,7 @@ TEST(Fsdp, AMissingFileIsNamed) {
     copy.remove(gone);
     EXPECT_THAT(refusal(copy.path()), HasSubstr("missing 1 file ('" + gone + "') of 4 ranks"));
   }
-  // Accelerate's names do not tell how many there were: the tensors do.
+  // Accelerate's file names do not give the number of ranks, but the tensors do.
   for (const std::string name : {"accelerate_fsdp2", "accelerate_fsdp1"}) {
     const Copy copy(name);
     const std::string last = name == "accelerate_fsdp2" ? "2" : "1";
@@ -215,7 +215,7 @@ TEST(Fsdp, FilesOfTwoSavesAreNotMixed) {
                                                     "'model_world_size_4_rank_3.pt')"),
                                           HasSubstr("Open one of the files by its path")));
   EXPECT_EQ(load_checkpoint(copy / "optim_world_size_3_rank_1.pt"), whole);
-  // What was left of a run of four ranks is refused even where the three that the settings tell of are gone.
+  // The leftover of a four-rank run is refused even if all files that the settings list are missing.
   const Copy other("fsdp1_hybrid");
   write_file(other / "fsdp_config.json", R"({"FSDP_version": 1, "world_size": 8})");
   EXPECT_THAT(refusal(other.path()), HasSubstr("expected files of 8 ranks, as fsdp_config.json gives, got those of 4"));
@@ -234,7 +234,7 @@ TEST(Fsdp, FilesThatWereCutShortOrExchangedAreSeen) {
     EXPECT_THAT(refusal(copy.path()), AllOf(HasSubstr("model_world_size_6_rank_4.pt"),
                                             HasSubstr("expected the part of rank 4, got that of rank 2")));
   }
-  {  // torch 2.6 does not say which rank it was: a part is missing then
+  {  // torch 2.6 does not record the rank, so a part is missing
     const Copy copy("fsdp2_tp2_torch26");
     write_file(copy / "model_world_size_4_rank_1.pt", read_file(copy / "model_world_size_4_rank_0.pt"));
     EXPECT_THAT(refusal(copy.path()), HasSubstr("elements are missing"));
@@ -246,7 +246,7 @@ TEST(Fsdp, FilesThatWereCutShortOrExchangedAreSeen) {
   }
 }
 
-// One rank's file under a name that tells nothing.
+// One rank's file under a meaningless name.
 TEST(Fsdp, ALoneFileSaysWhatIsMissing) {
   const TempDir dir;
   const std::string path = dir.write("model.pt", read_file(kData + "fsdp2_tp2/model_world_size_6_rank_3.pt"));

@@ -1,4 +1,4 @@
-// The HDF5 archive and the view, through the whole engine: what is written comes back, and damage is named.
+// Tests the HDF5 archive and view through the whole engine: round trips, and damage reported by name.
 #include "formats/hdf5/hdf5.h"
 
 #include <gmock/gmock.h>
@@ -41,7 +41,7 @@ TensorValue value(DType dtype, const Dims& shape, unsigned seed, int kinds = 7) 
   return v;
 }
 
-// Names that are no paths, shapes of every rank, tensors of many chunks, one that does not shrink.
+// Names that are not paths, shapes of every rank, tensors of many chunks, and one that does not compress.
 TensorValues odd_tensors() {
   TensorValues t;
   unsigned seed = 1;
@@ -243,7 +243,7 @@ TEST(Hdf5View, ShowsPiecesWhereTheyLie) {
   EXPECT_LT(fs::file_size(dir / "v3.h5"), 20'000u);
 }
 
-// tests/data/hdf5/make.py made these. What is said of each is kept to the letter.
+// Files by tests/data/hdf5/make.py; the exact message for each is checked.
 TEST(Hdf5, DatasetsThatAreNoTensorsAreLeftOutAndSaidWhy) {
   const auto listing = hdf5::scan(test_data("hdf5") + "/odd.h5", false);
   ASSERT_TRUE(listing) << listing.error().message();

@@ -193,7 +193,8 @@ TEST_F(SafetensorsReadTest, TheIndexNamesTheFiles) {
     ASSERT_TRUE(reader) << reader.error().message();
     const Catalog& catalog = (*reader)->catalog();
     EXPECT_THAT(names(catalog), ElementsAre("a [2]", "b [3]"));
-    EXPECT_THAT(catalog.stale_files, IsEmpty());  // the same model in Mistral's words is no rest of another save
+    EXPECT_THAT(catalog.stale_files,
+                IsEmpty());  // the same model under Mistral's names is not a leftover of another save
     EXPECT_THAT(catalog.warnings, IsEmpty());
     EXPECT_THAT(catalog.attributes,
                 ElementsAre(Pair("format", "Hugging Face safetensors, 2 files, index"),

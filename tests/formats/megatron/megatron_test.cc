@@ -81,7 +81,7 @@ TEST_F(Megatron, BecomesTheModel) {
   }
 }
 
-// A tensor of Megatron's own layout, made of those that are shown: layers and experts of one behind the other.
+// Builds a tensor in Megatron's layout from single ones: layers and experts are concatenated.
 std::optional<TensorValue> as_stored(const TensorValues& all, const std::string& before, std::string name,
                                      const std::string& after) {
   const auto replaced = [&](const std::string& from, const std::string& to) {
@@ -138,7 +138,8 @@ TEST_F(Megatron, HoldsWhatTheRunHeld) {
   }
 }
 
-// --ckpt-format fsdp_dtensor is a plain DCP that has gate and up of a matrix apart, "linear_fc1.weight_w" and "_v".
+// --ckpt-format fsdp_dtensor is a plain DCP that stores gate and up of a matrix separately, "linear_fc1.weight_w" and
+// "_v".
 TEST_F(Megatron, HalvesOfAPlainDcpAreThoseOfTheModel) {
   for (const std::string name : {"fsdp_dtensor", "fsdp_dtensor_moe"}) {
     const std::string truth = test_data("megatron/" + name), source = truth + "/iter_0000003",
@@ -205,7 +206,7 @@ TEST_F(Megatron, ArgsOfAPlainDcpAreItsConfig) {
   EXPECT_EQ(*json->get_index("num_key_value_heads"), 1);
   const CommandResult verified = reshard_cli({"verify", dir_ / "source", "--fail-on", "note"});
   EXPECT_EQ(verified.exit_code, 0) << verified.out << verified.err;
-  // What args cannot describe is said; objects of that name of other programs are not looked into.
+  // Settings that args cannot describe are reported. Objects of that name from other programs are ignored.
   args.set("normalization", std::string("LayerNorm"));
   write(dir_ / "other", args, "args");
   EXPECT_THAT(reshard_cli({"inspect", dir_ / "other", "--json"}).out, HasSubstr("normalization is LayerNorm"));
@@ -295,7 +296,7 @@ TEST_F(Megatron, RunsAndIterationsAreKnown) {
 
 // ---- Written
 
-// Names and shapes of what a DCP stores, and the names of its objects.
+// Returns the names and shapes of a DCP's tensors, and the names of its objects.
 std::map<std::string, std::string> stored_in(const std::string& directory) {
   std::map<std::string, std::string> out;
   const auto reader = open_with(kDcpFormat, directory);
@@ -324,7 +325,7 @@ TEST_F(Megatron, IsWrittenFromAModelAndReadAgain) {
       const CommandResult against = reshard_cli({"verify", out, "--against", other});
       EXPECT_EQ(against.exit_code, 0) << against.out << against.err;
     }
-    // The config.json that is made of args does as well as the one beside them.
+    // The config.json made from args is equivalent to the stored one.
     fs::remove(out + "/config.json");
     ASSERT_EQ(reshard_cli({"convert", out, out + ".back", "--to", "hf", "-q"}).exit_code, 0);
     EXPECT_EQ(digests_of(load_checkpoint(out + ".back")), read_digests(source + ".hf.json")) << name;
@@ -360,7 +361,7 @@ TEST_F(Megatron, ExpertsAreStackedAndTheirNormHasBothNames) {
   EXPECT_EQ(shown.exit_code, 0) << shown.out;
 }
 
-// A fully_reshardable optimizer is a plain one but for what it calls the masters.
+// A fully_reshardable optimizer is a plain one, except for the names of the masters.
 TEST_F(Megatron, AnOptimizerLiesAsMegatronStoresIt) {
   const std::string source = test_data("megatron/dist_tp2_optim"), out = dir_ / "out";
   const CommandResult r =
@@ -505,7 +506,7 @@ TEST_F(Megatron, FilesOfRanksAreWrittenFromAModelAndReadAgain) {
   }
 }
 
-// What is at a place in a file of torch.save, for people; tensors as their shape.
+// Returns a description of a value in a torch.save file; tensors as their shape.
 std::map<std::string, std::string> content_of(const std::string& path) {
   std::map<std::string, std::string> out;
   const auto file = File::open(path);
@@ -640,7 +641,7 @@ TEST_F(Megatron, MissingRanksAreNamed) {
   EXPECT_THAT(error_of(tied), HasSubstr("no file of tp rank 0 of 1 of stage 1"));
   fs::create_directory(last);
   EXPECT_THAT(error_of(tied), HasSubstr("mp_rank_00_001/model_optim_rng.pt: file is missing: the save did not finish"));
-  // The first stage's in the place of the second's: the same layers again, and no end.
+  // The first stage's file in place of the second's: its layers twice, and no final ones.
   fs::remove_all(last);
   fs::copy(tied + kIteration + "/mp_rank_00_000", last);
   EXPECT_EQ(error_of(tied), "");
@@ -699,7 +700,7 @@ TEST_F(Megatron, SurvivesFlippedBits) {
     const std::string path = copy(name);
     for (const std::string& file : files) {
       const std::string whole = read_file(path + kIteration + file);
-      // Of a torch.save the pickle, which stands first.
+      // For a torch.save file only the pickle, which comes first.
       const std::size_t pickle = std::min<std::size_t>(whole.size(), file.ends_with(".pt") ? 6000 : whole.size());
       for (int i = 0; i < 12; ++i) {
         std::string damaged = whole;
@@ -714,7 +715,7 @@ TEST_F(Megatron, SurvivesFlippedBits) {
   }
 }
 
-// ---- Made ones: what no file here has
+// ---- Constructed files, for cases without a real one
 
 using pickled::Value;
 
@@ -798,7 +799,7 @@ TEST_F(Megatron, NamesFromBeforeMegatronCore) {
             (std::vector<float>{10, 110, 11, 111}));
   EXPECT_EQ(numbers_of(values.at("decoder.layers.0.pre_mlp_layernorm.weight")), (std::vector<float>{4, 5}));
   EXPECT_TRUE(values.contains("output_layer.weight"));
-  // What ranks hold alike is held against each other.
+  // Tensors that ranks replicate are compared.
   const CommandResult verified = reshard_cli({"verify", path, "--values"});
   EXPECT_THAT(verified.out, HasSubstr("decoder.layers.0.pre_mlp_layernorm.weight"));
 }
@@ -1021,7 +1022,7 @@ TEST_F(Megatron, FlatBuffersOfExperts) {
   EXPECT_THAT(kept(stored, *Mesh::parse("dp_shard=4")), HasSubstr("there are 2 buffers of a model on ep=2"));
 }
 
-// More layers than the stored pieces can be of are no layers: a shape from a file makes no million tensors.
+// A stack claims more layers than its stored pieces can contain: a shape in a file must not create a million tensors.
 TEST_F(Megatron, StacksAreAsLargeAsTheirPieces) {
   const std::string path = dir_ / "iter_0000001";
   write_dcp({{"decoder.layers.mlp.linear_fc2.weight", floats({5000}, 0)},

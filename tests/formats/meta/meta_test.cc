@@ -31,7 +31,7 @@ class Meta : public testing::Test {
     fs::copy(test_data(kLlama2), path);
     return path;
   }
-  // What opening it says; empty where it opens.
+  // Returns the error of opening it; empty if it opens.
   std::string error_of(const std::string& path) {
     const auto open = open_checkpoint(path);
     if (open) return "";
@@ -64,7 +64,7 @@ TEST_F(Meta, BecomesTheModelWithAConfigOfItsOwn) {
   const auto config = read_config(out + "/config.json");
   ASSERT_TRUE(config) << config.error().message();
   EXPECT_EQ(config->architecture, "LlamaForCausalLM");
-  EXPECT_EQ(config->vocab_size(), 258);  // params.json says -1
+  EXPECT_EQ(config->vocab_size(), 258);  // params.json has -1
   EXPECT_EQ(config->number("intermediate_size"), 176);
   EXPECT_EQ(config->num_key_value_heads(), 8);
   EXPECT_EQ(config->dtype, "bfloat16");
@@ -82,7 +82,7 @@ TEST_F(Meta, TheConfigThatIsMadeCountsForEveryCommand) {
   fs::remove(out + "/config.json");
   const CommandResult compared = reshard_cli({"diff", test_data(kLlama2), out});
   EXPECT_EQ(compared.exit_code, 0) << compared.out << compared.err;
-  // A config.json beside the files is the user's word.
+  // A config.json next to the files takes precedence.
   const std::string path = copy();
   write_file(path + "/config.json", R"({"model_type": "llama", "vocab_size": 300, "hidden_size": 64,
     "intermediate_size": 176, "num_hidden_layers": 2, "num_attention_heads": 8})");
@@ -232,7 +232,7 @@ TEST_F(Mistral, BesideHuggingFacesFilesItIsNoPartOfTheModel) {
   // By its path it is opened all the same, and is the same model.
   const CommandResult r = reshard_cli({"diff", hf_, hf_ + "/consolidated.safetensors"});
   EXPECT_EQ(r.exit_code, 0) << r.out << r.err;
-  // With an index likewise.
+  // The same with an index.
   write_file(hf_ + "/model.safetensors.index.json", [&] {
     std::string map;
     for (const auto& [name, value] : load_checkpoint(hf_ + "/model.safetensors"))

@@ -75,7 +75,7 @@ TEST_F(Nanotron, MissingFilesAreNamed) {
   EXPECT_THAT(error_of_opening(path), HasSubstr("D/10/model_config.json"));
   write_file(path + "/10/model_config.json", R"({"num_attention_heads": 7, "hidden_size": 64})");
   EXPECT_THAT(error_of_opening(path), HasSubstr("D/10/model_config.json: 7 heads"));
-  // Which step is the newest is for latest.txt to say.
+  // latest.txt names the newest step.
   write_file(path + "/latest.txt", "../10");
   EXPECT_FALSE(recognises(kNanotronFormat, path));
   EXPECT_TRUE(recognises(kNanotronFormat, path + "/10"));

@@ -21,7 +21,7 @@ using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-// Written by orbax-checkpoint and tensorstore themselves (make.py beside them says how).
+// Written by orbax-checkpoint and tensorstore (make.py in that directory).
 const char* const kSaves[] = {"zarr2", "zarr3", "raw", "files", "manager", "v1", "two_processes", "tensorstore"};
 
 class Orbax : public testing::Test {
@@ -232,7 +232,7 @@ TEST_F(OcdbtTree, ThatGoesRoundIsRefused) {
   const OcdbtRoot self{1, 0, ocdbt_parent("d/0", {1, 0, 0, 1}).size(), 1};
   const std::string node = ocdbt_parent("d/0", {1, 0, self.length, 1});
   EXPECT_THAT(error({2, 0, node.size(), 1}, node), HasSubstr("the tree refers to it twice"));
-  // 200 levels are no more than a chain of 200 nodes.
+  // 200 levels form a chain of 200 nodes.
   std::string chain = ocdbt_leaf({{"step/.zarray", kScalar}});
   OcdbtRoot last{0, 0, chain.size(), 1};
   for (int height = 0; height < 200; ++height) {

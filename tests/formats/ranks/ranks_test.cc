@@ -36,7 +36,7 @@ TargetTensor wanted(const std::string& name, const TensorValue& value, Placement
   return t;
 }
 
-// What a file of a rank holds, as text: "abc" for the bytes 0, 1, 2.
+// Returns the content of a rank's file: "abc" for the bytes 0, 1, 2.
 std::map<std::string, std::vector<int>> contents(const std::string& path) {
   const File file = *File::open(path);
   const auto read = TensorFile::open(file);
@@ -136,7 +136,7 @@ TEST(Ranks, AnyPlacementReadsBack) {
     ASSERT_TRUE(target) << target.error().message();
     write_target(values, **target, dir / "out");
     EXPECT_TRUE(load_checkpoint(dir / "out") == values) << request.mesh.to_string();
-    // Every copy is there: with the ranks' files each in the place of any other copy nothing changes.
+    // Every copy is stored: exchanging the ranks' files with those of other copies changes nothing.
     const auto open = open_checkpoint(dir / "out");
     ASSERT_TRUE(open);
     for (const Tensor& t : open->reader->catalog().tensors()) {

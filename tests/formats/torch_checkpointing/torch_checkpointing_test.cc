@@ -251,7 +251,7 @@ TEST_F(TorchCheckpointing, MetadataThatMakeNoSenseAreRefused) {
   EXPECT_THAT(said("\x80\x02N."), HasSubstr("metadata: expected a dict"));
 }
 
-// step-2 of torchtitan's last save in Hugging Face's format: the model beside what it was made from.
+// step-2 is torchtitan's final save in Hugging Face format, next to the steps that it was made from.
 TEST_F(TorchCheckpointing, AnExportToHuggingFaceIsReadAsThat) {
   const std::string path = dir_ / "step-2";
   ASSERT_EQ(reshard_cli({"convert", test_data(kSafetensors) + "/step-2", path, "--to", "hf", "--max-shard-size",

@@ -1,4 +1,4 @@
-// reshard with one format more.
+// reshard with an additional format.
 #include "formats/registry.h"
 #include "tests/formats/toy/toy.h"
 #include "tools/commands.h"

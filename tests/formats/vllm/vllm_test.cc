@@ -132,7 +132,7 @@ TEST(Vllm, ReadsWhatItWrote) {
     }
 }
 
-// Five layers on three stages: two, two, one. vLLM's get_pp_indices gives the last no more than the others.
+// Five layers on three stages: two, two, one. vLLM's get_pp_indices gives the last stage at most as many as the others.
 TEST(Vllm, StagesHaveTheirLayersAndATiedEmbeddingTwice) {
   for (const bool tied : {true, false}) {
     const TempDir dir;
@@ -195,7 +195,7 @@ TEST(Vllm, ReadsOnlyWhatTheConfigDescribes) {
               HasSubstr("gate_up_proj.weight': expected int16 [6, 2] from config.json, got int16 [4, 2]"));
   const std::string path = written(dir, model, 4, kConfig);
   write_file(path + "/model-rank-3-part-0.safetensors", read_file(path + "/model-rank-2-part-0.safetensors"));
-  EXPECT_EQ(refusal_of(path), "accepted");  // of the same shapes: nothing tells
+  EXPECT_EQ(refusal_of(path), "accepted");  // equal shapes, so it cannot be detected
   std::filesystem::remove(path + "/model-rank-3-part-0.safetensors");
   EXPECT_THAT(refusal_of(path), HasSubstr("does not run this model with tp=3"));
   other.replace(other.find("llama"), 5, "gpt_x");

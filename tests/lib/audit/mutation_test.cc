@@ -1,6 +1,6 @@
-// Proves the auditor: every fixture, broken in hundreds of ways, is audited by the call that is `reshard verify
-// --config --mesh --bytes --replicas`. What it lets pass must have changed nothing, or be of a kind that no audit of
-// one checkpoint can see; then the comparison with a second copy has to see it.
+// Tests the auditor: damages every fixture in hundreds of ways and audits it like `reshard verify --config --mesh
+// --bytes --replicas`. Damage that it misses must have changed nothing, or be of a kind that no audit of one checkpoint
+// can see; then the comparison with a second copy must see it.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -39,13 +39,13 @@ const Fixture kFixtures[] = {{"tp8", "tp=8"},
                              {"pp2_tp4", "pp=2,tp=4"},
                              {"single", "dp_shard=1"}};
 
-// What the auditor is asked.
+// The options of an audit.
 struct Question {
   std::string path, config;
-  std::string mesh;  // empty: none is declared
+  std::string mesh;  // empty: not declared
 };
 
-// What it said: the first finding or error without data and with them, empty where there is none.
+// The result of an audit: the first finding or error without data and with data; empty if there is none.
 struct Answer {
   std::string headers, data;
   std::map<std::string, std::string> state;  // all that was read: key -> dtype, shape, digest; or the object
@@ -94,7 +94,7 @@ VerifyOptions options_for(const Question& q) {
   return options;
 }
 
-// `reshard verify PATH --config C --mesh M`, and that with --bytes --replicas where it has nothing to say.
+// Runs `reshard verify PATH --config C --mesh M`, and also with --bytes --replicas if that finds nothing.
 Answer audit(const Question& q) {
   Answer answer;
   VerifyOptions options = options_for(q);
@@ -153,7 +153,7 @@ struct Tally {
   int by_headers = 0;    // detected without data
   int by_data = 0;       // detected only when all is read
   int equivalent = 0;    // everything reads as before
-  int undetectable = 0;  // by construction; seen beside a second copy
+  int undetectable = 0;  // undetectable by construction; found by comparison with a second copy
   int missed = 0;
 
   Tally& operator+=(const Tally& t) {
@@ -187,7 +187,7 @@ std::map<std::string, Tally>& kinds(bool is_dcp) {
 
 struct Experiment {
   Question question;
-  std::vector<std::string> truths;  // what the undetectable have to differ from, one at least
+  std::vector<std::string> truths;  // checkpoints; an undetectable one must differ from at least one of them
   std::map<std::string, std::string> healthy_state;
 };
 
@@ -219,7 +219,7 @@ void expect_program_agrees(const Question& q, const Answer& answer, const Damage
                                                  << r.out << r.err << answer.headers << answer.data;
 }
 
-// Breaks the copy in each way, and counts what is said.
+// Damages the copy in each way and counts the results.
 Tally run(const Experiment& e, BrokenCopy& copy, const std::vector<Damage>& damages, bool is_dcp) {
   Tally sum;
   const auto step = static_cast<std::size_t>(every_nth(3));

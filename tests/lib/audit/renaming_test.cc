@@ -1,4 +1,4 @@
-// Names that differ in what they begin with.
+// Tests names that differ in their prefix.
 #include "lib/audit/renaming.h"
 
 #include <gmock/gmock.h>

@@ -28,8 +28,8 @@ RunOptions ample() {
   return options;
 }
 
-// A DCP directory of two tensors of float32, [4, 6] "w" in two boxes and [3] "b", of which every rank of a replica
-// group has written its own copy to its own file, with metadata of its own: torch saves so without collectives.
+// A DCP directory with two float32 tensors, [4, 6] "w" in two boxes and [3] "b", of which every rank of a replica group
+// has written its own copy, with its own metadata: a torch save without collectives.
 class ReplicatedCheckpoint {
  public:
   explicit ReplicatedCheckpoint(int replicas) : replicas_(replicas) {
@@ -47,7 +47,7 @@ class ReplicatedCheckpoint {
     std::vector<float> values;
   };
   Item& item(std::size_t i) { return items_[i]; }
-  // The file offset of an item's payload: its header is as long whatever the checksum.
+  // Returns the file offset of an item's payload. Its header has the same length for every checksum.
   static Index payload(const Item& item) {
     const std::string bytes = dcp_item(DType::kFloat32, item.box.shape, item.offset, raw(item.values));
     return item.offset + static_cast<Index>(bytes.find(raw(item.values)));

@@ -25,7 +25,7 @@ RowSet rows(std::initializer_list<RowRange> ranges) {
 // Tensors and their counts, as a scan would have found them.
 class Judged {
  public:
-  // An ordinary tensor; `change` makes it what is wanted.
+  // Returns an ordinary tensor after `change`.
   template <class Change>
   Judged& add(const std::string& name, DType dtype, const Dims& shape, Change change) {
     Tensor t;

@@ -1,4 +1,4 @@
-// What verify() says of a checkpoint that changes under it.
+// Tests verify() on a checkpoint that changes while it is read.
 #include "lib/audit/verification.h"
 
 #include <gmock/gmock.h>

@@ -13,8 +13,8 @@ namespace {
 using testing::Contains;
 using testing::HasSubstr;
 
-// Vocabularies of real models, what tensor parallelism makes of them, and what ColossalAI 0.3.7 to 0.4.7 and 0.4.8
-// saved of them.
+// Vocabularies of real models, their tensor-parallel parts, and the rows that ColossalAI 0.3.7 to 0.4.7 and 0.4.8
+// saved.
 struct Row {
   Index size, multiple, tp, padded, local, saved_before, saved_after;
 };

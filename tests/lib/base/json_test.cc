@@ -175,7 +175,7 @@ TEST(Json, FindsEachOfManyMembers) {
   EXPECT_EQ(json.try_add("key0"), nullptr);
 }
 
-// set() and push_back() both return what they add to, so that a value that is made in one expression is the whole one.
+// set() and push_back() both return the object or array, so calls can be chained.
 TEST(Json, MembersAndItemsAreAddedAlike) {
   const Json json = Json::object().set("list", Json::array().push_back(1).push_back("two")).set("empty", Json::array());
   EXPECT_EQ(to_text(json), R"({"list":[1,"two"],"empty":[]})");

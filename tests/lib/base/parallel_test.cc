@@ -43,7 +43,7 @@ TEST(ParallelFor, NoMemoryIsAnError) {
   EXPECT_EQ(failed.error().message(), "out of memory");
 }
 
-// Whatever the library throws, on whichever thread.
+// Any exception on any thread becomes an error.
 TEST(ParallelFor, AnExceptionIsAnError) {
   const auto code_of = [](const std::function<void()>& raise) {
     const Status failed = parallel_for(100, 3, [&](int, Index) -> Status {

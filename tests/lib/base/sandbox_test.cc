@@ -44,7 +44,7 @@ int within(const Sandbox& sandbox, const std::function<int()>& work) {
   return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
 
-// errno of opening it, 0 where that succeeds.
+// Returns the errno of opening a path, or 0 on success.
 int opens(const std::string& path, int flags) {
   const int fd = ::open(path.c_str(), flags | O_CLOEXEC, 0600);
   if (fd < 0) return errno;
@@ -62,7 +62,7 @@ class SandboxTest : public testing::Test {
     std::ofstream(dir_ / "beside/other") << "12345678";
     sandbox_ = {.listed = {}, .read = {dir_ / "source", dir_ / "source/allowed"}, .written = {dir_ / "out"}};
   }
-  // Expects what `work` gives.
+  // Expects the result of `work`.
   void expect(int expected, const std::function<int()>& work) const {
     const int got = within(sandbox_, work);
     if (got == kNoFiles || got == kNoCalls) GTEST_SKIP() << "this kernel has no Landlock or no seccomp";

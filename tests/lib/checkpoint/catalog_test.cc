@@ -110,7 +110,7 @@ TEST(FragmentList, AgreesWithAVectorOfFragments) {
   }
 }
 
-// Lists share what is equal in them: none may feel what happens to another.
+// Lists share equal parts; changing one list must not affect another.
 TEST(BoxPool, ListsThatShareBoxesAreChangedAlone) {
   for (unsigned seed = 0; seed < 100; ++seed) {
     std::mt19937 rng(seed);

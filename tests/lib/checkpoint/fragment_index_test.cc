@@ -73,7 +73,7 @@ TEST(FragmentIndex, IsSharedByListsOfEqualBoxes) {
   const auto of_a = indexes.of(a), of_c = indexes.of(c);
   EXPECT_EQ(indexes.of(b), of_a);
   EXPECT_NE(of_c, of_a);
-  // Of many kinds the last few are known, and what was given out stays.
+  // Only the most recent kinds are cached, and indexes that were given out stay valid.
   std::vector<FragmentList> others;
   for (Index i = 1; i <= 16; ++i) others.push_back(list_of(1, {{{0}, {i}}}));
   for (const FragmentList& list : others) indexes.of(list);

@@ -1,4 +1,4 @@
-// Every step of steps.h by itself, on catalogs made here.
+// Tests each step of steps.h alone, on catalogs built here.
 #include <gmock/gmock.h>
 
 #include <filesystem>
@@ -284,7 +284,7 @@ TEST_F(RowsOfAView, OfHeadsAreRepeatedAsTheLayoutSays) {
 
 class ObjectsOfAView : public testing::Test {
  protected:
-  // What the output calls the objects, and their values.
+  // Returns the output's names of the objects, and their values.
   Result<std::map<std::string, std::string>> names(const Format& format, const Naming& naming, bool with_bytes = true) {
     source_.write();
     const Translation names = translated(source_.catalog(), format, naming);
@@ -351,7 +351,7 @@ TEST_F(ObjectsOfAView, ThatCannotBeReadAreAsLongForAPlan) {
   EXPECT_EQ(must(name_blobs(source, view, {}, false)).at(0).bytes, std::string(5, '\0'));
 }
 
-// ---- what lies beside the output
+// ---- Files next to the output
 
 TEST(SideFilesOfAnOutput, LieBesideTheConfigOrTheSource) {
   static constexpr std::string_view kWanted[] = {"a", "b", "c", "d", "e"};
@@ -376,7 +376,7 @@ TEST(SideFilesOfAnOutput, LieBesideTheConfigOrTheSource) {
   EXPECT_THAT(found("", kModels), IsEmpty()) << "which wants none";
 }
 
-// ---- for formats that show tensors where they lie
+// ---- Formats that refer to tensors in place
 
 TEST(NamedViews, AreOfTheSameBytes) {
   const Catalog catalog = torchtitan();

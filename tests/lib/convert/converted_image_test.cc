@@ -36,7 +36,7 @@ std::string case_name(const testing::TestParamInfo<Case>& tested) {
   return name;
 }
 
-// A source and the conversion of it; they outlive what is made of them.
+// A source and its conversion, which must outlive the images made from them.
 struct Prepared {
   OpenCheckpoint source;
   std::unique_ptr<Conversion> conversion;
@@ -228,7 +228,7 @@ TEST(ConvertedImage, ASourceThatChangesIsAnError) {
   EXPECT_THAT(errors, HasSubstr("has changed since it was opened"));
 }
 
-// Whatever part of the item is asked for, and however often.
+// Checks any part of the item, repeatedly.
 TEST(ConvertedImage, CheckHoldsChecksumsFirst) {
   const TempDir dir;
   copy_sample("tp8", dir.path());

@@ -1,5 +1,4 @@
-// Conversions on a device that reads files itself: what goes that way, what does not, and that nobody can tell from
-// the output.
+// Tests conversions on a device that reads files itself: which reads it gets, and that the output is the same.
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -176,10 +175,10 @@ TEST_F(DeviceFiles, AnErrorOfReadingNamesTensorFileAndOffset) {
 }
 
 TEST_F(DeviceFiles, AFileThatEndsTooSoonIsCorrupt) {
-  fake_.most = 1000;  // less than was asked for is no end
+  fake_.most = 1000;  // a short read is not the end
   expect_equal(dir_ / "hf", {.mesh = "tp=3"});
 
-  // As when somebody cuts the file off after it was opened.
+  // The file is truncated after it was opened.
   static const std::string* cut_off = nullptr;
   const std::string file = dir_ / "hf/model.safetensors";
   cut_off = &file;

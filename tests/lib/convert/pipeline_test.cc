@@ -294,7 +294,7 @@ TEST_F(Pipeline, ConvertsDtypesAndDigestsBoth) {
   EXPECT_NE(proofs[0].source, proofs[0].target);
   EXPECT_EQ(proofs[2].source, proofs[2].target);
   Opened opened = must(open_all(kDcpFormat, dir / "wider", dir.path()));
-  // bfloat16 fits into float32: back again it is what it was.
+  // bfloat16 values survive a conversion to float32 and back.
   const auto narrowed =
       must(digest_tensors({{*opened.source->catalog().find("rows"), DType::kBFloat16}}, *opened.source, ample(2)));
   EXPECT_EQ(narrowed[0].source, proofs[0].target);
@@ -365,7 +365,7 @@ TEST_F(Pipeline, ForcesManyFilesToDiskAtOnceAndEachOfThem) {
   for (const int nth : {0, 1, 40, 65}) {
     const TempDir dir;
     synced = at_once = 0;
-    was_shared = nth > 0;  // nobody is waited for where not all come
+    was_shared = nth > 0;  // do not wait if not all threads come
     failing = nth;
     const Status status = write_checkpoint(made_up, kDcpFormat, request, dir / "out", ample(2), &proofs);
     EXPECT_EQ(status.has_value(), nth == 0);

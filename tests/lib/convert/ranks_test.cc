@@ -1,4 +1,4 @@
-// Several ranks, as threads of one process: whatever their number and strategy, the output is that of one process, byte
+// Tests several ranks as threads of one process: for any number and strategy, the output is that of one process, byte
 // for byte.
 #include <gtest/gtest.h>
 
@@ -153,7 +153,7 @@ TEST_F(ManySlabs, ArriveWholeInLittleMemory) {
     for (const int n : {2, 3, 7})
       for (const int threads : {1, 3}) {
         const std::string out = dir_ / ("out" + std::to_string(made++));
-        // The process holds `n` ranks; what they are granted differs, and they agree.
+        // The process contains `n` ranks with different limits; they agree on one.
         Request job{.to = "dcp", .mesh = "tp=3", .threads = threads, .strategy = strategy};
         const auto convert = [&](Transport& ranks, Request mine) {
           mine.memory += ranks.rank() * (Index{3} << 20);
@@ -167,7 +167,7 @@ TEST_F(ManySlabs, ArriveWholeInLittleMemory) {
   EXPECT_TRUE(load_checkpoint(dir_ / "out0") == tensors_);
 }
 
-// Each rank has a part of every file to write, and most have nothing of most tensors to read.
+// Each rank writes a part of every file, and most read nothing of most tensors.
 TEST_F(ManySlabs, AreWrittenByAThousandRanks) {
   const int n = in_soak() ? 1024 : 96;
   Request job{.to = "dcp", .mesh = "tp=8,dp_shard=" + std::to_string(n / 8), .memory = Index{1} << 40, .threads = 1};
@@ -184,7 +184,7 @@ TEST_F(ManySlabs, AreWrittenByAThousandRanks) {
   }
 }
 
-// Elements in memory that the host does not see, of a GPU or of what stands for one.
+// Uses elements in memory that the host does not see: a GPU's or a stand-in's.
 void expect_same_on_devices(const std::string& name, const std::vector<int>& ranks, RankDevice kind) {
   const TempDir dir;
   const std::string source = sample(name);
@@ -217,7 +217,7 @@ TEST_P(Ranks, WorkOnAGpuAsOnTheHost) {
   expect_same_on_devices(GetParam(), {2, 4, 8}, RankDevice::kGpu);
 }
 
-// A source that counts what is read of it.
+// A source that counts the bytes read from it.
 class CountingSource : public TensorSource {
  public:
   CountingSource(TensorSource& inner, std::atomic<Index>& elements) : inner_(inner), elements_(elements) {}

@@ -1,5 +1,5 @@
-// A run that was killed, filled the disk or was interrupted, and the one that goes on from there: the output is that of
-// a run that nothing happened to, and what was finished is not done again.
+// Tests resuming: after a run that was killed, filled the disk or was interrupted, the next run gives the output of an
+// undisturbed run and does not repeat finished work.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/wait.h>
@@ -35,7 +35,7 @@ using Files = std::map<std::string, std::string>;
 
 constexpr Index kGroup = 30'000;
 
-// What calls to the disk there were, and what becomes of one of them.
+// The calls that change the disk, and the fate of one of them.
 enum class End { kNone, kKill, kNoSpace };
 std::atomic<Index> changes{0};  // calls that change a file or a directory
 std::atomic<Index> bytes_written{0}, bytes_read{0};
@@ -154,7 +154,7 @@ class ResumeTest : public testing::Test {
     fs::remove_all(work_);
     fs::remove_all(out_ + ".publishing");
   }
-  // What a run gives that nothing happens to, and how many changes it makes.
+  // Runs undisturbed, remembers the output, and returns the number of disk changes.
   Index expect(const Wish& wish) {
     end(End::kNone, 0);
     const Status status = convert(wish);
@@ -166,7 +166,7 @@ class ResumeTest : public testing::Test {
     clear();
     return all;
   }
-  // Goes on, and gives the same. Whether anything was left to go on from.
+  // Resumes and expects the same output. Returns whether anything was left to resume.
   bool expect_continued(const Wish& wish) {
     const bool left = fs::exists(work_);
     end(End::kNone, 0);
@@ -294,7 +294,7 @@ TEST_F(ResumeTest, WhatChangedIsNamedAndBegunAnew) {
   const Status nothing = convert({.resume = Resume::kRequire});
   ASSERT_FALSE(nothing);
   EXPECT_THAT(nothing.error().message(), HasSubstr("nothing to resume"));
-  // A file of the output that is gone, or shorter.
+  // A file of the output is missing or shorter.
   again();
   fs::resize_file(work_ + "/__0_0.distcp", 100);
   ASSERT_TRUE(convert(wish));
@@ -331,8 +331,8 @@ TEST_F(ResumeTest, ADamagedJournalCostsWhatItNoLongerTells) {
     }
 }
 
-// What a killed run left, changed in every way that keeps its files long enough: the next run gives what a run gives
-// that nothing happened to, or fails. Formats with copies of pieces, in one file, and of one rank and several.
+// The leftover of a killed run is changed in every way that keeps its files long enough: the next run gives the usual
+// output or fails. Tried for formats with replicas, with a single file, on one rank and on several.
 TEST_F(ResumeTest, WhatWasChangedMeanwhileIsNotPublished) {
   std::mt19937 random(9);
   const std::string kept = dir_ / "kept";
@@ -385,7 +385,7 @@ TEST_F(ResumeTest, WhatWasChangedMeanwhileIsNotPublished) {
     files.erase(std::find(files.begin(), files.end(), ".reshard-partial"));
     expect_the_same("no", [](const std::string& path) { fs::remove(path); });
     EXPECT_GT(noticed, 2);
-    // A second name for a file, and a link: what it leads to is not written to.
+    // A hard link and a symbolic link: the file that they lead to is not written.
     const std::string elsewhere = dir_ / "elsewhere";
     for (const bool is_link : {false, true}) {
       fs::remove(elsewhere);
@@ -471,7 +471,7 @@ TEST_F(ResumeTest, WhatIsWrongWithTheSourceLeavesNothing) {
   EXPECT_FALSE(fs::exists(work_));
 }
 
-// Checksums would not tell: all pieces of either version have theirs.
+// Checksums cannot show it, because the pieces of both versions have valid ones.
 TEST_F(ResumeTest, ASourceThatChangesMeanwhileGivesNoOutput) {
   const std::string file = source_ + "/__3_0.distcp";
   const auto replaced = [&] {

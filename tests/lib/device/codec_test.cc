@@ -88,7 +88,7 @@ TEST(ChunkDecoder, FindsEveryFlippedBitOfAFrame) {
     std::string bad = frame;
     bad[bit / 8] = static_cast<char>(bad[bit / 8] ^ 1 << bit % 8);
     const auto back = decoded(bad, encoding);
-    // A bit of the frame's header may say nothing.
+    // A bit of the frame's header may have no meaning.
     if (back) {
       EXPECT_EQ(*back, chunk) << bit;
     } else {

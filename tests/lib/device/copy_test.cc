@@ -22,7 +22,7 @@ class Random {
   std::mt19937_64 engine_;
 };
 
-// Strides of a tensor whose dimensions lie in some order, each padded by some elements: no two elements share a place.
+// Random strides: the dimensions in some order, each padded, so that no two elements overlap.
 struct Memory {
   Dims strides;
   Index elements = 0;  // that the strides reach

@@ -1,5 +1,4 @@
-// What the GPU's kernels compute, run here on the CPU: every worker of every tile, one after the other, compared with
-// the definitions.
+// Runs the GPU kernels on the CPU, every worker of every tile in turn, and compares them with the definitions.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -71,7 +70,7 @@ TEST(Divisor, DividesAsTheProcessorDoes) {
 
 // ---- copies
 
-// Runs copies as a GPU would, with few threads.
+// Runs copies like a GPU, with few threads.
 struct CopyOnCpu {
   std::uint32_t threads = 32;
   int copies = 0, transposes = 0, in_pairs = 0, widest = 0;
@@ -98,7 +97,7 @@ struct CopyOnCpu {
   }
 };
 
-// Strides of a box of `shape` in a larger memory whose dimensions lie in a random or the given order.
+// Strides of a box of `shape` in larger memory, with its dimensions in random or given order.
 struct Memory {
   Dims strides;
   Index elements = 0;
@@ -298,7 +297,7 @@ TEST(CudaConvert, EqualsConvertForEveryPairOfTypes) {
     }
 }
 
-// Of 8 bits, every pattern beside every other.
+// Tries every pair of 8-bit patterns.
 TEST(CudaConvert, MakesOfEveryShortPatternWhatConvertMakes) {
   constexpr Index kPatterns = 65536;
   Placed in(kPatterns * 2, 0), expected(kPatterns * 16, 0), actual(kPatterns * 16, 0);
@@ -356,8 +355,8 @@ void for_each_border(const Body& body) {
   }
 }
 
-// One number after the other: where the instructions' answer is taken, it is that of elements.h, and it is taken for
-// all that the target can hold.
+// Tries one number after the other. Whenever the instructions' result is used, it equals that of elements.h, and it is
+// used for every value in the target's range.
 template <class From, class To>
 void expect_instructions_as_elements() {
   using SourceBits = std::conditional_t<sizeof(From) == 1, std::uint8_t,
@@ -449,7 +448,7 @@ TEST(CudaDigest, OfRandomBoxesEqualsDigestBox) {
       const bool all = random.below(2) == 0;
       box.origin[d] = all ? 0 : random.below(shape[d]);
       box.shape[d] = all ? shape[d] : random.between(random.below(10) == 0 ? 0 : 1, shape[d] - box.origin[d]);
-      // Often at multiples of what a vector holds, as in checkpoints.
+      // Often uses multiples of the vector size, as in checkpoints.
       if (random.below(2) == 0) shape[d] = (shape[d] + 15) / 16 * 16;
     }
     const Index element_bytes = Index{1} << random.below(5);

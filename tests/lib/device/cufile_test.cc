@@ -1,4 +1,4 @@
-// Reading through cuFile, with a library that reads into ordinary memory in the place of NVIDIA's.
+// Tests reading through cuFile, with a fake library that reads into ordinary memory.
 #include "lib/device/cuda/cufile.h"
 
 #include <fcntl.h>
@@ -60,8 +60,8 @@ std::shared_ptr<const File> open_file(const std::string& path) {
   return std::make_shared<const File>(*std::move(file));
 }
 
-// A file of random bytes, and a reader of it. Temporary directories may lie on file systems without O_DIRECT, which the
-// library here does not care about: it is left out of what is asked of the system.
+// A file of random bytes with a reader. Temporary directories may be on file systems without O_DIRECT, which the fake
+// library does not need, so the flag is removed from system calls.
 class CuFile : public testing::Test {
  protected:
   CuFile() {
@@ -77,7 +77,7 @@ class CuFile : public testing::Test {
     got_.assign(static_cast<std::size_t>(n), '\0');
     return reader_->read(file, offset, {reinterpret_cast<std::byte*>(got_.data()), got_.size()});
   }
-  // That all of it is read, as it is in the file.
+  // Expects that all bytes of the file are read.
   void expect_read(const std::shared_ptr<const File>& file, Index offset, Index n) {
     const auto read_it = read(file, offset, n);
     ASSERT_TRUE(read_it) << read_it.error().message();

@@ -203,7 +203,7 @@ TEST(Digest, WeightsAndKeysAreOddAndNoTwoPlacesAreAlike) {
 }
 
 TEST(Digest, AWordMissesTheWorstErrorsAboutOnceIn65536Times) {
-  // Errors in the top bits of a few lanes, near each other or far apart: what is left to tell them are 16 bits a word.
+  // Errors in the top bits of a few lanes, near each other or far apart: only 16 bits per word can reveal them.
   std::mt19937_64 random(31);
   constexpr int kTrials = 1 << 18;
   int missed[kDigestWords] = {}, missed_twice = 0;

@@ -1,5 +1,5 @@
-// A libcufile that reads into ordinary memory, counts, and fails as tests/support/fake_cufile.h says. Built
-// WITHOUT_READ it is one that lacks a function.
+// A fake libcufile that reads into ordinary memory, counts calls, and fails as tests/support/fake_cufile.h describes.
+// Built with WITHOUT_READ, it lacks a function.
 #include <fcntl.h>
 #include <unistd.h>
 

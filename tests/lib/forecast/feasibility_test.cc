@@ -1,5 +1,5 @@
-// Feasibility of meshes: numbers worked out by hand for published models, and what ranks hold against the boxes that
-// they own.
+// Tests the feasibility of meshes: numbers computed by hand for published models, and ranks' memory against the boxes
+// that they own.
 #include "lib/forecast/feasibility.h"
 
 #include <gmock/gmock.h>
@@ -292,7 +292,7 @@ TEST(RankMemory, IsTheSumOfTheBoxesThatRanksOwn) {
 }
 
 TEST(RankMemory, ExpertsAreDealtOutCompletely) {
-  // Every expert has even sizes here: what all ranks hold together is the experts once, and the rest on every rank.
+  // All experts divide evenly here, so the ranks together hold the experts once and the rest on every rank.
   for (const char* mesh : {"dp=8", "dp=8,ep=4", "dp=4,tp=2,ep=8", "dp=4,cp=2,ep=8"}) {
     const Feasibility f = check("mixtral-8x7b-v0.1", mesh);
     Index experts = 0, norms = 0;

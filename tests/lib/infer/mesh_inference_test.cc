@@ -33,7 +33,7 @@ std::string mesh_of(const InferredMesh& inferred) {
   return inferred.hypotheses.empty() ? "" : inferred.hypotheses[0].to_string();
 }
 
-// ---- meshes made here: what each rank of one would write
+// ---- Constructed meshes: the boxes that each rank would write
 
 struct Parameter {
   std::string name;
@@ -269,7 +269,7 @@ TEST(MeshInference, AHybridOfTwoByEightIsNotAnFsdpOfSixteen) {
   EXPECT_EQ(infer_mesh(catalog_of(plain, llama(plain, 2))).find("dp_replicate")->size, 1);
 }
 
-// 64 rows in pieces of 8 are what 8 ranks get, and 9; 16 rows in pieces of 1 what any number from 16 on gets.
+// 64 rows in pieces of 8 fit 8 ranks, and also 9; 16 rows in pieces of 1 fit any number from 16 up.
 TEST(MeshInference, ATrueDegreeMayExceedThePiecesOneSees) {
   const Mesh truth = mesh("dp_shard=6");
   const std::vector<Parameter> parameters = {{"a", {5, 2}, {{{{"dp_shard"}, 0}}, -1}},

@@ -24,7 +24,7 @@ LayoutDescriptor must_parse(std::string_view text) {
   return layout ? *std::move(layout) : LayoutDescriptor();
 }
 
-// A descriptor with these members beside version, name, files and a rule for everything.
+// Returns a descriptor with these members, a version, a name, files and a rule for everything.
 std::string with(const std::string& members, const std::string& tensors = R"([{"names": ["*"], "splits": []}])") {
   return R"({"reshard_layout": 1, "name": "t", "files": "shards", "tensors": )" + tensors +
          (members.empty() ? "" : ", " + members) + "}";
@@ -190,7 +190,8 @@ TEST(LayoutDescriptor, WhatIsWrittenReadsBackEqual) {
     d.name = "n" + std::to_string(i);
     if (below(rng, 3) != 0) {
       std::vector<MeshAxis> axes = random_mesh(rng).axes();
-      std::erase_if(axes, [](const MeshAxis& a) { return a.size == 1; });  // they say nothing, and are not kept
+      std::erase_if(
+          axes, [](const MeshAxis& a) { return a.size == 1; });  // axes of size 1 carry no information and are dropped
       d.mesh = Mesh(std::move(axes));
     }
     for (Index r = below(rng, 4); r >= 0; --r) {

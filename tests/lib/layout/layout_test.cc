@@ -100,7 +100,7 @@ TEST(Chunk, DoesNotOverflowAtTheTop) {
   EXPECT_EQ(chunk(INT64_MAX, 1'000'000, 999'999).end, INT64_MAX);
 }
 
-// ---- owned: what torch does, by facts
+// ---- owned(): compared with recorded results of torch
 
 Mesh mesh_of(std::string_view text) { return *Mesh::parse(text); }
 
@@ -341,7 +341,7 @@ LocalArray select(const LocalArray& t, int dim, const std::vector<Index>& positi
   return out;
 }
 
-// What one split leaves of a local tensor, position by position.
+// Applies one split to a local tensor, position by position.
 LocalArray split_by_hand(const LocalArray& t, const Split& split, Index n, Index k) {
   const auto pieces_of = [](Index size, Index parts) { return std::max<Index>(1, (size + parts - 1) / parts); };
   const Index size = t.shape[split.dim], section = pieces_of(size, split.groups);
@@ -354,7 +354,7 @@ LocalArray split_by_hand(const LocalArray& t, const Split& split, Index n, Index
   return select(t, split.dim, positions);
 }
 
-// The local tensor that the boxes describe: which element of the whole stands at each of its places.
+// Returns the local tensor that the boxes describe: the global element at each of its positions.
 LocalArray local_array_of(const std::vector<LocalBox>& boxes, const Dims& shape) {
   LocalArray local{Dims::filled(shape.rank(), 0), {}};
   for (const LocalBox& b : boxes)

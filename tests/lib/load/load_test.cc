@@ -1,4 +1,4 @@
-// What each rank gets of a checkpoint, against whole tensors that are cut up by hand.
+// Compares each rank's part of a checkpoint with whole tensors that are cut by hand.
 #include "lib/load/load.h"
 
 #include <gmock/gmock.h>
@@ -152,8 +152,8 @@ TEST(Load, PermutesRotaryRowsEitherWay) {
   }
 }
 
-// What `reshard convert --to ranks` writes for each rank is what each rank is to load: other families' cuts, pipeline
-// stages, repeated heads and padded vocabularies included.
+// `reshard convert --to ranks` writes for each rank what it loads: other families' cuts, pipeline stages, repeated
+// heads and padded vocabularies included.
 TEST(Load, GivesWhatTheFileOfARankHolds) {
   struct Case {
     std::string from, layout, mesh;
@@ -215,7 +215,7 @@ TEST(Load, ConvertsDtypes) {
   expect_parts(must(load_all(checkpoint("tp8"), options)), truth, options.placement.mesh, 2);
 }
 
-// Columns first, with gaps: what an engine has that keeps its weights transposed and aligned.
+// Columns first, with gaps, like an engine that stores its weights transposed and aligned.
 TEST(Load, FillsStridesOfTheCallersChoice) {
   const TensorValues truth = load_checkpoint(sample("fsdp4_tp2") + "/hf.safetensors");
   LoadOptions options = options_for("tp=2,dp_shard=2", 3);
@@ -288,7 +288,7 @@ TEST(Load, GivesStagesTheirTensorsAndEmptyPartsToo) {
 
 // ---- ranks together
 
-// Loads on as many threads as the mesh has ranks; what each has, by rank.
+// Loads on a thread per rank of the mesh. Returns the tensors of each rank.
 std::vector<Loaded> load_on_ranks(const std::string& path, const LoadOptions& options) {
   std::vector<Loaded> out(static_cast<std::size_t>(options.placement.mesh.ranks()));
   const Status done =
@@ -457,8 +457,8 @@ TEST(LoadTogether, RefusesRanksThatWantDifferentThings) {
   EXPECT_THAT(done.error().message(), HasSubstr("the plans of the ranks differ"));
 }
 
-// Rounds of one slab at a time and of all at once, on random placements: every element is read once, every rank gets
-// each element it holds once, no buffer overflows, and what one side sends is what the other expects.
+// Schedules rounds of one slab and of all slabs, on random placements: every element is read once, every rank gets each
+// of its elements once, no buffer overflows, and both sides of a message agree.
 TEST(ExchangeSchedule, DeliversEveryElementOnceWithinItsLimits) {
   Rng rng(7);
   for (int round = 0; round < 60; ++round) {
@@ -508,7 +508,7 @@ TEST(ExchangeSchedule, DeliversEveryElementOnceWithinItsLimits) {
           for (const Box& piece : a.pieces) got[static_cast<std::size_t>(r)][a.planned] += volume(piece);
       }
       EXPECT_EQ(sent, expected);
-      // One message for each way in which tensors are replicated, of which the four have as many at most.
+      // One message per kind of replication; these four have at most that many.
       for (const auto& [ends, lengths] : sent) EXPECT_LE(lengths.size(), 4u);
     }
     Index all = 0;
@@ -525,7 +525,7 @@ TEST(ExchangeSchedule, DeliversEveryElementOnceWithinItsLimits) {
   }
 }
 
-// ---- what is refused
+// ---- Refused loads
 
 std::string refusal(const std::string& path, const LoadOptions& options) {
   const auto loaded = load_all(path, options);
@@ -592,7 +592,7 @@ TEST(Load, NamesTensorAndFileOfAFlippedByte) {
   std::string bytes = read_file(file);
   bytes[static_cast<std::size_t>(extent.offset)] ^= 1;
   write_file(file, bytes);
-  // A rank that reads all of the item sees it; of two that read halves neither does, unless they look at all of it.
+  // A rank that reads the whole item finds it. Two ranks that read half each find it only if they check whole items.
   EXPECT_THAT(refusal(path, options_for("tp=1")),
               AllOf(HasSubstr(at(file, extent.offset)), HasSubstr("tensor 'norm.weight'"), HasSubstr("CRC-32")));
   LoadOptions half = options_for("dp_shard=16");

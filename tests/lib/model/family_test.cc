@@ -47,7 +47,7 @@ ModelConfig parsed_config(std::string_view text) {
   return *config;
 }
 
-// What transformers counts on torch's meta device, the router's bias of DeepSeek (a buffer there) included.
+// Compares with transformers' counts on torch's meta device, including DeepSeek's router bias, which is a buffer there.
 TEST(Family, CountsThePublishedModels) {
   const std::pair<std::string, Index> kCounts[] = {
       {"llama-2-7b", 6'738'415'616},
@@ -230,7 +230,7 @@ TEST(DeepSeek, QuantizedMatricesHaveScales) {
   EXPECT_EQ(list.at(layer + "mlp.gate.e_score_correction_bias").dtype, "float32");
   EXPECT_FALSE(list.contains(layer + "mlp.gate.weight_scale_inv"));
   EXPECT_FALSE(list.contains("lm_head.weight_scale_inv"));
-  // Any matrix may have some where the producer chose; this config has none for the head.
+  // Any matrix may have scales if the producer chose; this config has none for the head.
   EXPECT_TRUE(parse_name(*find_family("deepseek_v3"), "lm_head.weight_scale_inv")->is_of_quantized());
   Catalog more = catalog_of(table(published("deepseek-v3")));
   Tensor scales;
@@ -256,7 +256,7 @@ TEST(DeepSeek, PredictionLayersAreKnownAndNeedNotBeThere) {
   EXPECT_FALSE(list.contains("model.embed_tokens.weight"));
   for (const auto& [name, p] : list) EXPECT_EQ(p.layer, 61) << name;
   EXPECT_FALSE(by_name(table(config)).contains("model.layers.60.eh_proj.weight"));
-  // As published: the model in 46,000 matrices and as many scales, and the layer that predicts.
+  // The published model has 46,000 matrices, as many scales, and a prediction layer.
   Catalog whole = catalog_of(table(config));
   EXPECT_TRUE(check_against_config(whole, *find_family("deepseek_v3"), config, true));
   for (const Parameter& p : *extra) {
@@ -345,7 +345,7 @@ TEST(Family, MoreElementsThanCanBeCountedAreRefused) {
       << list.error().message();
 }
 
-// A layer's experts are looked for in no layer where the config has none, however many layers it has.
+// If the config has no experts, they are not searched in each layer.
 TEST(Family, NoExpertsAreListedAtOnce) {
   ModelConfig config = published("llama-3.1-8b");
   config.set("num_hidden_layers", Index{1} << 40);

@@ -1,4 +1,4 @@
-// Which parameters stay in float32 in models of narrower dtypes.
+// Tests which parameters stay in float32 in models of narrower dtypes.
 #include "lib/model/kept_dtypes.h"
 
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-// Which model it is: by the config, by the names, or as it was said.
+// Tests identifying a model by its config, by its names, or by the given family.
 #include "lib/model/model.h"
 
 #include <gmock/gmock.h>

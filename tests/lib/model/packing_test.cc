@@ -45,7 +45,7 @@ Tensor stored_tensor(const std::string& name, const Dims& shape, std::mt19937& r
   return t;
 }
 
-// The byte of the file at which each element of a tensor lies, row-major; every element must have one place.
+// Returns the file offset of each element, row-major. Every element must have exactly one.
 std::vector<Index> places(const Tensor& t) {
   std::vector<Index> out(static_cast<std::size_t>(volume(t.shape)), -1);
   for (std::size_t i = 0; i < t.fragments.size(); ++i) {
@@ -230,7 +230,7 @@ TEST(Packing, TorchtitansFusedProjectionIsAlsoPaired) {
   EXPECT_EQ(places_of(view, "model.layers.0.self_attn.q_proj.weight"), q);
 }
 
-// What pack() says a convention stores has the shape that unpacks into the same tensors.
+// The tensors of pack() unpack into the original tensors.
 TEST(Packing, PackingAndUnpackingAreInverse) {
   std::mt19937 random(6);
   const ModelConfig config = config_of(4, 2, 2, 3);

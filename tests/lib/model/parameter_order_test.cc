@@ -24,13 +24,13 @@ TEST(ParameterOrder, IsThatOfTheModulesWhateverTheOrderOfNames) {
   EXPECT_EQ(in_parameter_order("llama", shuffled), wanted);
   std::reverse(shuffled.begin(), shuffled.end());
   EXPECT_EQ(in_parameter_order("llama", shuffled), wanted);
-  shuffled.emplace_back("model.layers.0.self_attn.rotary_emb.inv_freq");  // is no parameter of the type
+  shuffled.emplace_back("model.layers.0.self_attn.rotary_emb.inv_freq");  // not a parameter of this type
   EXPECT_EQ(in_parameter_order("llama", shuffled), std::nullopt);
   EXPECT_EQ(in_parameter_order("unheard_of", wanted), std::nullopt);
   EXPECT_EQ(in_parameter_order("llama", {}), Names());
 }
 
-// Biases stand behind their matrices, before the next module's.
+// Biases come after their matrices, before the next module's.
 TEST(ParameterOrder, HasWhatOnlySomeModelsOfATypeHave) {
   EXPECT_EQ(
       in_parameter_order("qwen2", {"model.layers.0.self_attn.k_proj.weight", "model.layers.0.self_attn.q_proj.bias",

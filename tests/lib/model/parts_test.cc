@@ -123,7 +123,7 @@ TEST(Parts, WrappersWithinNamesGo) {
   EXPECT_EQ(keys.at("norm.weight"), "norm.weight");
 }
 
-// What PEFT makes of a module: a layer with low-rank matrices beside it, or a trained copy of the whole.
+// The modules of PEFT: a layer with low-rank matrices next to it, or a trained copy of the whole layer.
 TEST(Parts, ATrainedModuleIsAnAdaptersAndWhatItWasIsTheModels) {
   std::vector<std::string> names;
   for (const std::string& name : hf_names())
@@ -144,7 +144,7 @@ TEST(Parts, ATrainedModuleIsAnAdaptersAndWhatItWasIsTheModels) {
   EXPECT_EQ(keys.at(state), "optimizer.state.peft_adapter.base_model.model.lm_head.weight.exp_avg");
 }
 
-// PEFT's own file, in which an embedding whose layer is changed lies, too.
+// PEFT's own file, which also contains an embedding if its layer is changed.
 TEST(Parts, AnAdapterByItselfIsBesideNoWeights) {
   const std::string head = "base_model.model.lm_head.";
   for (const auto& [name, key] : keys_of({head + "base_layer.weight", head + "lora_A.weight", head + "lora_B.weight"}))
@@ -200,7 +200,7 @@ TEST(Parts, FamiliesWhoseFirstPartMayBeMissingHaveNoWrapper) {
   for (const auto& [name, key] : keys_of(names)) EXPECT_EQ(key, name);
 }
 
-// What a family does not know may be anything: a model with images around its layers.
+// Unknown names may be anything: a vision model around the layers.
 TEST(Parts, OnlyWhatAFamilyKnowsAllOfIsAModelWithoutItsHead) {
   std::vector<std::string> names = {"visual.patch_embed.proj.weight"};
   for (const std::string& name : hf_names())
@@ -208,7 +208,7 @@ TEST(Parts, OnlyWhatAFamilyKnowsAllOfIsAModelWithoutItsHead) {
   for (const auto& [name, key] : keys_of(names)) EXPECT_EQ(key, name);
 }
 
-// No family knows the names: the optimizer has them without what wraps the model.
+// No family knows the names, but the optimizer has them without the wrapper.
 TEST(Parts, AModelOfNoFamilyIsFoundByItsOptimizer) {
   std::vector<std::string> names;
   for (const char* name : {"blocks.0.a", "blocks.1.a", "stem.w"}) {
@@ -218,7 +218,7 @@ TEST(Parts, AModelOfNoFamilyIsFoundByItsOptimizer) {
   const auto keys = keys_of(names);
   EXPECT_EQ(keys.at("app.model.blocks.0.a"), "blocks.0.a");
   EXPECT_EQ(keys.at("app.optim.state.stem.w.exp_avg"), "optimizer.state.stem.w.exp_avg");
-  // Without one nothing tells, and names stay whole.
+  // Without an optimizer nothing shows the wrapper, so names stay unchanged.
   const auto alone = keys_of({"trunk.blocks.0.a", "trunk.blocks.1.a"});
   EXPECT_EQ(alone.at("trunk.blocks.0.a"), "trunk.blocks.0.a");
 }
@@ -246,7 +246,7 @@ TEST(Parts, FewNamesOfAFamilyAreNoModelOfIt) {
   for (const std::string& name : plain) EXPECT_EQ(keys.at("model." + name), name);
 }
 
-// Of ColPali's files, those of a model that sees begin with "vlm.", and a projection is beside it.
+// In ColPali's files, the vision-language model's names begin with "vlm.", next to a projection.
 TEST(Parts, NothingIsBesideAModelInItsFiles) {
   std::vector<std::string> names = {"projection.weight"};
   for (const std::string& name : hf_names()) names.push_back("vlm." + name);
@@ -263,7 +263,7 @@ TEST(Parts, NothingIsBesideAModelInItsFiles) {
   EXPECT_EQ(keys_in(true).at("vlm.lm_head.weight"), "lm_head.weight") << "which begins all names";
 }
 
-// A GPT-2 that writes what another network sees: the optimizer has both.
+// A GPT-2 captioner with an image network: the optimizer contains both.
 TEST(Parts, WhatIsTrainedBesideAFamilysModelIsOneWithIt) {
   std::vector<std::string> plain = {"encoder.embeddings.w", "encoder.layers.0.a", "enc_to_dec_proj.weight"};
   for (const char* name :
@@ -278,7 +278,7 @@ TEST(Parts, WhatIsTrainedBesideAFamilysModelIsOneWithIt) {
   for (const std::string& name : plain) EXPECT_EQ(keys.at("model." + name), name);
 }
 
-// What people call what is around a model, where nothing else tells. "model." is also transformers' own.
+// Customary wrapper names, if nothing else identifies the wrapper. "model." is also a prefix of transformers.
 TEST(Parts, AModelOfNoFamilyIsFoundByTheWordsBeforeIt) {
   const std::vector<std::string> with_head = {"trunk.blocks.0.a", "trunk.blocks.1.a", "trunk.stem.w", "a_head.weight"};
   const std::vector<std::string> without_head = {"left.blocks.0.a", "left.blocks.1.a", "right.stem.w"};

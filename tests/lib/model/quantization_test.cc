@@ -62,7 +62,7 @@ TEST_P(EachPacking, IsFoundByNamesAndDtypes) {
   }
 }
 
-// A wrapper changes names and not what they mean.
+// A wrapper changes names but not their meaning.
 TEST_P(EachPacking, IsFoundUnderPlainKeys) {
   Catalog wrapped;
   const Catalog bare = catalog_of(GetParam());

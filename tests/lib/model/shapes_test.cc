@@ -39,7 +39,7 @@ TEST(Shapes, ASizeIsTheSameInAllThatHaveIt) {
 TEST(Shapes, FormulasHoldWhereTheirSizesAreKnown) {
   const Tensor norm = tensor("h.0.ln_1.weight", {64}), fused = tensor("h.0.attn.c_attn.bias", {192});
   EXPECT_TRUE(agree("gpt2", {norm, fused}));
-  EXPECT_TRUE(agree("gpt2", {fused, tensor("h.0.mlp.c_fc.bias", {7})}));  // nothing tells hidden_size
+  EXPECT_TRUE(agree("gpt2", {fused, tensor("h.0.mlp.c_fc.bias", {7})}));  // nothing determines hidden_size
   EXPECT_THAT(fault("gpt2", {fused, norm, tensor("h.1.attn.c_attn.bias", {64})}),
               HasSubstr("'h.1.attn.c_attn.bias' [64]: expected 192 (3 x hidden_size 64) in dimension 0, by tensor "
                         "'h.0.ln_1.weight' [64], got 64"));
@@ -50,7 +50,7 @@ TEST(Shapes, StoredFormsAreLookedAtWhereTheyKeepDimensions) {
   const Tensor matrix = tensor("transformer.h.0.mlp.c_fc.weight", {256, 64});
   EXPECT_TRUE(agree("nanogpt", {norm, matrix}));
   EXPECT_THAT(fault("gpt2", {norm, matrix}), HasSubstr("expected hidden_size 64 in dimension 0"));
-  // q, k and v one after the other say nothing of a single size.
+  // Concatenated q, k and v determine no single size.
   EXPECT_TRUE(agree("llama", {tensor("model.norm.weight", {64}),
                               tensor("model.decoder.0.pp_block.attn.qkv_proj.weight", {100, 64})}));
 }

@@ -1,6 +1,5 @@
-// Families' tables against what transformers makes of tiny models (tests/data/families, by
-// tests/interop/make_families.py): the names and shapes of the files that save_pretrained writes, and of the model in
-// memory.
+// Compares families' tables with transformers' tiny models (tests/data/families, by tests/interop/make_families.py):
+// names and shapes in the files of save_pretrained and in memory.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -73,7 +72,7 @@ Shapes shapes_of(const Catalog& catalog) {
   return out;
 }
 
-// Without what the family lets stand before its names, and without a head that the config ties.
+// Returns the shapes without the family's prefix and without a head that the config ties.
 Shapes plain(const Shapes& shapes, const Family& family, const ModelConfig& config) {
   Shapes out;
   for (const auto& [name, shape] : shapes) {
@@ -111,7 +110,8 @@ TEST(Transformers, FilesAreAsTheTablesSay) {
   }
 }
 
-// tests/data/kept_float32.json: what save_pretrained writes in float32 of a model that was loaded in a narrower dtype.
+// tests/data/kept_float32.json lists the tensors that save_pretrained writes in float32 for a model loaded in a
+// narrower dtype.
 TEST(Transformers, WhatStaysInFloat32IsWhatTheTablesSay) {
   const std::string path = std::string(RESHARD_TEST_DATA) + "/kept_float32.json";
   const Json kept = *parse_json(*read_whole_file(path, Index{1} << 20), path);

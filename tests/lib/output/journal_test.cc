@@ -36,7 +36,7 @@ FinishedSlabs finished(const std::string& path) {
   return file ? finished(*file) : FinishedSlabs();
 }
 
-// Five groups of slabs, in a journal at a path; what it said after each.
+// Writes a journal with five groups of slabs. Returns its content after each.
 std::vector<FinishedSlabs> make_journal(const std::string& path) {
   EXPECT_TRUE(File::create(path));
   std::vector<FinishedSlabs> out = {{}};
@@ -88,7 +88,7 @@ TEST(Journal, SaysWhatWasFinishedWhateverIsCutOffOrDamaged) {
     bytes[n] = static_cast<char>(bytes[n] ^ (1 << n % 8));
     expect_prefix(bytes);
   }
-  EXPECT_EQ(seen.size(), said.size() - 1);  // never all of it
+  EXPECT_EQ(seen.size(), said.size() - 1);  // never the complete journal
   expect_prefix(whole);
   expect_prefix(whole + "\x20\0\0\0rest");
   expect_prefix(whole + whole.substr(whole.size() / 2));
@@ -180,7 +180,7 @@ TEST(Journal, NobodyWaitsForAGroupThatThereWasNoMemoryFor) {
   EXPECT_EQ(status.error().message(), "out of memory");
   EXPECT_EQ(status.error().code(), ErrorCode::kIo);
   other.reset();
-  EXPECT_TRUE(of_other);  // it is told by the thread that met it
+  EXPECT_TRUE(of_other);  // the thread that encountered it reports it
   EXPECT_TRUE(journal.close_group());
   EXPECT_EQ(journal.bytes(), 0);
   EXPECT_FALSE(path_exists(dir / "journal"));

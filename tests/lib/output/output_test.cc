@@ -26,7 +26,7 @@ namespace {
 namespace fs = std::filesystem;
 using testing::HasSubstr;
 
-// One file "data" of fragments, and "index" beside it, which holds the checksum of each fragment's extent.
+// A target with a file "data" of fragments and a file "index" with the checksum of each fragment's extent.
 class TestTarget : public Target {
  public:
   TestTarget(const Dims& shape, const FragmentList& fragments, DType dtype, Index size, bool crcs) : crcs_(crcs) {
@@ -71,7 +71,7 @@ Status write_all(Output& output, const Target& target, std::string_view bytes) {
   return {};
 }
 
-// A destination that may be replaced where it is a checkpoint: of these files.
+// A destination that may be replaced if it is a checkpoint with these files.
 OutputPath replacing(const std::string& path, std::vector<std::string> files = {"weights", "sub/more", "sub/link"}) {
   return {path, [files](const std::string&) -> Result<std::vector<std::string>> { return files; }};
 }
@@ -240,7 +240,7 @@ TEST(Output, ReplacesNothingElse) {
   dir.write("mixed/sub/more", "old");
   dir.write("mixed/sub/notes", "mine");
   expect_refused(dir / "mixed", holds + "photos/, sub/notes, thesis.tex; it will not be replaced");
-  // A directory, a pipe or a link in the place of a file or directory is foreign too.
+  // A directory, pipe or link in place of a file or directory also counts as foreign.
   fs::create_directories(dir / "odd/weights");
   ASSERT_EQ(::mkfifo((dir / "odd/sub").c_str(), 0600), 0);
   expect_refused(dir / "odd", holds + "sub, weights/; it will not be replaced");
@@ -262,7 +262,7 @@ TEST(Output, DoesNotReplaceWhatTheJobReads) {
     expect_usage(Output::create(to, target), dir / "out: " + std::string(is_itself ? "is " : "holds ") + (dir / input) +
                                                  ", which this job reads; it will not be replaced");
   }
-  // Nor is it removed where it looks like the leftover of a killed run.
+  // It is not removed even if it looks like the leftover of a killed run.
   dir.write("new.partial/.reshard-partial", "");
   dir.write("new.partial/weights", "mine");
   expect_usage(Output::create({dir / "new", nullptr, {dir / "new.partial"}}, target),
@@ -312,7 +312,7 @@ class FileTarget : public Target, private SingleFile {
   Index sealed_size() const override { return 8; }
 };
 
-// Commits after `meanwhile`; what it said.
+// Commits after `meanwhile`. Returns the error.
 std::string commit_after(const OutputPath& to, Target& target, const std::function<void()>& meanwhile) {
   auto output = Output::create(to, target);
   if (!output) return output.error().message();
@@ -454,7 +454,7 @@ TEST(Output, IsNotMadeWhereTheOldOneCannotBeListed) {
   EXPECT_EQ(text_of(dir / "out/thesis.tex"), "years of work");
 }
 
-// ---- what a killed run left
+// ---- The leftover of a killed run
 
 TEST(Output, RemovesWhatAKilledRunLeftAndSaysSo) {
   const TempDir dir;
@@ -595,7 +595,7 @@ TEST(Output, WritesAnyBoxesToAnyStrides) {
     const DType dtype = kTypes[n % 5];
     const bool gaps = below(rng, 3) == 0;
     const Placed placed = random_fragments(rng, shape, byte_size(dtype), gaps);
-    // Bytes in gaps belong to nobody, and have no checksum.
+    // Bytes in gaps belong to no tensor and have no checksum.
     TestTarget target(shape, placed.list, dtype, placed.size, !gaps);
     auto output = Output::create({dir / "out"}, target);
     ASSERT_TRUE(output) << output.error().message();

@@ -10,7 +10,7 @@
 namespace reshard {
 namespace {
 
-// What a disk would hold, and how many calls it took.
+// The disk's content, and the number of calls.
 struct Disk {
   std::map<std::uint32_t, std::string> files;
   int calls = 0;

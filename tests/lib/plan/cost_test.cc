@@ -67,7 +67,7 @@ TEST(Strategy, CountsPiecesOfOneStoredItemOnce) {
   EXPECT_EQ(c.direct.total_opens, 2);
 }
 
-// 64 tensors, each over the same files: whoever converts one of them opens all files.
+// 64 tensors that are each spread over the same files, so converting one opens all files.
 StrategyChoice scattered(Index files, const Dims& shape, Index ranks, bool one_machine) {
   std::vector<Tensor> tensors, wanted;
   for (int i = 0; i < 64; ++i) {

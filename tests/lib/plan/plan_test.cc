@@ -34,7 +34,7 @@ Catalog catalog_of(std::vector<Tensor> tensors) {
   return out;
 }
 
-// What the ranks of a mesh store.
+// Returns the boxes that the ranks of a mesh store.
 std::vector<Box> stored_boxes(const Mesh& mesh, const Placement& placement, const Dims& shape) {
   std::vector<Box> out;
   for (Index rank = 0; rank < mesh.ranks(); ++rank)
@@ -140,7 +140,7 @@ TEST(Slabs, AreAsManyPagesEach) {
   EXPECT_EQ(Slabs({4099, 5}, 2, 10'000, 1).slab(0).shape, (Dims{820, 5})) << "no page fits";
 }
 
-// In each order of dimensions, each element once, and no slab larger than asked for.
+// In every order of dimensions, slabs cover each element once and do not exceed the requested size.
 TEST(Slabs, CoverATensorInAnyOrders) {
   Rng rng(34);
   for (int n = 0; n < 2000; ++n) {

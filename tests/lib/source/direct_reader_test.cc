@@ -1,5 +1,5 @@
-// What devices and walks are given of files. Reads through the page cache and past it give the same bytes, wherever
-// they begin and end.
+// Tests the reads for devices and walks. Reads through the page cache and direct reads give the same bytes at any
+// offset and length.
 #include "lib/source/direct_reader.h"
 
 #include <fcntl.h>
@@ -33,7 +33,7 @@ namespace {
 
 constexpr Index kUnit = File::kDirectUnit;
 
-// Whether what lies there is nothing but cache.
+// Returns whether a path is on a memory file system.
 bool is_memory(const std::string& path) {
   struct statfs where {};
   return ::statfs(path.c_str(), &where) == 0 && where.f_type == TMPFS_MAGIC;
@@ -139,8 +139,8 @@ TEST_F(DirectReaderFile, IsReadThroughTheCacheWhereItIsInIt) {
   }
 }
 
-// What a device is given: bytes as files have them, and where to put them. Put in place they are what read_pieces()
-// says, of all pieces of a box and of some.
+// A device gets stored bytes and their destinations. Put in place, they equal the result of read_pieces(), for all
+// pieces of a box and for some.
 TEST(ReadAsStored, PutInPlaceIsWhatIsRead) {
   const TempDir dir;
   int in_pieces = 0, left_out = 0;
@@ -186,7 +186,7 @@ TEST(ReadAsStored, PutInPlaceIsWhatIsRead) {
   EXPECT_GT(left_out, 0);
 }
 
-// ---- what a walk reads once
+// ---- Reads of a walk
 
 enum class OnDirect { kReads, kFallsShort, kOpensNot, kFails };
 OnDirect on_direct;
@@ -217,7 +217,7 @@ Syscalls watched_calls() {
   return calls;
 }
 
-// A checkpoint of six files, from which boxes are read: some lie there in one run, some in rows, some between others.
+// A checkpoint of six files. Boxes are stored in one run, in rows, or between other data.
 class ReadOnce : public testing::Test {
  protected:
   ReadOnce() : scoped_(watched_calls()) {
@@ -301,7 +301,7 @@ TEST_F(ReadOnce, ReadsPastTheCacheWhatItHasNotGotAndNothingElse) {
   EXPECT_GE(past_cache(all, true), std::ssize(bytes_));
   EXPECT_GE(past_cache(all, true), std::ssize(bytes_));  // it is not in the cache by that
   EXPECT_EQ(past_cache(few, true), 0);
-  EXPECT_EQ(past_cache(columns, true), 0);  // what lies between is read too, and may be wanted next
+  EXPECT_EQ(past_cache(columns, true), 0);  // the gaps are read too, and may be needed next
   drop_all();
   EXPECT_EQ(past_cache(all, false), 0);
   EXPECT_EQ(past_cache(all, true), 0);  // it is in the cache now

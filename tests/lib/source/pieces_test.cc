@@ -10,9 +10,8 @@
 namespace reshard {
 namespace {
 
-// Fragments of a tensor that lie in their extents as formats and families make them: row-major, transposed, with every
-// second row left out (a rotary permutation), or with gaps. Each in an extent of its own, some behind others in one
-// file.
+// Random fragments of a tensor, stored as formats and families store them: row-major, transposed, with every second row
+// (a rotary permutation), or with gaps. Each has its own extent, some of them one after the other in a file.
 FragmentList random_fragments(Rng& rng, const Dims& shape, Index element_bytes) {
   FragmentList out(shape.rank());
   const Mesh mesh = random_mesh(rng);
@@ -96,7 +95,7 @@ TEST(Pieces, HoldEveryElementOnceWithinTheSpan) {
     Box box = random_box(rng, shape);
     while (volume(box) > 2000) *std::max_element(&box.shape[0], &box.shape[0] + box.rank()) /= 2;
     const Index max_span = 16 + below(rng, 2000);
-    // A fragment of another stage leaves elements that nobody holds.
+    // A fragment of another stage leaves elements without an owner.
     Index held = 0;
     index.overlapping(box, [&](std::size_t, const Box& both) { held += volume(both); });
     std::set<std::vector<Index>> seen;

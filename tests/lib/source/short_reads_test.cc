@@ -61,7 +61,7 @@ TEST_F(ShortReadsTest, GiveTheBytesOfTheFileInAnyOrderToAnyThread) {
   }));
 }
 
-// Of a file that has become shorter what is left of it can be read, and the rest is an error that names its place.
+// The remaining bytes of a truncated file can be read; the rest is an error with its offset.
 TEST_F(ShortReadsTest, SayWhereAFileEnds) {
   const File shrunk = file("a", 100'000);
   ShortReads reads;

@@ -13,7 +13,7 @@ namespace {
 class Collectives : public testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Ranks, Collectives, testing::Values(1, 2, 3, 4, 5, 7, 8, 16));
 
-// What rank r gives: every rank something else, of another length.
+// Returns rank r's contribution: different for every rank, and of different length.
 std::string word_of(int rank) { return std::string(static_cast<std::size_t>(rank * 3), static_cast<char>('a' + rank)); }
 
 TEST_P(Collectives, BroadcastGivesRankZerosBytesToAll) {

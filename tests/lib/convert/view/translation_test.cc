@@ -84,7 +84,7 @@ TEST_F(ConfigOfAConversion, BehindALinkIsUsedAndNotCopied) {
   EXPECT_TRUE(must(read(path)).is_copied);
 }
 
-// ---- whether what is written is a model that loaders know
+// ---- Whether loaders recognise the output as a model
 
 // Two layers, a vocabulary of 20 words 4 numbers wide, and two modules at the top: as models have them in transformers.
 Catalog unknown_model() {
@@ -128,7 +128,8 @@ TEST(NamesOfAnOutput, AreRefusedWhereNoFamilyKnowsThem) {
               HasSubstr("c.json is of family llama, and no tensor name matches it ('body.words.weight'"));
 }
 
-// BERT's in a dictionary: what no head tells to be a wrapper, and what to do if it is one.
+// BERT's parameters in a dictionary: without a head a prefix may or may not be a wrapper, and the error names the
+// option for that.
 TEST(NamesOfAnOutput, ThatAllBeginAlikeAreRefusedWithTheOptionThatTakesItOff) {
   TempDir dir;
   MadeCheckpoint made(dir.path(), "data");

@@ -1,4 +1,4 @@
-// Adapters that are found, held against their config and their model, and added to the weights.
+// Tests finding adapters, checking them against their config and model, and merging them.
 #include "lib/convert/weights/adapter.h"
 
 #include <gmock/gmock.h>
@@ -16,7 +16,7 @@ const std::string kModule = "model.layers.0.self_attn.q_proj", kWeight = kModule
 const std::string kA = "base_model.model." + kModule + ".lora_A.weight",
                   kB = "base_model.model." + kModule + ".lora_B.weight";
 
-// A model with one weight [3, 2], and an adapter of rank 1 by itself.
+// A model with one weight [3, 2], and an adapter of rank 1 stored separately.
 class AnAdapter : public testing::Test {
  protected:
   AnAdapter() {
@@ -71,7 +71,7 @@ TEST_F(AnAdapter, ReplacesWeightsThatItHasWhole) {
   model_.add(bias, {3}, {1, 2, 3});
   model_.write();
   view_ = {model_.catalog(), {}};
-  names_.model.config.reset();  // which says that the head is tied
+  names_.model.config.reset();  // the config ties the head
   add_pair();
   add("base_model.model.lm_head.weight", {2, 2}, {5, 6, 7, 8});
   add("base_model.model." + kModule + ".base_layer.bias", {3}, {4, 5, 6});
@@ -123,7 +123,7 @@ TEST_F(AnAdapter, LosesWhatIsExcluded) {
   EXPECT_THAT(error(), HasSubstr("no adapter found"));
 }
 
-// PiSSA and its like: the weights are no longer those that the matrices were made of.
+// PiSSA and similar: the given weights are no longer those from which the matrices were initialised.
 TEST_F(AnAdapter, MadeOfTheWeightsBelongsToThoseItWasTrainedWith) {
   add_pair();
   for (const char* how : {"true", R"("gaussian")", R"("eva")"}) {
@@ -244,7 +244,7 @@ TEST_F(AnAdapter, WithoutAConfigGetsOneOfTheAlphaThatIsGiven) {
   EXPECT_EQ(to_text(*config.find("target_modules"), 0), R"(["q_proj"])");
 }
 
-// An adapter that is given, and lies beside the weights that it was trained with.
+// A given adapter that is stored next to the weights it was trained with.
 TEST_F(AnAdapter, WhoseBiasesAreInOtherWeightsIsRefused) {
   write_config(R"({"r": 1, "lora_alpha": 2, "bias": "all"})");
   add_pair();

@@ -47,7 +47,7 @@ void expect_bits(const std::string& text, ByHand by_hand) {
   }
 }
 
-// Each step is rounded to the elements' precision: what a compiler must not join.
+// Rounds each step to the elements' precision; the compiler must not fuse steps.
 template <class Float>
 Float step(Float value) {
   volatile Float out = value;

@@ -1,4 +1,4 @@
-// Sources of a merge: matched by what their tensors become, reckoned with, compared.
+// Tests the sources of a merge: matching by output tensor, arithmetic, comparison.
 #include "lib/convert/weights/merge.h"
 
 #include <gmock/gmock.h>

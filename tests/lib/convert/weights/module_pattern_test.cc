@@ -12,7 +12,7 @@ namespace {
 
 const std::string kModule = "model.layers.10.self_attn.q_proj";
 
-// What re.match(rf"(.*\.)?({key})$", kModule) says.
+// Returns the result of re.match(rf"(.*\.)?({key})$", kModule).
 TEST(ModulePattern, MeansWhatPythonFinds) {
   for (const char* key :
        {"q_proj", "self_attn.q_proj", "model.layers.10.self_attn.q_proj", "^model.layers.10.self_attn.q_proj",
@@ -34,7 +34,7 @@ TEST(ModulePattern, RefusesWhatItDoesNotKnow) {
     EXPECT_FALSE(ModulePattern::parse(key)) << key;
 }
 
-// As many steps as one likes take no more time than their product with the name's length.
+// The time is at most the product of the pattern's steps and the name's length.
 TEST(ModulePattern, IsNotSlow) {
   std::string key;
   for (int i = 0; i < 200; ++i) key += ".*";

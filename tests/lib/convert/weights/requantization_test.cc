@@ -19,7 +19,7 @@ constexpr const char* kGptOss =
     R"({"model_type": "gpt_oss", "vocab_size": 10, "hidden_size": 32, "intermediate_size": 16, "num_hidden_layers": 1,
         "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 16, "num_local_experts": 1})";
 
-// One checkpoint, and what becomes of it.
+// One checkpoint and its conversion.
 class Requantizing : public testing::Test {
  protected:
   std::string error(const Typing& typing, const Format& format = kModels, const Selection& selection = {}) {
@@ -36,7 +36,7 @@ class Requantizing : public testing::Test {
     notes_ = {};
     return requantize(view_, names_, selection, typing, format, notes_);
   }
-  // After run(), what is read of the view.
+  // After run(), the values read from the view.
   struct Read {
     Read(const Requantization& made, const SourceView& view, FilePool& files)
         : stored(*made.stored, files), computed(view.catalog, stored) {
