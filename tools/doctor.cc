@@ -166,7 +166,7 @@ Fact sandbox() {
 
 // A launcher whose ranks cannot reach each other is an error before any command begins (join_job).
 Fact ranks() {
-  const bool is_alone = how_launched(process_environment) == Launch::kAlone;
+  const bool is_alone = detect_launch(process_environment) == Launch::kAlone;
   return fine("ranks", is_alone ? "one process" : "one of several, started by an MPI launcher");
 }
 

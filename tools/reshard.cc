@@ -97,7 +97,7 @@ Result<int> run(int argc, char** argv, bool owns_process) {
   if (parsed.error) return *parsed.error;
   if (!parsed.command) return parsed.exit_code;
   // Ranks need sockets and a GPU driver needs its devices, so these are not confined.
-  const bool is_alone = how_launched(process_environment) == Launch::kAlone;
+  const bool is_alone = detect_launch(process_environment) == Launch::kAlone;
   if (owns_process && parsed.command->is_confined && is_alone && !no_sandbox && !uses_gpu(parsed))
     TRY(confine_to(parsed));
   return run_in_job(sparing_inputs(parsed.action, parsed.paths), parsed.of_all_ranks, parsed.command->on_all_ranks,

@@ -424,7 +424,7 @@ void MetadataReader::read_facts(const pickle::Document& document, const Value& s
     facts_.python = "3.8 to 3.12";
 }
 
-Status MetadataReader::sort_out(PendingTensor& pending) const {
+Status MetadataReader::normalize_boxes(PendingTensor& pending) const {
   Tensor& t = pending.tensor;
   FragmentList once(t.shape.rank());
   once.reserve(t.fragments.size());
@@ -449,7 +449,7 @@ Status MetadataReader::finish() {
     Tensor& t = pending.tensor;
     const bool is_plain =
         pickles_ == 1 && std::all_of(pending.stored.begin(), pending.stored.end(), [](auto s) { return s != 0; });
-    if (!is_plain) TRY(sort_out(pending));
+    if (!is_plain) TRY(normalize_boxes(pending));
     TRY(catalog_.add(std::move(t)));
   }
   for (PendingBlob& b : blobs_) {

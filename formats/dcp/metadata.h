@@ -96,7 +96,7 @@ class MetadataReader {
     std::vector<std::uint32_t> keys_;                 // identities of the keys, in the order of the states
     std::vector<std::optional<std::size_t>> places_;  // the position of each name in `keys_`
   };
-  struct Familiar {
+  struct KnownClasses {
     ClassCheck tensor, blob, chunk, index, info;
     Fields chunk_fields{"ChunkStorageMetadata", {"offsets", "sizes"}};
     Fields index_fields{"MetadataIndex", {"fqn", "index", "offset"}};
@@ -114,7 +114,7 @@ class MetadataReader {
                const Extent& extent);
   // Drops empty boxes that are not stored, and makes repeated boxes replicas: ranks that save on their own repeat the
   // boxes of replicated tensors.
-  Status sort_out(PendingTensor& pending) const;
+  Status normalize_boxes(PendingTensor& pending) const;
   Result<std::uint32_t> file_index(std::string_view relative_path);
   // Counts bytes copied out of the pickle. Fails with kCorrupt if they become far more than the pickle's own.
   Status charge(std::size_t bytes);
@@ -133,7 +133,7 @@ class MetadataReader {
   std::unordered_map<std::string, std::size_t> tensor_index_;
   std::unordered_map<std::string, std::size_t> blob_index_;
   std::unordered_map<std::string, std::uint32_t, TextHash, std::equal_to<>> files_;
-  Familiar familiar_;  // for the current pickle
+  KnownClasses familiar_;  // for the current pickle
 };
 
 // ---- Writing (metadata_writer.cc)

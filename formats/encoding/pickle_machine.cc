@@ -370,7 +370,7 @@ class Machine : RecordReader {
     if (tag_of(target) == kNode) {
       if (tree_.node_kind(target) == kind) return add_to(target, n);
       if (tree_.node_kind(target) == Kind::kObject) {
-        Attached* extra = attached(target);
+        RareProperties* extra = attached(target);
         if (extra == nullptr) return false;
         if (extra->items == kNone) {
           if (!push_container(kind)) return false;
@@ -382,7 +382,7 @@ class Machine : RecordReader {
     return fail("expected " + std::string(kind_name(kind)) + " to add to, got another value");
   }
 
-  Attached* attached(Handle h) {
+  RareProperties* attached(Handle h) {
     if (tree_.attached.size() >= kMaxAttached && !tree_.attached.count(h)) {
       fail("more than " + with_commas(static_cast<Index>(kMaxAttached)) +
            " containers with a state or objects with items");
@@ -451,7 +451,7 @@ class Machine : RecordReader {
     if (count > 0) cells[kArgs] = args;
     if (keywords != kNone) {
       if (!is_node(keywords, Kind::kDict)) return fail("expected a dict of keyword arguments");
-      Attached* extra = attached(object);
+      RareProperties* extra = attached(object);
       if (extra == nullptr) return false;
       extra->keywords = keywords;
     }
@@ -466,7 +466,7 @@ class Machine : RecordReader {
     Handle* slot = nullptr;
     if (tree_.node_kind(target) == Kind::kObject) {
       slot = &tree_.cells[payload_of(target) + kState];
-    } else if (Attached* extra = attached(target)) {
+    } else if (RareProperties* extra = attached(target)) {
       slot = &extra->state;
     } else {
       return false;

@@ -133,7 +133,7 @@ inline std::optional<Index> decode_long(const unsigned char* p, std::size_t n) {
 }
 
 // Properties that few values have.
-struct Attached {
+struct RareProperties {
   Handle items = kNone;
   Handle state = kNone;
   Handle keywords = kNone;
@@ -149,7 +149,7 @@ struct Tree {
   std::string path;
   Cells cells;
   std::vector<GlobalName> globals;
-  std::unordered_map<Handle, Attached> attached;
+  std::unordered_map<Handle, RareProperties> attached;
   Handle root = kNone;
 
   const unsigned char* raw() const { return text.data(); }

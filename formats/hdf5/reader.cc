@@ -39,7 +39,7 @@ std::string not_tensors_text(const std::vector<std::pair<std::string, std::strin
 
 Status Hdf5Reader::open(const PathSnapshot& place, const OpenOptions& options) {
   const std::string& path = place.path();
-  TRY(survives_scan(path, options.external_too));
+  TRY(scan_in_child(path, options.external_too));
   Listing listing = TRY(scan(path, options.external_too));
   catalog_ = std::move(listing.catalog);
   side_files_ = std::move(listing.side_files);

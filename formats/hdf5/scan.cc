@@ -436,7 +436,7 @@ void handle_crashes() {
 
 Result<Listing> scan(const std::string& path, bool external_too) { return Scanner(path, external_too).run(); }
 
-Status survives_scan(const std::string& path, bool external_too) {
+Status scan_in_child(const std::string& path, bool external_too) {
   const LibraryLock lock;  // no other thread is inside the library during the fork
   const pid_t parent = ::getpid(), child = ::fork();
   if (child < 0) return io_error(path + ": cannot start a process to read it");

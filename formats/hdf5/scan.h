@@ -26,6 +26,6 @@ Result<Listing> scan(const std::string& path, bool external_too);
 
 // Tries scan() in a child process and fails if it crashes or takes longer than a minute, as the library may with a
 // damaged file.
-Status survives_scan(const std::string& path, bool external_too);
+Status scan_in_child(const std::string& path, bool external_too);
 
 }  // namespace reshard::hdf5

@@ -80,7 +80,7 @@ std::vector<TargetBlob> extra_states(const std::map<std::string, Counts>& stored
 }
 
 // Writes the dict of an optimizer. Its states are separate tensors.
-Status write_optimizer(pickle::PickleWriter& w, const RunState& run, Of of) {
+Status write_optimizer(pickle::PickleWriter& w, const RunState& run, OptimizerScope of) {
   pickle::Dict out(w);
   {
     pickle::Dict optimizer(out.key("optimizer"));
@@ -91,9 +91,10 @@ Status write_optimizer(pickle::PickleWriter& w, const RunState& run, Of of) {
 }
 
 Status write_optimizers(pickle::PickleWriter& w, const RunState& run, bool of_experts_apart) {
-  if (!of_experts_apart) return write_optimizer(w, run, Of::kAll);
+  if (!of_experts_apart) return write_optimizer(w, run, OptimizerScope::kAll);
   pickle::Dict chain(w);
-  for (const Of of : {Of::kDense, Of::kExperts}) TRY(write_optimizer(chain.key(of == Of::kExperts ? 1 : 0), run, of));
+  for (const OptimizerScope of : {OptimizerScope::kDense, OptimizerScope::kExperts})
+    TRY(write_optimizer(chain.key(of == OptimizerScope::kExperts ? 1 : 0), run, of));
   return {};
 }
 

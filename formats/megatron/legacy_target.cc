@@ -86,7 +86,7 @@ class RankFiles {
   Status write_content(PickleWriter& w, const std::vector<LocalTensor>& tensors,
                        const std::vector<RankParameter>& parameters, Index stage,
                        std::vector<std::string>& storages) const;
-  Status write_optimizer(PickleWriter& w, Of of, const std::vector<LocalTensor>& tensors,
+  Status write_optimizer(PickleWriter& w, OptimizerScope of, const std::vector<LocalTensor>& tensors,
                          const std::vector<RankParameter>& parameters, std::vector<std::string>& storages) const;
 
   LayoutRequest& request_;
@@ -199,12 +199,12 @@ void append_stored(PickleWriter& w, const std::vector<LocalTensor>& tensors, std
 }
 
 // Writes the dict of Float16OptimizerWithFloat16Params, described in legacy_reader.h.
-Status RankFiles::write_optimizer(PickleWriter& w, Of of, const std::vector<LocalTensor>& tensors,
+Status RankFiles::write_optimizer(PickleWriter& w, OptimizerScope of, const std::vector<LocalTensor>& tensors,
                                   const std::vector<RankParameter>& parameters,
                                   std::vector<std::string>& storages) const {
-  std::vector<std::vector<const RankParameter*>> groups(of == Of::kExperts ? 1 : 2);
+  std::vector<std::vector<const RankParameter*>> groups(of == OptimizerScope::kExperts ? 1 : 2);
   for (const RankParameter& p : parameters)
-    if (of == Of::kAll || p.whole->core.is_expert() == (of == Of::kExperts))
+    if (of == OptimizerScope::kAll || p.whole->core.is_expert() == (of == OptimizerScope::kExperts))
       groups[p.ndim >= 2 ? 0 : groups.size() - 1].push_back(&p);
   const bool has_own_steps = !modules_.norms_inside;  // torch's Adam has a step for each parameter, others for a group
   const auto step = static_cast<float>(model_.run->step());
@@ -267,9 +267,10 @@ Status RankFiles::write_content(PickleWriter& w, const std::vector<LocalTensor>&
   if (!model_.run) return {};
   TRY(model_.run->write_progress(out));
   out.key("optimizer");
-  if (!model_.shares_experts()) return write_optimizer(w, Of::kAll, tensors, parameters, storages);
+  if (!model_.shares_experts()) return write_optimizer(w, OptimizerScope::kAll, tensors, parameters, storages);
   const pickle::List optimizers(w);
-  for (const Of of : {Of::kDense, Of::kExperts}) TRY(write_optimizer(w, of, tensors, parameters, storages));
+  for (const OptimizerScope of : {OptimizerScope::kDense, OptimizerScope::kExperts})
+    TRY(write_optimizer(w, of, tensors, parameters, storages));
   return {};
 }
 

@@ -61,14 +61,14 @@ void RunState::add_to(Arguments& args) const {
 }
 
 // Returns the groups that Megatron wrote for this optimizer. A group for all parameters belongs to both.
-std::vector<const RunState::Values*> RunState::own_groups(Of of) const {
+std::vector<const RunState::Values*> RunState::own_groups(OptimizerScope of) const {
   std::vector<const Values*> experts, others;
   for (const auto& [name, group] : objects_.groups()) {
     const auto found = group.find(kOfExperts);
     const bool is_theirs = found != group.end() && found->second.as_bool().value_or(false);
     (is_theirs ? experts : others).push_back(&group);
   }
-  if (of != Of::kExperts) return others;
+  if (of != OptimizerScope::kExperts) return others;
   if (!experts.empty()) return experts;
   std::erase_if(others, [](const Values* group) { return !decays(*group); });
   return others;
@@ -126,8 +126,8 @@ Status RunState::write_new_group(PickleWriter& w, double wd_mult, const Own& own
   return {};
 }
 
-Status RunState::write_groups(pickle::Dict& optimizer, Of of) const {
-  const bool of_experts = of == Of::kExperts;
+Status RunState::write_groups(pickle::Dict& optimizer, OptimizerScope of) const {
+  const bool of_experts = of == OptimizerScope::kExperts;
   PickleWriter& w = optimizer.key("param_groups");
   const pickle::List groups(w);
   if (has_own_groups())
@@ -138,7 +138,7 @@ Status RunState::write_groups(pickle::Dict& optimizer, Of of) const {
   return {};
 }
 
-Status RunState::write_groups(pickle::Dict& optimizer, Of of, const std::vector<std::vector<Index>>& params,
+Status RunState::write_groups(pickle::Dict& optimizer, OptimizerScope of, const std::vector<std::vector<Index>>& params,
                               bool with_step) const {
   std::vector<const Values*> own = has_own_groups() ? own_groups(of) : std::vector<const Values*>();
   std::stable_partition(own.begin(), own.end(), [](const Values* group) { return decays(*group); });
@@ -150,7 +150,7 @@ Status RunState::write_groups(pickle::Dict& optimizer, Of of, const std::vector<
   PickleWriter& w = optimizer.key("param_groups");
   const pickle::List groups(w);
   for (std::size_t i = 0; i < params.size(); ++i) {
-    const Own with{of == Of::kExperts, params[i], with_step};
+    const Own with{of == OptimizerScope::kExperts, params[i], with_step};
     TRY(has_own_groups() ? write_group(w, *own[i], with) : write_new_group(w, i == 0 ? 1.0 : 0.0, with));
   }
   return {};

@@ -19,7 +19,7 @@ namespace reshard::megatron {
 inline constexpr std::string_view kFullyReshardable = "fully_reshardable";
 
 // The parameters of an optimizer. With expert parallelism Megatron has one optimizer for experts and one for the rest.
-enum class Of { kAll, kDense, kExperts };
+enum class OptimizerScope { kAll, kDense, kExperts };
 
 // The values of one run.
 class RunState {
@@ -33,11 +33,11 @@ class RunState {
   // Writes the progress into the checkpoint's dict: "iteration", "opt_param_scheduler", ...
   Status write_progress(pickle::Dict& state) const;
   // Writes "param_groups" into an optimizer's dict.
-  Status write_groups(pickle::Dict& optimizer, Of of) const;
+  Status write_groups(pickle::Dict& optimizer, OptimizerScope of) const;
   // Writes two groups, parameters with weight decay (matrices) and without, or one group for experts. `params` has the
   // ids of each group's parameters; the step is written if `with_step`. Fails with kUnsupported if the source has other
   // groups.
-  Status write_groups(pickle::Dict& optimizer, Of of, const std::vector<std::vector<Index>>& params,
+  Status write_groups(pickle::Dict& optimizer, OptimizerScope of, const std::vector<std::vector<Index>>& params,
                       bool with_step) const;
 
  private:
@@ -50,7 +50,7 @@ class RunState {
     bool with_step = true;
   };
   bool has_own_groups() const;
-  std::vector<const Values*> own_groups(Of of) const;
+  std::vector<const Values*> own_groups(OptimizerScope of) const;
   Status write_group(pickle::PickleWriter& w, const Values& group, const Own& own) const;
   void write_own(pickle::Dict& group, const Own& own) const;
   Status write_new_group(pickle::PickleWriter& w, double wd_mult, const Own& own) const;

@@ -15,7 +15,7 @@ enum class Cut {
   kRows,        // equal parts of dimension 0
   kColumns,     // equal parts of dimension 1
   kQueryHeads,  // parts of dimension 0, cut between heads
-  kKeyHeads,    // likewise; with more workers than heads, several hold the same one
+  kKeyHeads,    // the same; with more workers than heads, several hold the same one
   kVocabulary,  // equal parts of dimension 0 after padding
 };
 
@@ -118,14 +118,14 @@ std::vector<LocalTensor> scales_of(Index layer) {
   return out;
 }
 
-std::optional<Known> find_rule(std::string_view name) {
+std::optional<RuleMatch> find_rule(std::string_view name) {
   for (const Rule& rule : kOtherRules)
-    if (rule.hf == name) return Known{&rule, std::string(rule.vllm)};
+    if (rule.hf == name) return RuleMatch{&rule, std::string(rule.vllm)};
   const Index layer = layer_number(name);
   const std::string prefix = "model.layers." + std::to_string(layer) + ".";
   if (layer < 0 || !name.starts_with(prefix)) return std::nullopt;
   for (const Rule& rule : kLayerRules)
-    if (rule.hf == name.substr(prefix.size())) return Known{&rule, prefix + std::string(rule.vllm)};
+    if (rule.hf == name.substr(prefix.size())) return RuleMatch{&rule, prefix + std::string(rule.vllm)};
   return std::nullopt;
 }
 

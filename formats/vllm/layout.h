@@ -16,11 +16,11 @@ inline constexpr std::string_view kEmbedding = "model.embed_tokens.weight", kHea
 struct Rule;
 
 // The rule for a tensor, and the name of the parameter into which it is stacked.
-struct Known {
+struct RuleMatch {
   const Rule* rule = nullptr;
   std::string parameter;
 };
-std::optional<Known> find_rule(std::string_view name);
+std::optional<RuleMatch> find_rule(std::string_view name);
 
 // The scales that vLLM's attention has since 0.14, even in unquantized models, and that its loader demands
 // (vllm/attention/layer.py). They are float32 scalars of 1.

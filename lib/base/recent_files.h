@@ -23,7 +23,8 @@ class RecentFiles {
   template <class Open>
   std::shared_ptr<const Opened> get(const std::shared_ptr<const File>& file, const Open& open) {
     const std::lock_guard lock(mutex_);
-    const auto it = std::find_if(known_.begin(), known_.end(), [&](const Known& known) { return known.file == file; });
+    const auto it =
+        std::find_if(known_.begin(), known_.end(), [&](const KnownFile& known) { return known.file == file; });
     if (it != known_.end()) {
       std::rotate(it, it + 1, known_.end());
     } else {
@@ -35,17 +36,17 @@ class RecentFiles {
 
   void refuse(const File& file) {
     const std::lock_guard lock(mutex_);
-    for (Known& known : known_)
+    for (KnownFile& known : known_)
       if (known.file.get() == &file) known.opened = nullptr;
   }
 
  private:
-  struct Known {
+  struct KnownFile {
     std::shared_ptr<const File> file;
     std::shared_ptr<const Opened> opened;
   };
   std::mutex mutex_;
-  std::vector<Known> known_;  // most recently used last
+  std::vector<KnownFile> known_;  // most recently used last
 };
 
 }  // namespace reshard

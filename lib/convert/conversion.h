@@ -96,7 +96,7 @@ class Conversion {
     const DeltaChain* deltas = nullptr;
   };
   Result<Outcome> write(Output& output, ConversionSource& origin, const Records& records, const WatchedFiles& read);
-  Result<std::string> facts(std::uint64_t print) const;
+  Result<std::string> facts(std::uint64_t plan_fingerprint) const;
   Result<std::vector<SideFile>> side_files() const;
 
   Reader& source_;

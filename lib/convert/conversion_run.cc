@@ -60,8 +60,8 @@ Result<Index> check_equal_tensors(const Draft& draft, FilePool& files, RunOption
 
 Result<Conversion::Outcome> Conversion::run(OutputPath destination) {
   Transport* const ranks = options_.run.ranks;
-  const std::uint64_t print = fingerprint(plan_, source_view(), target_view());
-  if (!TRY(all_equal(ranks, print)))
+  const std::uint64_t plan_fingerprint = fingerprint(plan_, source_view(), target_view());
+  if (!TRY(all_equal(ranks, plan_fingerprint)))
     return io_error(source_.catalog().root +
                     ": the plans of the ranks differ: they see different checkpoints or were started with different "
                     "options");
@@ -81,12 +81,12 @@ Result<Conversion::Outcome> Conversion::run(OutputPath destination) {
   destination.inputs.push_back(options_.source_path);
   for (std::string& path : inputs()) destination.inputs.push_back(std::move(path));
   // The journal records neither the inputs of computed tensors nor the offsets of compressed data.
-  std::optional<Continuation> continuation;
+  std::optional<ResumeOptions> continuation;
   if (!origin.computes() && !target_->encoder()) {
     continuation.emplace();
     continuation->resume = options_.resume;
     std::string text;
-    if (rank_of(ranks) == 0) text = TRY(facts(print));
+    if (rank_of(ranks) == 0) text = TRY(facts(plan_fingerprint));
     continuation->facts = TRY(broadcast(ranks, std::move(text)));
     continuation->group_bytes = options_.group_bytes;
     continuation->tell = options_.tell;
@@ -129,8 +129,8 @@ Result<Conversion::Outcome> Conversion::write(Output& output, ConversionSource& 
   return outcome;
 }
 
-// Returns what the bytes of the output depend on, under names for people.
-Result<std::string> Conversion::facts(std::uint64_t print) const {
+// Returns the facts on which the output's bytes depend, under names for messages.
+Result<std::string> Conversion::facts(std::uint64_t plan_fingerprint) const {
   Json out = Json::object();
   const auto add = [&](const std::string& name, const std::string& value) {
     out.set(valid_utf8(name), Json(valid_utf8(value)));
@@ -160,7 +160,7 @@ Result<std::string> Conversion::facts(std::uint64_t print) const {
   std::string files;
   for (const CatalogFile& file : target_->catalog().files) files += file.path + "\n" + std::to_string(file.size) + "\n";
   add("the output's files", std::to_string(crc32(0, as_bytes(files))));
-  add("the plan", std::to_string(print));  // a fingerprint of the source's metadata and of all options
+  add("the plan", std::to_string(plan_fingerprint));  // a fingerprint of the source's metadata and of all options
   for (const auto& [what, reader] : {std::pair("source file ", static_cast<const Reader*>(&source_)),
                                      std::pair("file of the donor ", static_cast<const Reader*>(o.donor)),
                                      std::pair("file of the adapter ", static_cast<const Reader*>(o.adapter.reader))}) {

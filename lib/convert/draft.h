@@ -20,7 +20,7 @@
 namespace reshard {
 
 // Problems of the source that the user asked to ignore.
-struct Allowed {
+struct AllowedProblems {
   bool cover = false;   // leave out tensors that are not stored exactly once or whose files are damaged
   bool config = false;  // write tensors that contradict config.json as they are
 };
@@ -34,14 +34,14 @@ struct ConversionOptions : Request {
   Container container = Container::kSafetensors;
   Index max_file_bytes = kUsualFileBytes;
   Compression compression;  // for formats that can
-  Allowed allow;
+  AllowedProblems allow;
   bool takes_delta = false;    // the source is a delta, to be applied to another source
   bool takes_parts = false;    // a selection may have some tensors of a packed weight without the others
   bool metadata_only = false;  // plan without looking into the data files
   bool sizes_only = false;     // with it, for names and sizes: not where the source's elements lie
   Resume resume = Resume::kAuto;
-  Index group_bytes = Continuation().group_bytes;
-  std::function<void(const std::string& note)> tell{};  // of what an earlier run left
+  Index group_bytes = ResumeOptions().group_bytes;
+  std::function<void(const std::string& note)> tell{};  // of an earlier run's leftover
   RunOptions run;
 };
 

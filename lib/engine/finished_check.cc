@@ -29,13 +29,13 @@ std::map<Index, Index> unfinished(const std::map<Index, Index>& finished, Index 
 }
 
 // The digest of one tensor's finished slabs, as read again.
-struct Seen {
+struct RereadDigest {
   Digest digest;
   Index different_copies = 0;
 };
 
 // The buffers of one thread: a slab in the output's dtype, its bytes in the files, and two pieces to compare.
-struct Room {
+struct CheckBuffers {
   std::vector<std::byte> slab, stored, piece, copy;
 };
 
@@ -45,7 +45,7 @@ class FinishedCheck {
       : stored_(stored), output_(output), seen_(stored.size()) {}
 
   // Thread-safe.
-  Status read(const WalkSlab& slab, Room& room) {
+  Status read(const WalkSlab& slab, CheckBuffers& room) {
     const StoredItem& item = stored_[slab.item];
     const Tensor& tensor = *item.tensor;
     const Index element = byte_size(tensor.dtype);
@@ -58,7 +58,7 @@ class FinishedCheck {
                      [&](const Piece& piece, const std::byte* first) {
                        copy_box(piece.box.shape, element, first, piece.strides, place(piece), strides);
                      }));
-    Seen seen;
+    RereadDigest seen;
     seen.digest = digest_box(tensor.shape, slab.box, element, room.slab.data());
     if (!tensor.replicas.empty())
       TRY(output_.read(tensor.replicas, *item.copies, slab.box, element, room.stored,
@@ -72,8 +72,8 @@ class FinishedCheck {
   }
 
   // Adds up the digests of all ranks.
-  Result<std::vector<Seen>> take(Transport* ranks) {
-    TRY(combine_values(ranks, std::span(seen_), [](Seen& mine, const Seen& theirs) {
+  Result<std::vector<RereadDigest>> take(Transport* ranks) {
+    TRY(combine_values(ranks, std::span(seen_), [](RereadDigest& mine, const RereadDigest& theirs) {
       mine.digest += theirs.digest;
       mine.different_copies += theirs.different_copies;
     }));
@@ -82,7 +82,7 @@ class FinishedCheck {
 
  private:
   static bool is_same(const Piece& piece, Index element, const std::byte* first, const std::byte* expected,
-                      const Dims& expected_strides, Room& room) {
+                      const Dims& expected_strides, CheckBuffers& room) {
     const Dims packed = row_major_strides(piece.box.shape);
     room.piece.resize(static_cast<std::size_t>(volume(piece.box) * element));
     room.copy.resize(room.piece.size());
@@ -93,7 +93,7 @@ class FinishedCheck {
 
   const std::vector<StoredItem>& stored_;
   Output& output_;
-  std::vector<Seen> seen_;
+  std::vector<RereadDigest> seen_;
   std::mutex mutex_;
 };
 
@@ -104,7 +104,7 @@ Status check_fits(const std::map<Index, Index>& finished, Index total) {
 
 }  // namespace
 
-Result<Continued> continued(SlabCut cut, const Output& output, Transport* ranks) {
+Result<FinishedWork> read_finished_work(SlabCut cut, const Output& output, Transport* ranks) {
   std::vector<Index> numbers;
   if (const JournalText* const before = output.continued()) {
     numbers = {before->cut.usual, before->cut.limit};
@@ -113,9 +113,9 @@ Result<Continued> continued(SlabCut cut, const Output& output, Transport* ranks)
   const std::string_view mine(reinterpret_cast<const char*>(numbers.data()), numbers.size() * sizeof(Index));
   const std::string all = TRY(broadcast(ranks, std::string(mine)));
   numbers.resize(all.size() / sizeof(Index));
-  if (numbers.empty()) return Continued{cut, {}};
+  if (numbers.empty()) return FinishedWork{cut, {}};
   std::memcpy(numbers.data(), all.data(), numbers.size() * sizeof(Index));
-  Continued out{{numbers[0], numbers[1]}, {}};
+  FinishedWork out{{numbers[0], numbers[1]}, {}};
   for (std::size_t i = 2; i < numbers.size(); i += 2) out.finished.emplace(numbers[i], numbers[i + 1]);
   return out;
 }
@@ -124,7 +124,7 @@ Result<std::optional<std::string>> find_changed(const std::vector<WalkItem>& ite
                                                 const std::vector<StoredItem>& stored, const Catalog& source,
                                                 Output& output, const MemoryPlan& memory, Index extra,
                                                 const RunOptions& options) {
-  const Continued before = TRY(continued({1, 1}, output, options.ranks));
+  const FinishedWork before = TRY(read_finished_work({1, 1}, output, options.ranks));
   if (before.finished.empty()) return std::optional<std::string>();
   const Index all = SlabList(items, source, before.cut.usual, before.cut.limit).total();
   TRY(check_fits(before.finished, all));
@@ -140,15 +140,15 @@ Result<std::optional<std::string>> find_changed(const std::vector<WalkItem>& ite
   const int threads =
       static_cast<int>(std::clamp<Index>(room / (slab * (has_copies ? 3 : 1) + scratch), 1,
                                          std::max<Index>(1, std::min<Index>(count, worker_count(options)))));
-  std::vector<Room> rooms(static_cast<std::size_t>(threads));
-  for (Room& r : rooms) r.stored.resize(static_cast<std::size_t>(scratch));
+  std::vector<CheckBuffers> rooms(static_cast<std::size_t>(threads));
+  for (CheckBuffers& r : rooms) r.stored.resize(static_cast<std::size_t>(scratch));
 
   FinishedCheck check(stored, output);
   TRY(parallel_for(count, threads, [&](int thread, Index k) -> Status {
     TRY(check_not_interrupted(options));
     return check.read(list.get(first + k), rooms[static_cast<std::size_t>(thread)]);
   }));
-  const std::vector<Seen> seen = TRY(check.take(options.ranks));
+  const std::vector<RereadDigest> seen = TRY(check.take(options.ranks));
   std::string changed;  // its number
   if (const JournalText* const text = output.continued())
     for (std::size_t i = 0; i < seen.size() && changed.empty(); ++i) {

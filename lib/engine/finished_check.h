@@ -17,13 +17,13 @@ namespace reshard {
 
 // How earlier runs cut slabs, and which slabs they finished; the same on all ranks. `finished` is empty if there were
 // no earlier runs.
-struct Continued {
+struct FinishedWork {
   SlabCut cut;
   std::map<Index, Index> finished;
 };
 // Returns what the journal of an earlier run records, or `cut` and no finished slabs if there is none. All ranks must
 // call it.
-Result<Continued> continued(SlabCut cut, const Output& output, Transport* ranks);
+Result<FinishedWork> read_finished_work(SlabCut cut, const Output& output, Transport* ranks);
 
 // The location of a planned tensor in the output.
 struct StoredItem {

@@ -84,8 +84,8 @@ Index SlabList::bytes_before(Index number) const {
 
 WalkSlab SlabList::get(Index k) const {
   if (!left_.empty()) {
-    const auto run =
-        std::prev(std::upper_bound(left_.begin(), left_.end(), k, [](Index n, const Left& l) { return n < l.first; }));
+    const auto run = std::prev(
+        std::upper_bound(left_.begin(), left_.end(), k, [](Index n, const UnfinishedRun& l) { return n < l.first; }));
     k += run->number - run->first;
   }
   const ItemSlabs& item = item_of(k);
@@ -98,8 +98,8 @@ std::vector<Index> SlabList::shares_of_left(int n) const {
   std::vector<Index> out = {0};
   for (int r = 1; r < n; ++r) {
     const Index goal = bytes_ / n * r + bytes_ % n * r / n;
-    const auto run = std::prev(
-        std::upper_bound(left_.begin(), left_.end(), goal, [](Index g, const Left& l) { return g < l.before; }));
+    const auto run = std::prev(std::upper_bound(left_.begin(), left_.end(), goal,
+                                                [](Index g, const UnfinishedRun& l) { return g < l.before; }));
     const Index end = std::next(run) == left_.end() ? total_ : std::next(run)->first;
     // Find the first slab of that run with at least `goal` bytes before it.
     Index low = run->first, high = end;

@@ -63,7 +63,7 @@ class SlabList {
     Index before = 0;                // bytes of the items before it
   };
   // A run of slabs that are not finished.
-  struct Left {
+  struct UnfinishedRun {
     Index number = 0;  // of its first slab, among all slabs
     Index first = 0;   // of its first slab, in this list
     Index before = 0;  // bytes of the slabs before it in this list
@@ -75,7 +75,7 @@ class SlabList {
   std::vector<Index> shares_of_left(int n) const;
   std::vector<Slabs> kinds_;
   std::vector<ItemSlabs> items_;
-  std::vector<Left> left_;  // empty: all
+  std::vector<UnfinishedRun> left_;  // empty: all
   Index total_ = 0;
   Index largest_ = 0;
   Index bytes_ = 0;

@@ -139,11 +139,11 @@ Result<std::vector<TensorProof>> run_walk(const Walk& walk, const RunOptions& op
   cut.usual = TRY(minimum(options.ranks, device_of(options).slab_bytes()));
   cut.limit = TRY(minimum(options.ranks, limit));
 
-  // 2. What an earlier run finished.
+  // 2. Take over what an earlier run finished.
   Journal* const journal = walk.journaled ? walk.journaled->journal() : nullptr;
   std::map<Index, Index> finished;
   if (journal) {
-    Continued from = TRY(continued(cut, *walk.journaled, options.ranks));
+    FinishedWork from = TRY(read_finished_work(cut, *walk.journaled, options.ranks));
     cut = from.cut;
     finished = std::move(from.finished);
   }

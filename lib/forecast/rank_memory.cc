@@ -12,7 +12,7 @@ namespace reshard {
 namespace {
 
 // Tensors of one stage that are sharded alike: same rule, shape and dtype.
-struct Alike {
+struct EqualShards {
   const NameRule* rule = nullptr;
   Dims shape;
   DType dtype = DType::kFloat32;
@@ -45,9 +45,9 @@ class Counter {
   Counter(const Degrees& degrees, const MemoryOptions& options)
       : degrees_(degrees), options_(options), tp_(degrees.mesh.size("tp")), experts_(*expert_sharding(degrees)) {}
 
-  RankMemory count(const std::vector<Alike>& tensors, const RankCoordinates& at_rank) const {
+  RankMemory count(const std::vector<EqualShards>& tensors, const RankCoordinates& at_rank) const {
     RankMemory memory;
-    for (const Alike& t : tensors) {
+    for (const EqualShards& t : tensors) {
       const Index elements = local_elements(t, at_rank);
       memory.weights += ceil_div(elements * byte_size(t.dtype), t.packed);
       if (t.is_scale) continue;
@@ -60,7 +60,7 @@ class Counter {
   }
 
  private:
-  Index local_elements(const Alike& t, const RankCoordinates& at_rank) const {
+  Index local_elements(const EqualShards& t, const RankCoordinates& at_rank) const {
     Index copies = t.count, shards = degrees_.shards(), shard = at_rank.shard;
     bool is_cut = t.rule->tp_dim >= 0 && t.rule->tp_dim < t.shape.rank();
     if (t.rule->is_per_expert()) {
@@ -84,22 +84,22 @@ class Counter {
 };
 
 // Returns the tensors of each stage, grouped if alike.
-std::vector<std::vector<Alike>> by_stage(const std::vector<Parameter>& parameters, Index layers, Index stages,
-                                         const MemoryOptions& options) {
+std::vector<std::vector<EqualShards>> by_stage(const std::vector<Parameter>& parameters, Index layers, Index stages,
+                                               const MemoryOptions& options) {
   // An expert's number is not part of the key: the experts of a layer are counted, and distributed later.
   using Key = std::tuple<Index, const NameRule*, bool, DType>;
-  std::map<Key, Alike> groups;
+  std::map<Key, EqualShards> groups;
   for (const Parameter& p : parameters) {
     const Index stage = stage_of(p, layers, stages);
     if ((p.is_tied && stage == 0) || (p.is_scale && options.weights)) continue;
     const DType dtype = weight_dtype(p, options);
-    Alike& alike = groups[{stage, p.rule, p.is_scale, dtype}];
+    EqualShards& alike = groups[{stage, p.rule, p.is_scale, dtype}];
     if (alike.rule == nullptr)
       alike = {p.rule, p.value_shape(), dtype, p.is_scale, 0, 1, dtype == DType::kUint8 && !p.is_scale ? 2 : 1};
     if (p.expert <= 0) ++alike.count;
     alike.experts = std::max(alike.experts, p.expert + 1);
   }
-  std::vector<std::vector<Alike>> out(static_cast<std::size_t>(stages));
+  std::vector<std::vector<EqualShards>> out(static_cast<std::size_t>(stages));
   for (auto& [key, alike] : groups) out[static_cast<std::size_t>(std::get<0>(key))].push_back(alike);
   return out;
 }

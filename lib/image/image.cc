@@ -69,7 +69,7 @@ Result<std::vector<Image::FileEntry>> Image::files_of(const Target& target) {
   return files;
 }
 
-Result<std::unique_ptr<Image>> Image::create(const Of& of, const RunOptions& run, Index reserved) {
+Result<std::unique_ptr<Image>> Image::create(const Inputs& of, const RunOptions& run, Index reserved) {
   std::unique_ptr<Image> image(new Image(of, run));
   image->files_ = TRY(files_of(of.target));
   TRY(image->find_stretches());
@@ -117,7 +117,7 @@ Status Image::find_stretches() {
           uses_.push_back({e, static_cast<std::uint32_t>(k), static_cast<std::uint32_t>(i), replica});
     }
   }
-  std::stable_sort(uses_.begin(), uses_.end(), [](const Use& a, const Use& b) {
+  std::stable_sort(uses_.begin(), uses_.end(), [](const FragmentUse& a, const FragmentUse& b) {
     return std::pair(a.extent.file, a.extent.offset) < std::pair(b.extent.file, b.extent.offset);
   });
   stretches_.resize(files_.size());
@@ -153,7 +153,7 @@ Index Image::slab_of(std::size_t first, std::size_t end) const {
   return std::max<Index>(1, slab_bytes_ / widest / unit) * unit;
 }
 
-const FragmentList& Image::fragments_of(const Use& use) const {
+const FragmentList& Image::fragments_of(const FragmentUse& use) const {
   return use.replica ? to(use).replicas : to(use).fragments;
 }
 
@@ -231,10 +231,10 @@ std::optional<Error> Image::damaged(const SlabCache::Key& key) {
 Result<Slab> Image::fill(std::uint32_t file, const Stretch& stretch, Index begin, Index end) {
   TRY(check_not_interrupted(run_));
   const auto slab = std::make_shared<SlabBytes>(end - begin, stretch.offset + begin);
-  std::vector<std::pair<const Use*, Piece>> pieces;
+  std::vector<std::pair<const FragmentUse*, Piece>> pieces;
   Index filled = 0;
   for (std::size_t i = stretch.first; i < stretch.first + stretch.count; ++i) {
-    const Use& use = uses_[i];
+    const FragmentUse& use = uses_[i];
     const Index eb = byte_size(to(use).dtype);
     for (Piece& piece : pieces_between(fragments_of(use), use.fragment, eb, begin, end)) {
       filled += volume(piece.box) * eb;
@@ -252,7 +252,7 @@ Result<Slab> Image::fill(std::uint32_t file, const Stretch& stretch, Index begin
 }
 
 // `out` is for the bytes from `begin` of the piece's extent.
-Status Image::fill_piece(const Use& use, const Piece& piece, Index begin, MutableBytes out, const Buffers& b) {
+Status Image::fill_piece(const FragmentUse& use, const Piece& piece, Index begin, MutableBytes out, const Buffers& b) {
   const Tensor &source = from(use), &target = to(use);
   const Index eb = byte_size(target.dtype), n = volume(piece.box);
   const std::size_t number = of_.plan.tensors[use.planned].from;

@@ -31,7 +31,7 @@ namespace reshard {
 class Image {
  public:
   // What an image is made from. All of it must outlive the image.
-  struct Of {
+  struct Inputs {
     const Plan& plan;
     TensorSource& source;
     const Target& target;
@@ -40,7 +40,7 @@ class Image {
   };
   // `run.memory` limits the whole process including the cache, and `reserved` bytes of it are left to others. A usage
   // error if that is too little. Fails like files_of().
-  static Result<std::unique_ptr<Image>> create(const Of& of, const RunOptions& run, Index reserved = 0);
+  static Result<std::unique_ptr<Image>> create(const Inputs& of, const RunOptions& run, Index reserved = 0);
 
   struct FileEntry {
     std::string path;  // relative to the output
@@ -78,7 +78,7 @@ class Image {
     std::size_t first = 0, count = 0;  // of its entries in uses_
     Index end() const { return offset + length; }
   };
-  struct Use {
+  struct FragmentUse {
     Extent extent;
     std::uint32_t planned = 0;
     std::uint32_t fragment = 0;
@@ -90,29 +90,29 @@ class Image {
   };
   class Lease;
 
-  Image(const Of& of, const RunOptions& run) : of_(of), run_(run), crcs_(extents_of(of.target.catalog())) {}
+  Image(const Inputs& of, const RunOptions& run) : of_(of), run_(run), crcs_(extents_of(of.target.catalog())) {}
   Status find_stretches();
   Status make_buffers(Index reserved);
   Index slab_of(std::size_t first, std::size_t end) const;
-  const FragmentList& fragments_of(const Use& use) const;
-  const Tensor& from(const Use& use) const {
+  const FragmentList& fragments_of(const FragmentUse& use) const;
+  const Tensor& from(const FragmentUse& use) const {
     return of_.source.catalog().tensors()[of_.plan.tensors[use.planned].from];
   }
-  const Tensor& to(const Use& use) const { return of_.target_view.tensors()[of_.plan.tensors[use.planned].to]; }
+  const Tensor& to(const FragmentUse& use) const { return of_.target_view.tensors()[of_.plan.tensors[use.planned].to]; }
   const Stretch* stretch_after(std::uint32_t file, Index offset) const;
   Result<Slab> slab_at(std::uint32_t file, const Stretch& stretch, Index k);
   std::optional<Error> damaged(const SlabCache::Key& key);
   Result<Slab> fill(std::uint32_t file, const Stretch& stretch, Index begin, Index end);
-  Status fill_piece(const Use& use, const Piece& piece, Index begin, MutableBytes out, const Buffers& buffers);
+  Status fill_piece(const FragmentUse& use, const Piece& piece, Index begin, MutableBytes out, const Buffers& buffers);
   Result<Slab> around(const Extent& place);
   Status overlay(const Text& text, const Extent& place, MutableBytes out);
   Result<std::uint32_t> crc_of(const Extent& extent);
 
-  Of of_;
+  Inputs of_;
   RunOptions run_;
   std::vector<FileEntry> files_;
   std::vector<std::vector<Stretch>> stretches_;  // of each of the target's files, in order
-  std::vector<Use> uses_;
+  std::vector<FragmentUse> uses_;
   std::vector<Text> texts_;
   CrcLedger crcs_;
   Index slab_bytes_ = 0;  // largest slab, in the source's or the target's dtype

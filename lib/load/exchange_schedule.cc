@@ -57,7 +57,7 @@ bool ExchangeSchedule::fits(const std::vector<Part>& parts, std::size_t planned,
   return sent_[static_cast<std::size_t>(reader)] + bytes <= limit_;
 }
 
-bool ExchangeSchedule::take_next(int reader, std::vector<Taken>& taken) {
+bool ExchangeSchedule::take_next(int reader, std::vector<ReadSlab>& taken) {
   Index& next = next_[static_cast<std::size_t>(reader)];
   const auto [planned, slab, number] = slabs_.get(next);
   std::vector<Part> parts = cut(planned, slab);
@@ -72,16 +72,16 @@ bool ExchangeSchedule::take_next(int reader, std::vector<Taken>& taken) {
   return ++next < end_[static_cast<std::size_t>(reader)];
 }
 
-void ExchangeSchedule::lay_out(const std::vector<Taken>& taken, int reader, ExchangeRound& round) {
+void ExchangeSchedule::lay_out(const std::vector<ReadSlab>& taken, int reader, ExchangeRound& round) {
   // Grouped by receivers: the first replica's file and the offsets of the others.
   struct Member {
-    const Taken* slab;
+    const ReadSlab* slab;
     const Part* part;
     std::size_t read;  // index among this rank's reads
   };
   std::map<std::pair<std::vector<Index>, std::uint32_t>, std::vector<Member>> groups;
   const bool reads = reader == rank_;
-  for (const Taken& t : taken) {
+  for (const ReadSlab& t : taken) {
     if (t.reader != reader) continue;
     for (const Part& part : t.parts) groups[{steps(t.planned), part.file}].push_back({&t, &part, round.reads.size()});
     if (reads) round.reads.push_back({t.planned, t.slab, {}});
@@ -121,7 +121,7 @@ bool ExchangeSchedule::next(ExchangeRound& round) {
   }
   if (readers.empty()) return false;
   first_ = (first_ + 1) % ranks_;
-  std::vector<Taken> taken;
+  std::vector<ReadSlab> taken;
   while (!readers.empty()) {
     std::vector<int> with_room;
     for (const int reader : readers)

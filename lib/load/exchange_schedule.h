@@ -63,16 +63,16 @@ class ExchangeSchedule {
   std::vector<Part> cut(std::size_t planned, const Box& slab) const;
   bool fits(const std::vector<Part>& parts, std::size_t planned, int reader) const;
   // A slab that a rank reads in this round.
-  struct Taken {
+  struct ReadSlab {
     int reader = 0;
     std::size_t planned = 0;
     Box slab;
     std::vector<Part> parts;
   };
   // Lets a rank read one more slab if there is room. Returns false if it reads no more in this round.
-  bool take_next(int reader, std::vector<Taken>& taken);
+  bool take_next(int reader, std::vector<ReadSlab>& taken);
   // Assigns the offsets of what a rank reads in its buffer and in this rank's, and the receivers.
-  void lay_out(const std::vector<Taken>& taken, int reader, ExchangeRound& round);
+  void lay_out(const std::vector<ReadSlab>& taken, int reader, ExchangeRound& round);
   Index element_bytes(std::size_t planned) const;
   const std::vector<Index>& steps(std::size_t planned) const { return target_.replica_steps_of(tensor_[planned]); }
 

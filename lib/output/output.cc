@@ -99,7 +99,7 @@ Status sync_files(FilePool& files, const std::vector<std::string>& paths) {
 
 }  // namespace
 
-Output::Output(OutputPath destination, Target& target, Transport* ranks, std::optional<Continuation> continuation)
+Output::Output(OutputPath destination, Target& target, Transport* ranks, std::optional<ResumeOptions> continuation)
     : to_(std::move(destination)),
       destination_(by_own_name(without_slash(to_.path))),
       work_(work_directory(destination_)),
@@ -120,7 +120,7 @@ Output::~Output() {
 }
 
 Result<std::unique_ptr<Output>> Output::create(OutputPath destination, Target& target, Space space, Transport* ranks,
-                                               std::optional<Continuation> continuation) {
+                                               std::optional<ResumeOptions> continuation) {
   std::unique_ptr<Output> out(new Output(std::move(destination), target, ranks, std::move(continuation)));
   if (rank_of(ranks) == 0) TRY(out->prepare(space));
   TRY(barrier(ranks));
@@ -218,7 +218,7 @@ void Output::make_journal() {
                                        [this] { return sync_written(); });
 }
 
-// Syncs what this rank has written since the last call. Called by one thread at a time.
+// Syncs the data that this rank has written since the last call. Called by one thread at a time.
 Status Output::sync_written() {
   std::vector<std::string> written;
   for (std::uint32_t f = 0; f < unsynced_.size(); ++f)
@@ -420,7 +420,7 @@ Status Output::commit() {
   }
   if (target_.wants_crcs())
     TRY(stream_values<CrcPiece>(
-        ranks_, [&](const VisitPiece& visit) { crcs_.tell_everything(visit); },
+        ranks_, [&](const VisitPiece& visit) { crcs_.visit_all(visit); },
         [&](const CrcPiece& p) { crcs_.add(p.extent, p.begin, p.length, p.crc); }));
   TRY(barrier(ranks_));  // every rank's data is on disk
   if (rank_of(ranks_) == 0) {

@@ -39,7 +39,7 @@ enum class Resume {
   kNever,    // remove the leftover
   kRequire,  // fail if resuming is impossible
 };
-struct Continuation {
+struct ResumeOptions {
   Resume resume = Resume::kAuto;
   std::string facts;                     // what the output's bytes depend on (journal.h)
   Index group_bytes = Index{128} << 20;  // source bytes per journal entry
@@ -58,7 +58,7 @@ class Output {
   // does not support one.
   static Result<std::unique_ptr<Output>> create(OutputPath destination, Target& target, Space space = Space::kReserved,
                                                 Transport* ranks = nullptr,
-                                                std::optional<Continuation> continuation = std::nullopt);
+                                                std::optional<ResumeOptions> continuation = std::nullopt);
   // Removes the work directory, unless it was committed, kept by give_up(), or left by an earlier run.
   ~Output();
   Output(const Output&) = delete;
@@ -114,7 +114,7 @@ class Output {
   static Index held_by_leftover(const std::string& destination);
 
  private:
-  Output(OutputPath destination, Target& target, Transport* ranks, std::optional<Continuation> continuation);
+  Output(OutputPath destination, Target& target, Transport* ranks, std::optional<ResumeOptions> continuation);
   Status prepare(Space space);
   void make_journal();
   Status take_leftover();
@@ -139,7 +139,7 @@ class Output {
   std::string publishing_;  // where a finished directory is before it is renamed
   Target& target_;
   std::optional<OldOutput> old_;  // what will be replaced
-  std::optional<Continuation> continuation_;
+  std::optional<ResumeOptions> continuation_;
   std::optional<JournalText> continued_;
   Index journal_length_ = 0;  // initial length of rank 0's journal
   std::unique_ptr<Journal> journal_;

@@ -25,7 +25,7 @@ Status CheckedSource::check(const Tensor& tensor, std::size_t number, MutableByt
   for (auto seen = begin; seen != end; ++seen)
     if (seen->second.extent == fragment.extent) return seen->second.error ? Status(*seen->second.error) : Status();
   const std::uint32_t got = TRY(crc_of(fragment.extent, scratch).context(tensor_text(tensor.name)));
-  Seen seen{fragment.extent, std::nullopt};
+  CheckedItem seen{fragment.extent, std::nullopt};
   if (got != *fragment.crc) {
     char text[64];
     std::snprintf(text, sizeof text, "expected CRC-32 %08x, got %08x", *fragment.crc, got);

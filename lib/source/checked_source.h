@@ -30,7 +30,7 @@ class CheckedSource : public TensorSource {
   Index columns(std::size_t tensor) const override { return stored_.columns(tensor); }
 
  private:
-  struct Seen {
+  struct CheckedItem {
     Extent extent;
     std::optional<Error> error;
   };
@@ -39,8 +39,8 @@ class CheckedSource : public TensorSource {
 
   TensorSource& stored_;
   FilePool& files_;
-  std::mutex mutex_;                           // held while an item is checked, so that one thread reads it
-  std::unordered_multimap<Index, Seen> seen_;  // checked items, by offset
+  std::mutex mutex_;                                  // held while an item is checked, so that one thread reads it
+  std::unordered_multimap<Index, CheckedItem> seen_;  // checked items, by offset
 };
 
 }  // namespace reshard

@@ -178,12 +178,12 @@ std::vector<Extent> CrcLedger::incomplete() const {
   return open_.extents();
 }
 
-void CrcLedger::tell_unfinished(const VisitPiece& visit) const {
+void CrcLedger::visit_incomplete(const VisitPiece& visit) const {
   const std::lock_guard lock(mutex_);
   open_.tell(visit);
 }
 
-void CrcLedger::tell_everything(const VisitPiece& visit) const {
+void CrcLedger::visit_all(const VisitPiece& visit) const {
   const std::lock_guard lock(mutex_);
   open_.tell(visit);
   done().tell(visit);

@@ -57,8 +57,8 @@ class CrcLedger {
 
   // Visits the pieces of incomplete extents, or of all extents, so that another ledger can add them. A complete extent
   // is visited with both lengths 0.
-  void tell_unfinished(const VisitPiece& visit) const;
-  void tell_everything(const VisitPiece& visit) const;
+  void visit_incomplete(const VisitPiece& visit) const;
+  void visit_all(const VisitPiece& visit) const;
   // Forgets everything.
   void clear();
 

@@ -49,12 +49,12 @@ bool DirectReader::wants_direct(const File& file, Index offset, Index length) {
   if (length < kLeast) return false;
   const Index stretch = offset / kLookedAtOnce;
   const std::size_t place = std::hash<const File*>()(&file) / sizeof(File) + static_cast<std::size_t>(stretch);
-  Asked& asked = asked_[place % asked_.size()];
+  CacheAnswer& asked = asked_[place % asked_.size()];
   {
     const std::lock_guard lock(mutex_);
     if (asked.file == &file && asked.stretch == stretch) return !asked.is_cached;
   }
-  const Asked answer{&file, stretch, has_page(file, offset + length / 2)};
+  const CacheAnswer answer{&file, stretch, has_page(file, offset + length / 2)};
   const std::lock_guard lock(mutex_);
   asked = answer;
   return !answer.is_cached;

@@ -41,7 +41,7 @@ class DirectReader {
 
  private:
   // A new file may have the address of a closed one. Then the answer may select the slower way, but never a wrong one.
-  struct Asked {
+  struct CacheAnswer {
     const File* file = nullptr;
     Index stretch = 0;
     bool is_cached = false;
@@ -51,8 +51,8 @@ class DirectReader {
   bool read_past_cache(const std::shared_ptr<const File>& file, Index offset, Index length, std::byte* out);
 
   std::mutex mutex_;
-  std::array<Asked, 256> asked_;  // a hash table without collision handling; guarded by mutex_
-  RecentFiles<File> direct_;      // files opened for direct I/O; refused files do not support it
+  std::array<CacheAnswer, 256> asked_;  // a hash table without collision handling; guarded by mutex_
+  RecentFiles<File> direct_;            // files opened for direct I/O; refused files do not support it
 };
 
 }  // namespace reshard

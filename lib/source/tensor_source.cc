@@ -270,8 +270,7 @@ Result<FileSource::ByPlace> FileSource::bring_together(Transport* ranks) {
   const bool is_continued = !continued_.empty();
   const Index counts[1] = {is_continued && ranks->rank() > 0 ? 0 : checked_.load()};
   TRY(stream_values<CrcPiece>(
-      ranks,
-      [&](const VisitPiece& visit) { is_continued ? crcs_.tell_everything(visit) : crcs_.tell_unfinished(visit); },
+      ranks, [&](const VisitPiece& visit) { is_continued ? crcs_.visit_all(visit) : crcs_.visit_incomplete(visit); },
       [&](const CrcPiece& p) {
         if (const auto crc = crcs_.add(p.extent, p.begin, p.length, p.crc))
           whole[{p.extent.file, p.extent.offset}] = *crc;

@@ -38,7 +38,7 @@ bool is_more_than_one(const char* count) { return std::atoll(count) > 1; }
 
 std::unique_ptr<Job> job_of_one() { return std::make_unique<JobOfOne>(); }
 
-Launch how_launched(const std::function<const char*(const char* name)>& environment) {
+Launch detect_launch(const std::function<const char*(const char* name)>& environment) {
   // Open MPI; MPICH, Intel MPI and srun --mpi=pmi2.
   for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"})
     if (const char* count = environment(name)) return is_more_than_one(count) ? Launch::kMpi : Launch::kAlone;
@@ -58,7 +58,7 @@ int local_rank(const std::function<const char*(const char* name)>& environment) 
 const char* process_environment(const char* name) { return std::getenv(name); }
 
 Result<std::unique_ptr<Job>> join_job(const JobOptions& options) {
-  switch (how_launched(process_environment)) {
+  switch (detect_launch(process_environment)) {
     case Launch::kMpi:
       return join_mpi_job(options);
     case Launch::kSlurmWithoutMpi:

@@ -55,12 +55,12 @@ Result<std::unique_ptr<Job>> join_job(const JobOptions& options);
 
 // How this process was started, according to its environment.
 enum class Launch { kAlone, kMpi, kSlurmWithoutMpi };
-Launch how_launched(const std::function<const char*(const char* name)>& environment);
+Launch detect_launch(const std::function<const char*(const char* name)>& environment);
 
 // Returns the index of this process among those started on its machine, or 0 if it is unknown.
 int local_rank(const std::function<const char*(const char* name)>& environment);
 
-// Reads the environment of this process; the argument for how_launched() and local_rank().
+// Reads the environment of this process; the argument for detect_launch() and local_rank().
 const char* process_environment(const char* name);
 
 // Joins an MPI job: implemented by mpi.cc, or by mpi_absent.cc in a build without MPI.

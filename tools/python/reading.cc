@@ -222,20 +222,20 @@ Result<std::vector<PlacedPiece>> LazyCheckpoint::pieces(std::size_t tensor) {
   return out;
 }
 
-std::vector<LazyCheckpoint::Room> LazyCheckpoint::take_rooms(std::size_t count) {
+std::vector<LazyCheckpoint::ReadBuffers> LazyCheckpoint::take_buffers(std::size_t count) {
   const std::lock_guard lock(mutex_);
-  const std::size_t kept = std::min(count, rooms_.size());
-  const auto begin = rooms_.end() - static_cast<std::ptrdiff_t>(kept);
-  std::vector<Room> out(std::make_move_iterator(begin), std::make_move_iterator(rooms_.end()));
-  rooms_.erase(begin, rooms_.end());
+  const std::size_t kept = std::min(count, buffers_.size());
+  const auto begin = buffers_.end() - static_cast<std::ptrdiff_t>(kept);
+  std::vector<ReadBuffers> out(std::make_move_iterator(begin), std::make_move_iterator(buffers_.end()));
+  buffers_.erase(begin, buffers_.end());
   out.resize(count);
   return out;
 }
 
-void LazyCheckpoint::give_back(std::vector<Room> rooms) {
+void LazyCheckpoint::give_back(std::vector<ReadBuffers> rooms) {
   const std::lock_guard lock(mutex_);
-  for (Room& room : rooms)
-    if (std::ssize(rooms_) < most_threads()) rooms_.push_back(std::move(room));
+  for (ReadBuffers& room : rooms)
+    if (std::ssize(buffers_) < most_threads()) buffers_.push_back(std::move(room));
 }
 
 Status LazyCheckpoint::read(std::size_t tensor, const std::vector<Range>& ranges, std::byte* out, Watch& watch) {
@@ -245,11 +245,11 @@ Status LazyCheckpoint::read(std::size_t tensor, const std::vector<Range>& ranges
   const Index bytes = selection.elements() * element;
   watch.total = bytes;
   const int threads = bytes <= kOneThread ? 1 : most_threads();
-  std::vector<Room> rooms = take_rooms(static_cast<std::size_t>(threads));
+  std::vector<ReadBuffers> rooms = take_buffers(static_cast<std::size_t>(threads));
   const Status status = parallel_for(selection.count(), threads, [&](int thread, Index number) -> Status {
     if (watch.interrupt) return interrupted();
     const Slab slab = selection.slab(number);
-    Room& room = rooms[static_cast<std::size_t>(thread)];
+    ReadBuffers& room = rooms[static_cast<std::size_t>(thread)];
     const auto wanted = static_cast<std::size_t>(volume(slab.shape) * element);
     const auto whole = static_cast<std::size_t>(volume(slab.box) * element);
     // Gaps between a box's elements in the file are read too, so scratch has room for up to a slab of them.

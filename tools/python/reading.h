@@ -65,15 +65,15 @@ class LazyCheckpoint {
  private:
   // The buffers of a reading thread. They are kept for the next read, because touching new memory takes as long as
   // reading into it.
-  struct Room {
+  struct ReadBuffers {
     std::vector<std::byte> scratch, box;
   };
 
   LazyCheckpoint(std::string path, std::vector<std::string> words, tools::Environment environment)
       : path_(std::move(path)), words_(std::move(words)), environment_(std::move(environment)) {}
   Status locate(std::size_t tensor);
-  std::vector<Room> take_rooms(std::size_t count);
-  void give_back(std::vector<Room> rooms);
+  std::vector<ReadBuffers> take_buffers(std::size_t count);
+  void give_back(std::vector<ReadBuffers> rooms);
 
   std::string path_;                // as given to open()
   std::vector<std::string> words_;  // as given to open()
@@ -85,7 +85,7 @@ class LazyCheckpoint {
   std::unique_ptr<FileSource> source_;
   std::mutex mutex_;  // guards the members below
   std::vector<bool> is_located_;
-  std::vector<Room> rooms_;  // unused buffers, at most as many as one read needs
+  std::vector<ReadBuffers> buffers_;  // unused buffers, at most as many as one read needs
   std::optional<InferredMesh> mesh_;
 };
 

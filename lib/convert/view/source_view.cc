@@ -215,7 +215,7 @@ Result<SourceView> view_source(const Catalog& source, const Selected& selected, 
   const Model& model = names.model;
   if (names.plain_names) {
     for (const Tensor& t : chosen.tensors())
-      if (t.key() != t.name) view.natives.emplace(t.key(), SourceView::Native{t.name, t.key()});
+      if (t.key() != t.name) view.natives.emplace(t.key(), SourceView::SourceName{t.name, t.key()});
     view.catalog = TRY(plain_view(std::move(chosen)));
     return view;
   }
@@ -226,7 +226,7 @@ Result<SourceView> view_source(const Catalog& source, const Selected& selected, 
   for (const Tensor& t : chosen.tensors())
     if (std::string canonical = canonical_key(*model.family, t.key());
         canonical != t.name || canonical != t.key() || is_tied(canonical))
-      view.natives.emplace(std::move(canonical), SourceView::Native{t.name, t.key()});
+      view.natives.emplace(std::move(canonical), SourceView::SourceName{t.name, t.key()});
   std::vector<std::string> dropped;
   const ViewOptions how{model.family, model.config_or_null(), names.hf_rows, keep_unknown};
   std::vector<std::string> reshaped;

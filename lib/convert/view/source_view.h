@@ -33,14 +33,14 @@ Result<Selected> select(const Catalog& source, const Selection& selection, const
 struct SourceView {
   Catalog catalog;  // canonical names (view.h); the source's names or plain keys if nothing is renamed
   // Names of the source by canonical name, for tensors whose names differ and for tied heads that the source stores.
-  struct Native {
+  struct SourceName {
     std::string name, key;
   };
-  std::unordered_map<std::string, Native> natives;
+  std::unordered_map<std::string, SourceName> natives;
   std::unordered_set<std::size_t> applied = {};   // quantized tensors and scales that are replaced by computed ones
   std::unordered_set<std::size_t> computed = {};  // tensors computed from others as they are read, in their own dtype
   std::unordered_set<std::size_t> values = {};    // tensors that the output stores as one value (adam.h)
-  // Tensors of packed weights, and scales of activations and caches beside them, by canonical name.
+  // Tensors of packed weights, and scales of activations and caches, by canonical name.
   struct Packed {
     std::string name;  // of the weight; empty for scales of activations and caches
     Packing packing = Packing::kFloat8;

@@ -113,7 +113,7 @@ TEST(CrcLedger, LeavesOutWhatOverlaps) {
   EXPECT_FALSE(add(ledger, 20, 50));
   EXPECT_FALSE(add(ledger, 40, 60));  // overlaps the end
   EXPECT_FALSE(add(ledger, 10, 30));  // the beginning
-  EXPECT_FALSE(add(ledger, 30, 40));  // lies inside
+  EXPECT_FALSE(add(ledger, 30, 40));  // is inside another one
   EXPECT_FALSE(add(ledger, 10, 60));  // around
   EXPECT_FALSE(add(ledger, 20, 50));  // again
   EXPECT_FALSE(add(ledger, 50, 100));
@@ -126,8 +126,8 @@ TEST(CrcLedger, LeavesOutWhatOverlaps) {
   EXPECT_TRUE(other.incomplete().empty());
 }
 
-// Held against a list of all bytes: extents of several files, some beyond 4 GiB, told in any order and some of them
-// twice; pieces of them in any order, some of which overlap or belong to none.
+// Compares the ledger with a list of all bytes: extents of several files, some beyond 4 GiB, added in any order and
+// some twice; pieces in any order, some overlapping or outside of extents.
 TEST(CrcLedger, KnowsWhatAListOfAllBytesKnows) {
   std::mt19937 rng(6);
   const auto place_of = [](const Extent& e) { return std::pair(e.file, e.offset); };
@@ -176,7 +176,7 @@ TEST(CrcLedger, KnowsWhatAListOfAllBytesKnows) {
       if (rng() % 8 == 0) hand_on_recent();
     }
     hand_on_recent();
-    ledger.tell_everything(add_to(other));
+    ledger.visit_all(add_to(other));
     EXPECT_TRUE(ledger.take_recent().empty());
 
     std::vector<Extent> begun;

@@ -19,7 +19,7 @@ std::function<const char*(const char* name)> environment_of(const Variables& var
   };
 }
 
-Launch launched(const Variables& variables) { return how_launched(environment_of(variables)); }
+Launch launched(const Variables& variables) { return detect_launch(environment_of(variables)); }
 int local_rank_with(const Variables& variables) { return local_rank(environment_of(variables)); }
 
 TEST(Job, KnowsHowItWasStarted) {
