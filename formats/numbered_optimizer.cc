@@ -155,7 +155,7 @@ class RenamedOptimizer : public Reader {
     catalog_.blobs.clear();
     for (Tensor t : from.tensors()) {
       rename(t, names);
-      (void)catalog_.add(std::move(t));  // names are each once, as the numbers are
+      (void)catalog_.add(std::move(t));  // names are unique, like the numbers
     }
     std::size_t number = 0;
     for (const Blob& blob : from.blobs) {

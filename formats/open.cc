@@ -21,7 +21,8 @@
 namespace reshard {
 namespace {
 
-// Whether all that is stored is a model's, under names of its loaders: in no dictionary beside others.
+// Returns whether everything that is stored belongs to a model, under its loaders' names and not inside a dictionary
+// next to other values.
 bool is_model(const Catalog& catalog) {
   const auto& tensors = catalog.tensors();
   return catalog.has_model_names &&
@@ -121,7 +122,7 @@ Result<OpenCheckpoint> open_checkpoint(const std::string& path, const OpenOption
   if (!place.is_directory()) TRY(File::open(path));  // a link that leads nowhere, a device
   std::vector<std::string> titles;
   for (const Format* f : formats())
-    if (f->open && !f->write_view) titles.emplace_back(f->title);  // a view is read as what it is a view in
+    if (f->open && !f->write_view) titles.emplace_back(f->title);  // a view is read as the format that it presents
   return unsupported(path + ": unrecognised format" + others_text(place) + "; supported: " + join(titles, ", "));
 }
 

@@ -27,7 +27,7 @@ FormatTable& formats();
 // The format of that name; a usage error that lists those that can be written.
 Result<const Format*> find_format(std::string_view name);
 
-// The format that recognises what is there; null where none does.
+// Returns the format that recognises a path; null if none does.
 Result<const Format*> recognised_format(const PathSnapshot& place);
 
 }  // namespace reshard

@@ -18,7 +18,7 @@ namespace {
 
 constexpr std::size_t kMaxSteps = 10'000;  // directories that are looked into
 
-// Accelerate's words for what it saves.
+// Accelerate's names for the parts that it saves.
 struct PartWord {
   std::string_view text;
   bool is_model;
@@ -55,8 +55,8 @@ struct RunParts {
   std::vector<PartName> models, optimizers;  // by their numbers
 };
 
-// Those of one way of saving. A single model without FSDP is a checkpoint of its own format, and where the first is
-// missing the numbers are of something else: of ranks.
+// The parts of one way of saving. A single model without FSDP is a checkpoint of its own format, and if the first part
+// is missing, the numbers mean something else: ranks.
 RunParts parts_of(const std::vector<DirectoryEntry>& entries) {
   RunParts out;
   for (const PartWord& like : kPartWords) {
@@ -85,8 +85,8 @@ class JoinedReader : public Reader {
  public:
   explicit JoinedReader(const std::string& path) { catalog_.root = path; }
 
-  // A part in `directory`, or in a file beside it (""). Its names get `prefix`, but for optimizer state, where they
-  // begin with "optimizer": there this word becomes `optimizer`, unless that is empty.
+  // Opens a part in `directory`, or in a file next to it (""). Its names get `prefix`. Names of optimizer state begin
+  // with "optimizer", which becomes `optimizer` unless that is empty.
   Status add(const std::string& directory, std::unique_ptr<Reader> reader, const std::string& prefix,
              const std::string& optimizer) {
     reader->use_files(files_);
@@ -167,7 +167,7 @@ class JoinedReader : public Reader {
     std::vector<std::uint32_t> file_of;  // in the joined catalog
   };
 
-  // Those it has now and had not before: a place for what is decoded comes with the first item that needs it.
+  // Takes the files that are new since the last call: the spool is created with the first item that needs it.
   void add_new_files(Part& part) {
     const auto& files = part.reader->catalog().files;
     for (std::size_t f = part.file_of.size(); f < files.size(); ++f) {
@@ -213,8 +213,8 @@ class JoinedReader : public Reader {
 
 // ---- an optimizer that numbers its parameters, and its model
 
-// The shapes of parameters and how often each occurs: an optimizer's numbers tell no names, but its moments have the
-// shapes of the parameters that it trains, whatever their order.
+// The shapes of parameters, with the number of occurrences. A numbered optimizer has no names, but its moments have the
+// shapes of the parameters that it trains.
 using Shapes = std::map<Dims, Index>;
 
 // Of each number the shape of its first moment; empty if the states are under names.
@@ -236,7 +236,7 @@ Shapes shapes_of_model(const Catalog& catalog) {
   return out;
 }
 
-// The shapes of `some` that are too many for `all`.
+// Returns the shapes in `some` that exceed those in `all`.
 Shapes without_shapes(Shapes some, const Shapes& all) {
   for (auto& [shape, count] : some)
     if (const auto found = all.find(shape); found != all.end()) count = std::max<Index>(0, count - found->second);
@@ -244,7 +244,8 @@ Shapes without_shapes(Shapes some, const Shapes& all) {
   return some;
 }
 
-// The number of parts of which each of these shapes is one, along some dimension, of a shape of the model; 0: none.
+// Returns the number of equal parts, along some dimension of a model's shape, of which each of these shapes is one; 0
+// if there is none.
 Index parts_of_shapes(const Shapes& cut, const Shapes& model) {
   constexpr Index kMostParts = 64;
   for (Index parts = 2; parts <= kMostParts; ++parts) {

@@ -20,8 +20,8 @@
 
 namespace reshard {
 
-// The checkpoint that a directory's parts are together; nothing where it has none. Of several models each is a part,
-// and its names are under "model_M.".
+// Opens the checkpoint that a directory's parts form together; nothing if it has none. If there are several models,
+// each is a part, with its names under "model_M.".
 Result<std::optional<OpenCheckpoint>> open_parts(const PathSnapshot& place, const OpenOptions& options);
 
 // The place in a step's directory that is its checkpoint; null: there is none.

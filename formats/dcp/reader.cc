@@ -171,7 +171,7 @@ void DcpReader::look_at_files(const std::vector<DirectoryEntry>& entries) {
     if (auto deep = File::open(path_join(catalog_.root, file.path)); deep)
       file.size = deep->size().has_value() ? *deep->size() : -1;
   }
-  std::vector<CatalogFile> idle;  // files of ranks that wrote nothing; they show the number of ranks
+  std::vector<CatalogFile> idle;  // empty files of ranks that wrote nothing; they show the number of ranks
   for (const DirectoryEntry& e : entries) {
     if (e.is_directory || !e.name.ends_with(kDataEnding) || used.contains(e.name)) continue;
     if (e.size > 0)
@@ -250,8 +250,8 @@ Status DcpReader::locate(const std::vector<std::size_t>& tensors, int threads, c
   return status;
 }
 
-// Behind a URL: asks for what zip.h reads of archives, of the items of some tensors from `begin` on. Returns the first
-// that it has not asked for: all are asked for at a local path, which has no use for that.
+// Fetches ahead, for a source behind a URL, the bytes that zip.h reads of the items of some tensors, from `begin` on.
+// Returns the first tensor that it has not requested; for a local path it requests nothing and returns the end.
 std::size_t DcpReader::fetch_ends_of_items(const std::vector<std::size_t>& tensors, std::size_t begin,
                                            ReadAhead& ahead) {
   if (!is_url(catalog_.root)) return tensors.size();
@@ -277,7 +277,7 @@ std::size_t DcpReader::fetch_ends_of_items(const std::vector<std::size_t>& tenso
 Status DcpReader::locate_tensor(Tensor& tensor, const std::string& spool) {
   if (tensor.located) return {};
   std::optional<DType> dtype;
-  // All or none, even if memory runs out: the extent of a located item is no longer that of the item.
+  // Changes all extents or none, even if memory runs out: the extent of a located item is no longer the item's.
   FragmentList fragments = tensor.fragments, replicas = tensor.replicas;
   for (FragmentList* const list : {&fragments, &replicas}) {
     for (std::size_t i = 0; i < list->size(); ++i) {

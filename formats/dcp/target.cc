@@ -37,7 +37,7 @@ struct Cut {
   FragmentList boxes;  // the extents have only the file, which is the rank
 };
 
-// Makes items one after the other. Most are equal to the last one, which is kept.
+// Builds items one after the other. Most are equal to the previous one, which is cached.
 class Items {
  public:
   torch_archive::Item& of(DType dtype, const Dims& shape, Index offset) {
@@ -68,7 +68,7 @@ class DcpTarget : public Target, private MetadataContents {
   Status seal_at(const Extent& place, const PayloadCrc& crc, const EmitBytes& emit) const override;
 
  private:
-  // The lengths before and after an item's payload, of which there are few combinations.
+  // The lengths before and after an item's payload. Items share few combinations of them.
   struct Around {
     Index header = 0, trailer = 0;
     friend bool operator==(const Around&, const Around&) = default;

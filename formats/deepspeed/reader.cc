@@ -219,7 +219,7 @@ Status DeepspeedReader::read_module_files() {
   return {};
 }
 
-// Joins the frozen parameters of ZeRO 3, of which each rank has an equal run. In other stages the module has them
+// Joins the frozen parameters of ZeRO 3, which are divided equally among the ranks. In other stages the module has them
 // whole.
 Status DeepspeedReader::join_frozen() {
   if (!has_rank_models()) return {};

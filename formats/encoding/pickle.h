@@ -80,8 +80,8 @@ class Value {
   std::optional<bool> as_bool() const;
   std::optional<Index> as_int() const;
   std::optional<double> as_float() const;              // floats only
-  std::optional<std::string_view> as_string() const;   // into the document
-  std::optional<std::string_view> as_bytes() const;    // into the document
+  std::optional<std::string_view> as_string() const;   // a view into the document
+  std::optional<std::string_view> as_bytes() const;    // a view into the document
   std::string big_int_text() const;                    // of a kInt or kBigInt, in hexadecimal: "0x1f…"
   std::optional<std::string_view> as_big_int() const;  // of a kBigInt: two's complement, least significant byte first
 

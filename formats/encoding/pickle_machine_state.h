@@ -66,7 +66,7 @@ class MachineState {
         !marks_.reserve(std::min(limits_.stack, n), is_dense) || !memo_.reserve(std::min(limits_.memo, n), is_dense) ||
         !tree_.cells.reserve(1 + std::min(limits_.cells, 3 * n + 16), is_dense))
       return false;
-    tree_.cells.push(0);  // kUnset is no node
+    tree_.cells.push(0);  // kUnset is not a node
     return true;
   }
 

@@ -57,8 +57,8 @@ class RecordSink {
   virtual ~RecordSink() = default;
 
   virtual std::span<const RecordClass> classes() const = 0;
-  // Begins a run of objects. `identity` is that of the object that stands for the run. `below(n)` returns the string
-  // that is n values below that object on the stack; 1 is the container.
+  // Begins a run of objects. `identity` is that of the object that represents the run. `below(n)` returns the string n
+  // values below that object on the stack; 1 is the container.
   using TextBelow = std::function<std::optional<std::string_view>(std::uint32_t n)>;
   virtual bool begin(std::size_t cls, std::uint32_t identity, const TextBelow& below) = 0;
   // Takes an object of the run that its class began last.

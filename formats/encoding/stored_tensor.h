@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where a tensor is stored in its file: what every reader of files of tensors finds out.
+// The location of a tensor in its file, as every reader of tensor files determines it.
 #pragma once
 
 #include <string>

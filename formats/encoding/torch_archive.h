@@ -83,7 +83,7 @@ struct Content {
 // Returns the bytes around the payloads of a file with this content.
 zip::Builder::Around around_tensors(std::span<const NamedTensor> tensors, const Content& content);
 
-// Writes a tensor of shape [0], which ZeRO 3 leaves in the place of a parameter.
+// Writes a tensor of shape [0], the placeholder that ZeRO 3 leaves for a parameter.
 void append_placeholder(pickle::PickleWriter& w, DType dtype);
 
 // Returns a whole item around a pickle that refers to no tensors except placeholders. `placeholders` are their dtypes,

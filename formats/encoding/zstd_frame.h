@@ -16,11 +16,11 @@ inline constexpr std::string_view kMagic{"\x28\xb5\x2f\xfd", 4};
 // number of bytes written. Fails with kCorrupt if they exceed `limit`, as a small frame can decode to any size.
 Result<Index> decode(const File& file, Index offset, Index length, Index limit, const File& out, Index out_offset);
 
-// The same in memory, which is asked for as it is needed. `place` names the frame in errors.
+// Like the above, into memory that is allocated as needed. `place` names the frame in errors.
 Result<std::string> decode(Bytes frame, Index limit, const std::string& place);
 
-// How many bytes of what it has decoded before a decoder of this frame keeps, from the frame's first bytes: 18 are
-// enough. 0 if these are no frame's.
+// Returns how many decoded bytes a decoder of this frame must keep (its window), from the frame's first bytes; 18 are
+// enough. 0 if they do not begin a frame.
 Index window_bytes(Bytes start);
 
 }  // namespace reshard::zstd

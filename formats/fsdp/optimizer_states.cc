@@ -44,7 +44,7 @@ std::vector<FlatUnit> by_module(const std::vector<NamedShape>& parameters) {
   return out;
 }
 
-// Returns whether runs of these lengths can be those of a unit: equal ones with less padding than shards, or without
+// Returns whether runs of these lengths can be a unit's: equal runs with less padding than shards, or runs without
 // padding.
 bool fits(const FlatUnit& unit, const FlatId& id) {
   const auto shards = static_cast<Index>(id.lengths.size());

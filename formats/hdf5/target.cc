@@ -69,7 +69,7 @@ struct Item {
   std::size_t tensor = 0;
   Index begin = 0;    // in the image
   Index address = 0;  // in the file, if the data are uncompressed
-  Handle dataset;     // open if the data are chunked
+  Handle dataset;     // open if the data is chunked
   std::optional<Chunking> chunking;
   Index first_chunk = 0;  // number of its first chunk; an unchunked tensor counts as one chunk
 };
@@ -176,7 +176,7 @@ Result<Handle> Hdf5Target::create_dataset(const std::string& path, DType dtype, 
   return datasets_->make(file_->get(), path, type.get(), shape, creation.get());
 }
 
-// Writes the attributes with what the path of a dataset does not say.
+// Writes the attributes that record what a dataset's path cannot express.
 Status Hdf5Target::describe(const Handle& dataset, const std::string& name, const std::string& path,
                             const KeyPath& key) {
   const std::string key_text = key.empty() || key == KeyPath{name} ? "" : key_path_text(key);

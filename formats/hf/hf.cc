@@ -35,9 +35,9 @@ bool ends_name(std::string_view rest) {
   return rest == ".safetensors";
 }
 
-// Whether an index beside the file names it, or else its name is one that loaders look for:
+// Returns whether a file is a model's: an index next to it names it, or it has a name that loaders look for:
 // model.safetensors, model-00001-of-00004.safetensors, shard-00001-model-00001-of-00001.safetensors, and those of
-// diffusers' models, Mistral's and adapters.
+// diffusers, Mistral and adapters.
 bool is_own_file(const Catalog& catalog, std::string_view path) {
   if (!is_file_name(path)) return true;  // of another format, in the directory of a training run
   const auto is_index = [&](const std::string& name) {

@@ -157,7 +157,7 @@ Result<Sources> find_sources(const PathSnapshot& place) {
   return Sources{parent_path(place.path()), {place.name()}, {}, {}, {}, std::nullopt};
 }
 
-// ---- What they hold
+// ---- Contents of the files
 
 class HfReader : public TensorFileReader {
  public:

@@ -35,8 +35,8 @@ std::optional<Index> rank_of_file(std::string_view name);
 // Returns whether the name is like "consolidated.safetensors" or "consolidated-00001-of-00051.safetensors".
 bool is_safetensors_name(std::string_view name);
 
-// Opens a directory, the index, or a file. The file of a rank stands for its directory. If there is no config.json, one
-// is made from params.json.
+// Opens a directory, the index, or a file; a rank's file means its directory. Without a config.json, one is made from
+// params.json.
 Result<std::unique_ptr<Reader>> open(const PathSnapshot& place, const OpenOptions& options);
 
 // Returns a member of params.json, such as "moe", because of which no config.json can be made, or an empty text.

@@ -80,7 +80,7 @@ struct LeafValue {
   bool is_inline = false;
   std::uint32_t file = 0;  // an index into the leaf's files, unless inline
   Index offset = 0, length = 0;
-  std::string_view bytes;  // of an inline one
+  std::string_view bytes;  // bytes of an inline value
 };
 using OnLeafValue = std::function<Status(const LeafValue& value, const std::vector<DataFile>& files)>;
 

@@ -38,7 +38,7 @@ std::string wrap(std::uint32_t magic, std::string_view body) {
   return out;
 }
 
-// Strings of a table, of which each shares a prefix with the one before.
+// Writes the strings of a table, each sharing a prefix with the previous one.
 struct Shared {
   std::string prefixes, suffix_lengths, suffixes;
   std::string last;

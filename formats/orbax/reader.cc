@@ -67,7 +67,7 @@ class OrbaxReader : public TensorFileReader {
   // The state of reading one item.
   struct Reading {
     std::string directory;  // relative to the root
-    std::string prefix;     // of names
+    std::string prefix;     // prefix of the tensors' names
     const PathSnapshot* place = nullptr;
     std::optional<ItemMetadata> metadata = {};
     std::map<std::string, std::string, std::less<>> key_kinds = {};

@@ -261,7 +261,7 @@ std::string hex_name(std::string_view directory, Index number) {
   return std::string(directory) + digits.data();
 }
 
-// Returns the place of a chunk, of which `bytes` of the `stored` are elements.
+// Returns the place of a chunk whose `stored` bytes contain `bytes` bytes of elements.
 Extent OrbaxTarget::place_chunk(Index bytes, Index stored) {
   if (chunk_files_ == 0 ||
       (catalog_.files.back().size > 0 && stored > request_.max_file_bytes - catalog_.files.back().size)) {
@@ -411,7 +411,7 @@ Status OrbaxTarget::add_texts() {
                                     .set("custom_metadata", Json::object()))));
 }
 
-// ---- What is in the files
+// ---- Contents of the files
 
 Status OrbaxTarget::write_arrays(DatabaseWriter& database) const {
   for (const std::uint32_t i : sorted_) {

@@ -17,7 +17,7 @@ namespace {
 
 constexpr Index kMaxLayoutBytes = Index{16} << 20;
 constexpr Index kCompareBytes = Index{1} << 20;
-// ---- What they hold
+// ---- Contents of the files
 
 class RanksReader : public TensorFileReader {
  public:

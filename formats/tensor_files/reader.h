@@ -50,7 +50,7 @@ class TensorFileReader : public Reader {
   // Adds a value given as JSON.
   Status add_json(const std::string& name, KeyPath path, std::uint32_t file, const Json& value);
 
-  // What blob_bytes() gives of a value that is this JSON.
+  // Returns the bytes that blob_bytes() returns for a value given as JSON.
   static Result<std::string> json_item(const Json& value);
 
   // Adds to the catalog what a safetensors header says beyond its tensors (Catalog::header_metadata), except the
@@ -59,7 +59,7 @@ class TensorFileReader : public Reader {
   // neither and a note.
   void add_header_metadata(const SafetensorsMetadata& metadata);
 
-  // The last step of opening: the order people expect, whether storages are shared, and validate() where asked for.
+  // Finishes opening: sorts tensors naturally, checks if storages are shared, and runs validate() if requested.
   Status finish(const OpenOptions& options);
 
  private:

@@ -53,7 +53,7 @@ class Comparison {
     kNone,       // as stored: same dtype, or dtypes between which values are not converted
     kNarrower,   // in the narrower dtype, to which the other may have been rounded
     kRecorded,   // equal width, neither contains the other: with the cast that the manifest of one records
-    kUnrecorded  // likewise, without a recorded cast: equal only if no value was changed
+    kUnrecorded  // as kRecorded, but without a recorded cast: equal only if no value was changed
   };
   // The digests of a pair, as stored and in the dtype of the comparison; the tensors are equal if `a` equals `b`.
   struct Digests {

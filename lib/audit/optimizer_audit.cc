@@ -51,8 +51,8 @@ void report_uneven_state(const std::map<std::string, std::set<std::string>>& hav
   f.advice = "The optimizer starts these moments at zero when it resumes.";
 }
 
-// The tensors of the model and of adapters by what optimizer state calls them: their plain keys or their stored names,
-// with and without what is before all of the model's.
+// Tensors of the model and of adapters, by the names that optimizer state uses: plain keys or stored names, with and
+// without the model's common prefix.
 using ByName = std::unordered_map<std::string, const Tensor*>;
 ByName parameters_of(const Catalog& catalog) {
   ByName out;

@@ -32,7 +32,7 @@ bool is_same_place(const Fragment& a, const Fragment& b) {
   return a.extent == b.extent && a.start == b.start && a.strides == b.strides;
 }
 
-// Returns the fragment of which `copy` is a copy.
+// Returns the original fragment of `copy`.
 Fragment original_of(const Tensor& tensor, const Fragment& copy) {
   Fragment out;
   FragmentIndex(tensor.fragments).overlapping(copy.box, [&](std::size_t i, const Box&) {

@@ -22,7 +22,7 @@ constexpr std::size_t kTold = 1024;      // tensors per message between ranks
 constexpr double kLargeWeight = 1e4;     // trained weights stay below 100 or so
 constexpr double kLargeHalf = 60000;     // of a float16, whose maximum is 65504
 
-// ---- What a tensor is
+// ---- Kinds of tensors
 
 // Returns the words of a key: "layers.0.attn_norm.weight" contains "attn" and "norm".
 std::vector<std::string> words_of(std::string_view name) {

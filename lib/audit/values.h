@@ -48,7 +48,7 @@ std::string value_kind(std::string_view key);
 
 struct ValueReport {
   std::vector<TensorProof> proofs;  // one for each of the view's tensors, from digest_tensors()
-  std::vector<ValueRow> tensors;    // likewise
+  std::vector<ValueRow> tensors;    // one for each of the view's tensors
   std::vector<Finding> findings;    // of judge_values
   Index checksums_checked = 0;
 };

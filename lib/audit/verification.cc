@@ -170,7 +170,7 @@ void check_upcast(const ModelAudit& audit, const ModelConfig& config, const Cata
 constexpr const char* kShapeTitle = "every shape matches the config";
 constexpr std::string_view kNotChecked = "not checked: ";
 
-// Checks what every config says of its model, if no family describes it.
+// Checks the numbers that every config has, if no family describes the model.
 void check_unknown_model(const Catalog& catalog, const ModelConfig& config, bool is_wanted, VerifyReport& report) {
   UnknownModelAudit audit = audit_unknown_model(catalog, config);
   const auto compared = audit.architecture.empty() ? std::ssize(audit.compared) : std::ssize(catalog.tensors());
@@ -194,7 +194,7 @@ void skip_config(const std::string& path, const std::string& why, VerifyReport& 
   report.skipped("shape", kShapeTitle, why);
 }
 
-// Why there is no config to compare with.
+// Returns why there is no config to compare with.
 void skip_absent_config(Reader& reader, const VerifyOptions& options, VerifyReport& report) {
   const auto file = find_config_file(reader, options.config, options.model.families);
   if (options.model.is_none()) return skip_config(file ? file->path : "", "--family none", report);
@@ -204,7 +204,7 @@ void skip_absent_config(Reader& reader, const VerifyOptions& options, VerifyRepo
   skip_config(file->path, is_of_model && !*is_of_model ? "it has no model_type" : "it cannot be read", report);
 }
 
-// Fails if the config was asked for and is of a family whose names no tensor has.
+// Fails if the config was given by the user and belongs to a family whose names no tensor has.
 Status check_undescribed_model(Reader& reader, const Model& model, const VerifyOptions& options, VerifyReport& report) {
   const Catalog& catalog = reader.catalog();
   const Family* const said = model.config ? describing_family(*model.config) : nullptr;

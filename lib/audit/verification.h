@@ -24,8 +24,8 @@ struct VerifyOptions {
 
   std::optional<LayoutDescriptor> source_layout;  // how files of ranks join
   KeyChanges keys;                                // of the checkpoint that is verified
-  Weights weights = Weights::kModel;              // likewise
-  std::optional<LayoutDescriptor> layout;         // that it was saved in; needs a mesh unless tensors are stored whole
+  Weights weights = Weights::kModel;              // weights of the checkpoint that is verified
+  std::optional<LayoutDescriptor> layout;         // expected layout; needs a mesh unless tensors are stored whole
   std::optional<Mesh> mesh;                       // without a layout: the mesh that saved it
   std::string against;                            // another checkpoint of the same model; empty: none
 

@@ -315,7 +315,7 @@ Result<Node> look_at_stored(const std::string& path) {
   return node;
 }
 
-// The names in a directory, links of which are not followed, sorted.
+// Returns the sorted names in a directory, without following links.
 Result<std::vector<std::string>> names_below(const std::string& directory) {
   if (!is_url(directory)) return names_in(TRY(open_directory(directory)).get(), directory);
   std::vector<std::string> out;
@@ -371,7 +371,7 @@ bool lies_in(const std::string& path, const std::string& directory) {
 bool path_exists(const std::string& path) {
   if (is_url(path)) {
     const auto object = find_stored(path);
-    return !object || *object;  // where the store does not say, reading it says why
+    return !object || *object;  // if the store gives no reason, reading reports it
   }
   struct stat st {};
   return ::lstat(path.c_str(), &st) == 0;

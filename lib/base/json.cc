@@ -466,7 +466,7 @@ class Builder {
   const char* reached_ = nullptr;
   Json root_;
   std::vector<Json*> open_;  // the enclosing containers, outermost first; only the last one changes
-  Json* value_ = nullptr;    // where the value of the key just read goes
+  Json* value_ = nullptr;    // the slot for the value of the last key
   KeySet keys_;              // of the root, if its members are passed on
   std::string last_key_;     // of the root
   Json value_of_root_;       // the value of last_key_

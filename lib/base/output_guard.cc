@@ -34,7 +34,7 @@ struct Identity {
   }
 };
 
-// Returns the identity of what `path` leads to, or nothing if it does not exist.
+// Returns the identity of the file that `path` leads to, or nothing if it does not exist.
 std::optional<Identity> identity_of(const std::string& path) {
   struct stat st {};
   if (::stat(path.c_str(), &st) != 0) return std::nullopt;

@@ -45,7 +45,7 @@ Status parallel_for(Index n, int threads, const std::function<Status(int thread,
     for (int t = 1; t < std::min<Index>(threads, n); ++t) pool.emplace_back(loop, t);
     // The system allows no more threads (ulimit -u, a container's limit): those started do all the work.
   } catch (const std::system_error&) {
-  } catch (const std::bad_alloc&) {  // likewise
+  } catch (const std::bad_alloc&) {  // no memory for another thread: those started do all the work
   }
   loop(0);
   for (std::thread& t : pool) t.join();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Precompiled headers: what nearly every source includes. Sources still include what they use.
+// Precompiled headers, which nearly every source includes. Sources still include what they use.
 #pragma once
 
 #include <algorithm>

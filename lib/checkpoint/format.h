@@ -239,7 +239,7 @@ enum class Sharding {
   kStages,    // whole tensors, with separate files for each pipeline stage
   kBoxes,     // a rank's file holds the boxes that it owns, as the layout cuts files
   kLocal,     // a rank's file holds its local tensors, even if the layout has whole files
-  kOwnLocal,  // likewise, cut by the format's own rules without a layout
+  kOwnLocal,  // as kLocal, but cut by the format's own rules without a layout
 };
 
 // A format: a row of the table in formats/registry.cc.

@@ -52,7 +52,7 @@ Status check_boxes_fit(const std::vector<TargetTensor>& tensors, const Format& f
 
 namespace {
 
-// What the output's headers say of its tensors.
+// Returns the metadata of the output's headers about its tensors.
 Result<HeaderMetadata> output_metadata(const Catalog& source, const Draft& d, const ConversionOptions& o) {
   std::vector<CopiedTensor> tensors;
   for (const TargetTensor& t : d.output.tensors) {
@@ -153,8 +153,8 @@ Result<MemoryPlan> Conversion::memory() const {
 Index Conversion::kept_bytes() const {
   struct Entries {
     Index bytes = 0;  // of the source
-    Index kept = 0;   // tensors, and checksums of what is written
-    Index read = 0;   // checksums of what is read
+    Index kept = 0;   // tensors, and checksums of the written data
+    Index read = 0;   // checksums of the read data
   };
   const auto entries_of = [&](const PlannedTensor& p) {
     const Tensor &from = source_view().tensors()[p.from], &to = target_view().tensors()[p.to];

@@ -69,8 +69,8 @@ class Conversion {
 
   // Writes the checkpoint. Adds the files that it reads to the destination's inputs, which are never replaced.
   struct Outcome {
-    Index checksums = 0;  // recorded in the source and verified
-    Index digests = 0;    // likewise, of the manifest of a source that reshard wrote
+    Index checksums = 0;  // checksums recorded in the source that were verified
+    Index digests = 0;    // digests of the source's manifest that were verified
   };
   Result<Outcome> run(OutputPath destination);
 

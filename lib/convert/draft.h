@@ -28,9 +28,9 @@ struct AllowedProblems {
 struct ConversionOptions : Request {
   std::string source_path;  // as the user gave it, for the manifest
   Repairs repairs;
-  Reader* donor = nullptr;  // of rows that the source lost; null: none
+  Reader* donor = nullptr;  // checkpoint that provides lost rows; null: none
   AdapterOptions adapter;
-  std::optional<MergeOptions> merge;  // of this source with others
+  std::optional<MergeOptions> merge;  // merges this source with others
   Container container = Container::kSafetensors;
   Index max_file_bytes = kUsualFileBytes;
   Compression compression;  // for formats that can
@@ -38,7 +38,7 @@ struct ConversionOptions : Request {
   bool takes_delta = false;    // the source is a delta, to be applied to another source
   bool takes_parts = false;    // a selection may have some tensors of a packed weight without the others
   bool metadata_only = false;  // plan without looking into the data files
-  bool sizes_only = false;     // with it, for names and sizes: not where the source's elements lie
+  bool sizes_only = false;     // with metadata_only: plans names and sizes only, without locating the source's elements
   Resume resume = Resume::kAuto;
   Index group_bytes = ResumeOptions().group_bytes;
   std::function<void(const std::string& note)> tell{};  // of an earlier run's leftover
@@ -52,7 +52,7 @@ struct Draft {
   Translation names;
   SourceView view;
   std::optional<Identity> identity;  // the result of the comparison with config.json; nothing: not compared
-  std::optional<Adapter> adapter;    // that is written or merged
+  std::optional<Adapter> adapter;    // the adapter to write or merge
   Requantization requantized;        // weights computed from other weights
   std::optional<Index> step;         // of the optimizer, for Holds::kAdam
   OutputTensors output;              // placed; empty for a format that shows tensors in place

@@ -16,7 +16,7 @@ constexpr std::string_view kPlain = "Tensor";
 
 // A tensor of torchao's list.
 struct Described {
-  std::string text;     // its entry
+  std::string text;     // the entry of the weight
   bool is_packed;       // stored as several tensors
   std::string renamed;  // in the output; empty: not seen there
 };
@@ -65,7 +65,7 @@ std::optional<PartOf> part_of(DescribedTensors& described, const std::string& st
   return std::nullopt;
 }
 
-// Notes what the output calls the weight that a tensor is of.
+// Records the output's name for the weight to which a tensor belongs.
 Status follow(DescribedTensors& described, const CopiedTensor& copied) {
   const Tensor& from = *copied.from;
   const TargetTensor& to = *copied.to;

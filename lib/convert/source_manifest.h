@@ -19,7 +19,7 @@ namespace reshard {
 
 class SourceManifest {
  public:
-  // Opens the manifest of `source`, of which a conversion reads the tensors of `plan` in `view`; all three must outlive
+  // Opens the manifest of `source` for a conversion that reads the tensors of `plan` in `view`; all three must outlive
   // it. Returns nothing if there is no manifest, or if recorded checksums cover all data. Fails (corrupt or
   // unsupported) if the manifest cannot be used.
   static Result<std::optional<SourceManifest>> open(Reader& source, const Plan& plan, const Catalog& view,

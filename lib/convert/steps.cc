@@ -301,7 +301,7 @@ class TargetDtypes {
  private:
   const SourceView& view_;
   const Family* const family_;       // may be null
-  const ModelConfig* const config_;  // likewise
+  const ModelConfig* const config_;  // may be null
   const Typing& typing_;
   std::vector<std::string> kept_;  // for messages
   bool narrows_ = false;

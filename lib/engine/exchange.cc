@@ -26,7 +26,7 @@ struct SlabRange {
   Index begin = 0, end = 0;
 };
 
-// A slab of which this rank sends or receives pieces.
+// A slab whose pieces this rank sends or receives.
 struct SlabMessage {
   Index slab = 0;
   struct Piece {

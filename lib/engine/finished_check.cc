@@ -149,7 +149,7 @@ Result<std::optional<std::string>> find_changed(const std::vector<WalkItem>& ite
     return check.read(list.get(first + k), rooms[static_cast<std::size_t>(thread)]);
   }));
   const std::vector<RereadDigest> seen = TRY(check.take(options.ranks));
-  std::string changed;  // its number
+  std::string changed;  // the index of the changed item
   if (const JournalText* const text = output.continued())
     for (std::size_t i = 0; i < seen.size() && changed.empty(); ++i) {
       const auto recorded = text->finished.digests.find(static_cast<Index>(i));

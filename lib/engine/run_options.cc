@@ -13,7 +13,7 @@ namespace reshard {
 namespace {
 
 constexpr Index kMaxSlab = Index{32} << 20;
-constexpr Index kProcess = Index{12} << 20;  // code, stacks, and what the allocator keeps
+constexpr Index kProcess = Index{12} << 20;  // code, stacks, and memory that the allocator retains
 
 }  // namespace
 

@@ -15,7 +15,7 @@ namespace reshard {
 // Digests of one tensor.
 struct TensorProof {
   Digest source;  // of the source's elements, in the source's dtype
-  Digest target;  // of what was written; equal to `source` where nothing was converted
+  Digest target;  // digest of the written values; equal to `source` if nothing was converted
 };
 
 // A slab that was read, with its digests before and after conversion.
@@ -28,7 +28,7 @@ struct SeenSlab {
 // converted.
 using SlabSink = std::function<Status(const SeenSlab& seen, Bytes elements, const Buffers& buffers)>;
 
-// What to walk over.
+// The tensors to walk over, and how.
 struct Walk {
   const std::vector<WalkItem>& items;
   TensorSource& source;

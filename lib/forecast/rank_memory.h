@@ -45,7 +45,7 @@ struct StageMemory {
   Index stage = 0;
   Index first_layer = 0;
   Index layers = 0;                          // number of layers from first_layer on
-  bool has_first = false, has_last = false;  // holds what is before the layers, or after them
+  bool has_first = false, has_last = false;  // holds the parameters before or after the layers
   RankMemory largest, smallest;              // of its ranks by total(); the first if several are equal
 };
 

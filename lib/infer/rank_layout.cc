@@ -33,7 +33,7 @@ std::vector<Split> splits_on(const Mesh& mesh, const Placement& placement) {
   return out;
 }
 
-// What the family's table says about a tensor of the ranks.
+// The rule of the family's table for a tensor of the ranks.
 struct Known {
   std::string canonical;
   TensorParallelCut cut;

@@ -47,7 +47,7 @@ Result<std::unique_ptr<Load>> Load::prepare(Reader& source, LoadOptions options)
   conversion.source_path = source.catalog().root;
   conversion.takes_parts = true;
   conversion.run = o.run;
-  // What is read before the load are a few tensors: by each rank for itself, and by its processor.
+  // The few tensors that are read before the load are read by every rank, on its CPU.
   conversion.run.progress = nullptr;
   conversion.run.strategy = Strategy::kDirect;
   conversion.run.device = nullptr;
@@ -116,13 +116,14 @@ Result<LoadReport> Load::run(std::span<const Destination> destinations) {
       return usage_error(what + ": expected memory of " + human_bytes(t.bytes()) + ", got none");
     if (const auto& strides = destinations[i].strides) TRY(check_strides(t.shape, *strides, byte_size(t.dtype), what));
   }
-  // What is to be equal is so on all ranks: together they look once, and of ranks on their own the first does.
+  // Equality holds for all ranks at once, so ranks that load together check it once, and of independent ranks only the
+  // first does.
   if (options_.run.ranks || rank() == 0) TRY(check_equal_tensors(draft_, source_.files(), run_));
   ConversionSource origin(draft_, source_, source_);
   const LoadDestinations landings =
       TRY(LoadDestinations::make(plan_, target_view_, *target_, rank(), held_, destinations));
   const RunOptions& run = options_.run;
-  TRY(device_of(run).settle());  // what the caller still does to the destinations
+  TRY(device_of(run).settle());  // the caller's pending work on the destinations
   const LoadJob job{plan_, origin.tensors(), target_view_, *target_, landings, rank(), run};
   const bool together = !is_direct() && options_.run.ranks;
   const LoadDigests digests = TRY(together ? load_together(job) : load_direct(job));

@@ -55,7 +55,7 @@ class MemoryTarget : public Target {
   Mesh mesh_;
   std::optional<Index> rank_;
   std::vector<SharedPlacement> placements_;        // of the catalog's tensors
-  std::vector<std::vector<Index>> replica_steps_;  // likewise; empty in a target of one rank
+  std::vector<std::vector<Index>> replica_steps_;  // of the catalog's tensors; empty in a target of one rank
   std::vector<Index> offsets_;                     // likewise
 };
 

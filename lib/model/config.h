@@ -22,7 +22,7 @@ class Reader;
 struct Float8Scales {
   std::string_view suffix;                  // of the scales' name, after the matrix's: "_scale_inv"
   Index block_rows = 0, block_columns = 0;  // 0: the whole dimension
-  bool is_chosen = false;           // the producer chose which matrices are float8; otherwise the family says it
+  bool is_chosen = false;           // the producer chose which matrices are float8; otherwise the family lists them
   bool is_product_rounded = false;  // the product is rounded to the dtype of the scales first
 
   bool operator==(const Float8Scales&) const = default;
@@ -42,7 +42,7 @@ class ModelConfig {
   // several parts is described by its text_config.
   static Result<ModelConfig> parse(const Json& json, std::string path, Families families = {});
 
-  // Fails if a number is missing that every model of a known family has. For other models nobody has checked.
+  // Fails if a number is missing that every model of a known family has. Configs of other models are not checked.
   Status check() const;
 
   Families families;                   // the families it was read with; describing the model uses the same ones
@@ -118,7 +118,7 @@ class ModelConfig {
   std::string shown(std::string_view name) const;  // the number, or "nothing"
 
   std::map<std::string, std::optional<Index>, std::less<>> numbers_;  // nothing: null in the file
-  std::map<std::string, Index, std::less<>> lengths_;                 // of lists
+  std::map<std::string, Index, std::less<>> lengths_;                 // lengths of lists
   std::vector<std::string> unquantized_;                              // modules, "lm_head"
   std::vector<Index> mlp_only_layers_;
   std::optional<std::vector<Index>> moe_layers_;

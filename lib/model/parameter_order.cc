@@ -40,8 +40,8 @@ Numbered taken_apart(std::string_view name) {
   }
 }
 
-// Patterns one after the other that begin alike up to a hole are of one list of modules, each of which has its
-// parameters together. `runs`: for each of the holes the first pattern of that run.
+// Consecutive patterns that are equal up to a hole belong to one list of modules; the parameters of each module are
+// together. `runs`: for each hole, the first pattern of that run.
 struct Place {
   std::size_t number = 0;
   std::vector<std::size_t> runs;
@@ -50,7 +50,7 @@ using Places = std::map<std::string, Place, std::less<>>;
 
 Places places_of(std::string_view patterns) {
   Places out;
-  std::vector<std::pair<std::string, std::size_t>> open;  // what runs begin with, and their first patterns
+  std::vector<std::pair<std::string, std::size_t>> open;  // prefixes of the runs, and their first patterns
   for (std::size_t number = 0; !patterns.empty(); ++number) {
     const std::size_t space = std::min(patterns.find(' '), patterns.size());
     const std::string pattern(patterns.substr(0, space));

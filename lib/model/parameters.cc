@@ -162,7 +162,7 @@ class ParameterList {
   const ModelConfig& config_;
   Index elements_ = 0;
   std::vector<Parameter> out_;
-  std::vector<Parameter> scales_;  // of matrices that may be float8
+  std::vector<Parameter> scales_;  // scales of matrices that may be float8
 };
 
 Status check_quantization(const Family& family, const ModelConfig& config) {

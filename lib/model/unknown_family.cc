@@ -74,7 +74,7 @@ bool has_member_with(const ModelConfig& config, std::span<const std::string_view
          std::any_of(names.begin(), names.end(), [&](std::string_view name) { return config.number(name) == value; });
 }
 
-// What the names in a catalog have in common.
+// The common structure of the names in a catalog.
 struct Names {
   std::vector<const Tensor*> matrices, filters;
   std::map<std::string, std::set<Index>, std::less<>>

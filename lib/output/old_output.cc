@@ -58,7 +58,7 @@ Status check_not_mounted(const std::string& destination) {
 
 }  // namespace
 
-// A link to a checkpoint is not replaceable: the checkpoint itself would stay where it is.
+// A link to a checkpoint cannot be replaced: only the link would be removed.
 Result<OldOutput> replaceable_directory(const OutputPath& to, const std::string& destination) {
   TRY(check_not_mounted(destination));
   OldOutput old = TRY(look_at_old(destination));

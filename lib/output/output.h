@@ -156,7 +156,7 @@ class Output {
   SmallWriteBuffer held_;
   std::unique_ptr<EncodedChunks> chunks_;    // for a target that encodes
   std::vector<std::atomic<bool>> written_;   // files this rank has written to
-  std::vector<std::atomic<bool>> unsynced_;  // likewise, since the last sync
+  std::vector<std::atomic<bool>> unsynced_;  // files this rank has written to since the last sync
   bool directories_synced_ = false;
 };
 

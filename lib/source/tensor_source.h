@@ -142,7 +142,7 @@ class FileSource : public TensorSource {
   FilePool& files_;
   DirectReader direct_;
   bool in_order_ = false;  // everything is read about once, in the order of the tensors
-  bool once_ = false;      // likewise, and bypassing the page cache
+  bool once_ = false;      // as in_order_, and bypassing the page cache
   ShortReads short_;
   CrcLedger crcs_;
   ByPlace seen_before_;                 // CRCs of extents that earlier runs have seen completely

@@ -59,7 +59,7 @@ Result<Library> load_library() {
   out.opened = ::dlopen(RESHARD_MPI_NAME, RTLD_NOW | RTLD_GLOBAL);
   if (!out.opened) {
     const std::string why = ::dlerror();
-    out.opened = ::dlopen(RESHARD_MPI_LIBRARY, RTLD_NOW | RTLD_GLOBAL);  // its path when this was built
+    out.opened = ::dlopen(RESHARD_MPI_LIBRARY, RTLD_NOW | RTLD_GLOBAL);  // the library's path at build time
     if (!out.opened) return unsupported("MPI: cannot open " RESHARD_MPI_NAME ": " + why);
   }
 #define RESHARD_FIND(name) TRY(find_function(out.opened, RESHARD_MPI_NAME, "MPI_" #name, out.name));

@@ -177,7 +177,7 @@ TEST_F(BlockScalesTest, OneMatrixCannotStayBesideOthers) {
   EXPECT_THAT(r.err, HasSubstr("would stay float8 while other matrices do not"));
 }
 
-// compressed-tensors: a scale for each row, of the matrices that the producer chose, and numbers for their inputs.
+// compressed-tensors: a scale per row of the matrices that the producer chose, and scales for their inputs.
 class RowScalesTest : public BlockScalesTest {
  protected:
   RowScalesTest()
@@ -253,8 +253,7 @@ TEST_F(RowScalesTest, MoveWithTheirRows) {
 TEST_F(RowScalesTest, HaveNoNamesAmongThoseOfTrainers) {
   const CommandResult r = convert_it({"--to", "dcp", "--names", "torchtitan"});
   EXPECT_EQ(r.exit_code, 4);
-  EXPECT_THAT(r.err,
-              HasSubstr("torchtitan names has no names for them: a loader would use one without the other"));
+  EXPECT_THAT(r.err, HasSubstr("torchtitan names has no names for them: a loader would use one without the other"));
   EXPECT_FALSE(std::filesystem::exists(dir_ / "out"));
 }
 

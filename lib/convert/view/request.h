@@ -30,12 +30,12 @@ struct Selection {
 // The names of the output's tensors, and the order of their rows.
 struct Naming {
   std::optional<Convention> convention;  // nothing: the source's own, or the format's habit
-  bool keep_names = false;               // the source's own whatever the format's habit is
+  bool keep_names = false;               // keeps the source's own names, even if the format renames by default
   bool changed_names = false;            // --strip-prefix or --rename was given
   bool common_rows = false;              // the plan is made in common names and rows, needed or not
 };
 
-// What matrices become beside their scales (fp8_blocks.h, mxfp4.h).
+// The type of matrices that get scales (fp8_blocks.h, mxfp4.h).
 enum class Quantization { kNone, kFp8Block, kFp8Tensor, kMxfp4 };
 inline constexpr std::array<std::pair<std::string_view, Quantization>, 3> kQuantizations = {
     {{"fp8-block", Quantization::kFp8Block},
@@ -53,9 +53,9 @@ struct Typing {
   }
 };
 
-// The vocabulary is padded where the layout says so, or to a multiple of `vocab_divisible_by` x tp; 0: not.
+// Padding of the vocabulary: as the layout says, or to a multiple of `vocab_divisible_by` x tp; 0: none.
 struct VocabularyRows {
-  std::optional<PaddingFill> vocab_padding;  // what the rows become; nothing: as the layout says
+  std::optional<PaddingFill> vocab_padding;  // content of the added rows; nothing: as the layout says
   Index vocab_divisible_by = 0;
 };
 

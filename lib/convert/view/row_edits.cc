@@ -192,7 +192,7 @@ Status pad_rows(Catalog& view, std::size_t tensor, Index rows, PaddingFill fill,
       Fragment f = last.get(i);
       f.box.shape[0] = rows - have;
       f.strides[0] = 0;
-      f.crc.reset();  // its bytes are verified where the row itself is read
+      f.crc.reset();  // its bytes are verified when the row itself is read
       more.add(f);
     }
   } else {

@@ -198,7 +198,7 @@ Result<SourceView> view_source(const Catalog& source, const Selected& selected, 
   chosen.files = source.files;
   chosen.vocabulary = source.vocabulary;
   chosen.parts = source.parts;
-  if (selected.tensors.size() == source.tensors().size()) {  // all of them, in their order
+  if (selected.tensors.size() == source.tensors().size()) {  // all tensors, in the source's order
     chosen.share_tensors(source);
   } else {
     TRY(chosen.reserve(selected.tensors.size()));

@@ -18,7 +18,7 @@
 namespace reshard {
 namespace {
 
-constexpr std::string_view kStackedExperts = ".experts.gate_up_proj";  // transformers 5, whatever the model
+constexpr std::string_view kStackedExperts = ".experts.gate_up_proj";  // transformers 5, for every model
 
 // Fails if --rename gives the tensors of one packed weight names that loaders do not take for one weight.
 Status check_packed_names(const Catalog& source, const PackedWeights& packed) {
@@ -173,7 +173,7 @@ Status check_nothing_is_beside(const Catalog& source, const Request& wanted, boo
   return {};
 }
 
-// Notes what `verify` says of a model that no family describes.
+// Adds verify's findings about a model without a family as notes.
 void note_unknown_model(const Catalog& source, const ModelConfig& config, ConversionNotes& notes) {
   const UnknownModelAudit audit = audit_unknown_model(source, config);
   notes.warnings.push_back("names, shapes and rows are the source's own: " + summary(audit, config));

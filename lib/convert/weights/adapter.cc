@@ -35,7 +35,7 @@ struct Operand {
 };
 struct PairWord {
   Operand::Kind kind;
-  std::string_view word, end;  // what follows the module, and what ends the key
+  std::string_view word, end;  // the key's suffix after the module, and the key's ending
   bool is_embeddings;
 };
 constexpr PairWord kPairWords[] = {{Operand::Kind::kA, ".lora_A.", ".weight", false},
@@ -207,7 +207,8 @@ class AdapterReader {
                        [&](const auto& pair) { return !find_weight(pair.first + ".weight", weights, family); });
   }
 
-  // Whether a pair's matrices fit a fused parameter as it is defined, and with its inputs first.
+  // Returns whether a pair's matrices fit a fused parameter as it is defined, and whether they fit with its inputs
+  // first.
   struct Fit {
     bool as_defined = false, input_first = false;
   };

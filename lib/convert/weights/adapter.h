@@ -39,7 +39,7 @@ struct AdapterOptions {
 struct LowRank {
   std::size_t weight = 0;           // in the view
   std::size_t a = 0, b = 0;         // in the adapter's catalog
-  std::optional<std::size_t> onto;  // likewise: the whole weight, if the adapter stores it
+  std::optional<std::size_t> onto;  // in the adapter's catalog: the whole weight, if the adapter stores it
   Index rank = 1;
   float scaling = 0;
   bool is_transposed = false;         // the transpose of the product is added
@@ -74,7 +74,7 @@ struct Adapter {
   std::vector<std::size_t> operands() const;  // in the adapter's catalog, ascending
 };
 
-// What is done with an adapter: nothing, written next to the model, merged into it.
+// The use of an adapter: none, written next to the model, or merged into it.
 enum class AdapterUse { kNone, kWritten, kMerged };
 
 // Reads the adapter of `source`, or that of `options.reader`, without what `selection` excludes; of an adapter in the

@@ -35,7 +35,7 @@ constexpr std::array<float, 16> kFp4 = {0.0F,       0.0625F / 12, 8.0F / 12,  1.
                                         2.0F / 12,  3.0F / 12,    0.0F,       -0.0625F / 12, -8.0F / 12, -1.0F,
                                         -4.0F / 12, -6.0F / 12,   -2.0F / 12, -3.0F / 12};
 
-// QuantState.as_dict(packed=True): what is not a tensor, as JSON in a tensor of bytes.
+// The values of QuantState.as_dict(packed=True) that are not tensors, stored as JSON in a tensor of bytes.
 struct QuantState {
   const std::array<float, 16>* code = nullptr;
   Index block = 0;

@@ -14,7 +14,7 @@ namespace {
 struct ScaledMatrix {
   std::size_t matrix = 0, scales = 0;  // in the view
   Index block_rows = 0, block_columns = 0;
-  DType product = DType::kFloat32;  // what it is rounded to first
+  DType product = DType::kFloat32;  // the dtype to which it is rounded first
 };
 
 Status fill(TensorSource& stored, const ScaledMatrix& m, DType as, const Box& box, MutableBytes out,

@@ -17,7 +17,7 @@ namespace reshard {
 // A tensor of the view that is computed from others.
 struct ComputedTensor {
   std::size_t tensor = 0;
-  // Returns what computes it in dtype `as` from the stored tensors.
+  // Returns an object that computes the weight in dtype `as` from the stored tensors.
   std::function<ComputedSource::Fill(TensorSource& stored, DType as)> fill_of;
 };
 

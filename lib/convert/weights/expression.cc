@@ -42,7 +42,7 @@ class ExpressionParser {
  private:
   using Step = Expression::Step;
   using Kind = Step::Kind;
-  using Number = std::optional<double>;  // the value of what has no source in it; else it is on the stack
+  using Number = std::optional<double>;  // the value of a constant subexpression; other values are on the stack
 
   Error expected(const std::string& what) const {
     const std::string got = at_ < text_.size() ? "'" + printable(text_.substr(at_, 20)) + "'" : "the end";

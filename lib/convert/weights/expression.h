@@ -26,7 +26,8 @@ namespace reshard {
 
 class Expression {
  public:
-  // `sources` are the names that may stand in it, each of which must. A usage error says where it is wrong.
+  // Parses an expression. `sources` are the names of its sources, each of which must occur. A usage error gives the
+  // position of the fault.
   static Result<Expression> parse(std::string_view text, const std::vector<std::string>& sources);
 
   // out[i] of inputs[source][i], for i < n. `Float` is float or double. Thread-safe.

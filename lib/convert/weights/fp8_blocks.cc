@@ -39,7 +39,7 @@ BlockScale scale_of(float largest) {
 // A matrix that becomes float8.
 struct FloatMatrix {
   std::size_t tensor = 0, scales = 0;     // in the view
-  Index block_rows = 0, block_width = 0;  // of which each block has a scale
+  Index block_rows = 0, block_width = 0;  // one scale per block
 };
 
 class BlockQuantizer {

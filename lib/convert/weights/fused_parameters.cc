@@ -43,8 +43,8 @@ Status describe(FusedParameter& out, const PackedGroup& group, const Catalog& vi
   return {};
 }
 
-// Returns where the family's tables define a parameter: that is the order in which transformers defines those of a
-// module.
+// Returns the position of a parameter in the family's tables, which have the order in which transformers defines the
+// parameters of a module.
 std::size_t definition(const PackedGroup& group, const Catalog& view, const Model& model) {
   if (!model.family) return 0;
   const auto parsed = parse_name(*model.family, view.tensors()[group.parts[0]].name);

@@ -46,7 +46,7 @@ Result<ModulePattern> ModulePattern::parse(std::string_view key) {
 }
 
 bool ModulePattern::matches(std::string_view module) const {
-  std::vector<bool> reached(module.size() + 1);  // what of the module the steps so far may have taken
+  std::vector<bool> reached(module.size() + 1);  // the prefixes of the module that the steps so far can match
   reached[0] = true;
   for (std::size_t i = 0; i < module.size() && !is_whole_; ++i) reached[i + 1] = module[i] == '.';
   for (const Step& step : steps_) {

@@ -22,7 +22,7 @@ constexpr int kBias = 127;
 
 // A matrix in MXFP4: blocks [E, out, groups, 16], scales [E, out, groups].
 struct PackedMatrix {
-  std::string name;                    // that it becomes
+  std::string name;                    // the MXFP4 tensor's name
   std::size_t blocks = 0, scales = 0;  // in the view
   Index out = 0, groups = 0;
 };

@@ -51,7 +51,7 @@ class PackedMatrix {
   Index worker_bytes_ = 0;
 };
 
-// What a packed weight is opened from.
+// The inputs for opening a packed weight.
 struct PackedInput {
   const Catalog& catalog;      // that the weight's indices refer to
   const PackedWeight& weight;  // with no needed tensor missing
@@ -88,7 +88,7 @@ std::unique_ptr<PackedMatrix> transposed(std::unique_ptr<PackedMatrix> matrix);
 
 // Opens a weight of any of these layouts. Unsupported, with the layout's name, for others.
 OpenedMatrix open_packed(const PackedInput& in);
-// Whether open_packed() knows the layout.
+// Returns whether open_packed() supports the layout.
 bool can_unpack(Packing packing);
 
 // Fills `out` with the elements of `box`, of rows and columns, in a dtype: values() in pieces that fit a small buffer,

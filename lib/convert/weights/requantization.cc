@@ -58,7 +58,7 @@ bool has_matrices(const Family& family, Quantization quantization) {
                      [&](const NameRule& rule) { return rule.quantized == due; });
 }
 
-// Returns a clause with the choices that the family has, mostly one: "; --quantize fp8-tensor quantizes ...".
+// Returns a clause with the family's choices: "; --quantize fp8-tensor applies to this family".
 std::string other_quantizations(const Family& family) {
   std::vector<std::string> out;
   for (const auto& [name, quantization] : kQuantizations)

@@ -35,7 +35,7 @@ Json take_quantization(const Json& config, Json& taken) {
   return out;
 }
 
-// Returns the name of `weight`, of which `part` is a tensor, as the source stores it: with its wrapper's prefix.
+// Returns the stored name of `weight`, which contains the tensor `part`: with its wrapper's prefix.
 std::string stored_name(const Tensor& part, const std::string& weight) {
   if (part.plain_key.empty()) return weight;
   const std::string_view module = module_of(weight);

@@ -32,7 +32,7 @@ class Unpacking {
   const Catalog& catalog() const { return catalog_; }
   // Returns the source's tensors that the given tensors of catalog() are read from.
   std::vector<std::size_t> operands(const std::vector<std::size_t>& tensors) const;
-  // Takes over where the source's tensors are stored, after it has located them.
+  // Copies the locations of the source's tensors after it has located them.
   void update(const Catalog& source);
 
   // Marks the tensors of a view that are computed (SourceView::computed).
@@ -62,7 +62,7 @@ class Unpacking {
   std::uint32_t file_ = 0;                         // of catalog_, that does not exist
   std::vector<Weight> weights_;                    // by offset
   std::vector<std::vector<std::size_t>> sources_;  // of each tensor of catalog_
-  std::vector<bool> is_computed_;                  // likewise
+  std::vector<bool> is_computed_;                  // whether each tensor of catalog_ is computed
   Index worker_bytes_ = 0;
 };
 

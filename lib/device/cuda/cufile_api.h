@@ -10,7 +10,7 @@
 
 namespace reshard::cufile {
 
-// CUfileError_t: what most functions return.
+// CUfileError_t, the result of most functions.
 struct Error {
   int code;       // CUfileOpError; 0: success
   int cuda_code;  // CUresult, if `code` is a CUDA error

@@ -11,7 +11,7 @@ namespace reshard {
 // The stream on which kernels run.
 struct LaunchPlace {
   CUstream_st* stream = nullptr;
-  int multiprocessors = 0;  // of the device, which must be the thread's current one
+  int multiprocessors = 0;  // multiprocessors of the device, which must be the thread's current one
 };
 
 // Loads all kernels into the thread's current device, which otherwise happens at the first launch of each. Returns a

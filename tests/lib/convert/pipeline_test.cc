@@ -1,4 +1,4 @@
-// The whole way, on random tensors and layouts: write, open, read anywhere, convert, convert back.
+// Tests the whole pipeline on random tensors and layouts: write, open, read any part, convert, convert back.
 #include <gtest/gtest.h>
 
 #include <atomic>
