@@ -78,7 +78,8 @@ void report_short_files(const Catalog& catalog, FindingList& findings) {
     if (file.size < 0 || file.size >= needs[f]) continue;
     cut.insert(f);
     if (lines.size() < kShownFiles)
-      lines.push_back(printable(file.path) + ": expected at least " + with_commas(needs[f]));
+      lines.push_back(printable(file.path) + ": expected at least " + count_of(needs[f], "byte") + ", got " +
+                      with_commas(file.size));
   }
   if (cut.empty()) return;
   Finding& f = findings.add(Severity::kError, "file-short");
