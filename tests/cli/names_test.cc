@@ -170,7 +170,7 @@ TEST(FlatParameters, AreWrittenInTheShapesThatTheConfigSays) {
                                   HasSubstr("No data is lost"), Not(HasSubstr("another model"))));
   const CommandResult r = flat.convert({"--to", "hf"});
   ASSERT_EQ(r.exit_code, 0) << r.err;
-  EXPECT_THAT(r.out, HasSubstr("are flattened, as FSDP has parameters"));
+  EXPECT_THAT(r.out, HasSubstr("are flattened, as FSDP stores parameters"));
   EXPECT_EQ(load_checkpoint(flat.dir / "out"), llama());
 }
 

@@ -255,7 +255,7 @@ TEST(RanksSavedOnTheirOwn, TheirObjectsAreCarriedAndTold) {
   const TempDir dir;
   const CommandResult r = reshard_cli({"convert", kRankLocal, dir / "out", "--to", "dcp", "--mesh", "dp_shard=2"});
   ASSERT_EQ(r.exit_code, 0) << r.err;
-  EXPECT_THAT(r.out + r.err, HasSubstr("6 objects are one rank's own ('extra_state.rank_1.seed', "));
+  EXPECT_THAT(r.out + r.err, HasSubstr("6 objects are specific to one rank ('extra_state.rank_1.seed', "));
   EXPECT_EQ(objects_of(dir / "out"), kObjectsOfRanks);
   const CommandResult verified = reshard_cli({"verify", dir / "out", "--bytes"});
   EXPECT_EQ(verified.exit_code, 0) << verified.out;

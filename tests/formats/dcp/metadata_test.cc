@@ -408,12 +408,12 @@ TEST_F(DcpMetadataTest, KnowsItemsThatAreCompressed) {
   EXPECT_EQ(attribute(catalog_of(with(list({}))), "torch"), "2.3 or later, or another writer");
   EXPECT_EQ(attribute(catalog_of(with(none())), "torch"), "2.3 or later, or another writer");
   EXPECT_EQ(refusal_of(with(list({text("stream.lz4/1")}))),
-            "D/.metadata: 'step' is stored through the transform ['stream.lz4/1']; only stream.zstd/1 is known");
+            "D/.metadata: 'step' is stored through the transform ['stream.lz4/1']; only stream.zstd/1 is supported");
   EXPECT_EQ(code_, ErrorCode::kUnsupported);
   EXPECT_EQ(
       refusal_of(with(list({text("stream.zstd/1"), text("stream.zstd/1")}))),
       "D/.metadata: 'step' is stored through the transform ['stream.zstd/1', 'stream.zstd/1']; only stream.zstd/1 "
-      "is known");
+      "is supported");
 }
 
 TEST_F(DcpMetadataTest, RefusesWhatIsNoMetadata) {

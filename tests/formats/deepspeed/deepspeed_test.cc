@@ -212,7 +212,7 @@ TEST_F(Deepspeed, MastersAreTheModelWhereAskedFor) {
   EXPECT_THAT(none.err, HasSubstr("--weights master: there are no masters"));
   const CommandResult other = reshard_cli({"inspect", test_data("nanotron/tp2"), "--weights", "master"});
   EXPECT_EQ(other.exit_code, 2);
-  EXPECT_THAT(other.err, HasSubstr("nanotron has them once"));
+  EXPECT_THAT(other.err, HasSubstr("nanotron stores them once"));
 }
 
 TEST_F(Deepspeed, TellsOfTheRun) {

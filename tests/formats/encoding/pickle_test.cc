@@ -371,7 +371,7 @@ TEST(PickleWriter, WritesTheCallsThatStandForData) {
 TEST(PickleWriter, WritesDataOnly) {
   EXPECT_EQ(rewritten("\x80\x02"
                       "cos\nsystem\n."),
-            "not a value that can be carried: a global os.system");
+            "unsupported value: a global os.system");
   std::string deep(100, ']');
   EXPECT_NE(rewritten("\x80\x02" + deep + std::string(99, 'a') + ".").find("nested deeper than 64 levels"),
             std::string::npos);

@@ -258,13 +258,13 @@ TEST_F(Megatron, InspectTellsHowItWasSaved) {
             "on dp=2, tp=2, ep=2, the experts' tp=1 by args; optimizer plain: each rank has the state of its own "
             "parameters; 35 words, padded to 48 rows");
   EXPECT_EQ(saved("dist_old_tp2_dp2_flat"),
-            "on dp=2, tp=2, as args in common.pt have it; all layers of a parameter in one tensor; optimizer "
+            "on dp=2, tp=2, by args in common.pt; all layers of a parameter in one tensor; optimizer "
             "distributed, fully_sharded_model_space: flat pieces of each parameter; 257 words, padded to 288 rows");
   EXPECT_EQ(saved("dist_tp2_dp2_dpreshardable"),
-            "on dp=2, tp=2, as args in common.pt have it; all layers of a parameter in one tensor; optimizer "
+            "on dp=2, tp=2, by args in common.pt; all layers of a parameter in one tensor; optimizer "
             "distributed, dp_reshardable: flat buffers of each tp rank and stage; 257 words, padded to 288 rows");
   EXPECT_EQ(saved("dist_new_moe_mixed"),
-            "on pp=2, as args in an item common_state (Megatron core 0.17 or later) have it; each layer's tensors "
+            "on pp=2, by args in an item common_state (Megatron core 0.17 or later); each layer's tensors "
             "apart; 259 words, padded to 272 rows");
   const CommandResult shown = reshard_cli({"inspect", test_data("megatron/dist_new_moe_mixed")});
   EXPECT_THAT(shown.out,
@@ -464,7 +464,7 @@ TEST_F(Megatron, WhatArgsHaveNoWordsForIsNotWritten) {
   EXPECT_THAT(error_with(R"("llama")", R"("gemma2")"), HasSubstr("gemma2"));
   write_file(model + "/config.json", config);
   const CommandResult named = reshard_cli({"convert", model, dir_ / "out", "--to", "megatron", "--names", "hf", "-q"});
-  EXPECT_THAT(named.err, HasSubstr("a checkpoint of Megatron-LM has Megatron core names and no others"));
+  EXPECT_THAT(named.err, HasSubstr("Megatron-LM supports only Megatron core names"));
   fs::remove(model + "/config.json");
   const CommandResult without = reshard_cli({"convert", model, dir_ / "out", "--to", "megatron", "-q"});
   EXPECT_THAT(without.err, HasSubstr("args, which are made from the model's config.json; add it with --config"));
@@ -624,7 +624,8 @@ TEST_F(Megatron, MissingRanksAreNamed) {
   const std::string moe = copy("legacy_tp2_ep2_moe_plain"), tied = copy("legacy_pp2_vpp2_dp2_distopt_tied");
   fs::remove_all(moe + kIteration + "/mp_rank_01_001");
   EXPECT_EQ(error_of(moe),
-            "D/iter_0000010: no file of tp rank 1 of 2: its mp_rank_... is missing; args say dp=2, tp=2, ep=2, the "
+            "D/iter_0000010: no file of tp rank 1 of 2: its directory mp_rank_... is missing; args give dp=2, tp=2, "
+            "ep=2, the "
             "experts' tp=1");
   fs::copy(moe + kIteration + "/mp_rank_00_000", moe + kIteration + "/mp_rank_02_001");
   EXPECT_THAT(error_of(moe), HasSubstr("D/iter_0000010/mp_rank_02_001: is not a rank of dp=2, tp=2, ep=2"));

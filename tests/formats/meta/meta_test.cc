@@ -249,7 +249,7 @@ TEST_F(Mistral, ModelsThatAreThereTwiceAreOneFindingThatNamesTheFiles) {
   fs::remove(hf_ + "/reshard_manifest.json");
   const CommandResult verified = reshard_cli({"verify", hf_});
   EXPECT_THAT(verified.out, HasSubstr("1 error, 0 warnings"));
-  EXPECT_THAT(verified.out, HasSubstr("21 parameters, each there under two names"));
+  EXPECT_THAT(verified.out, HasSubstr("21 parameters, each stored under two names"));
   EXPECT_THAT(verified.out, HasSubstr("more.safetensors"));
   const CommandResult r = reshard_cli({"convert", hf_, dir_ / "out", "--to", "hf", "-q"});
   EXPECT_EQ(r.exit_code, 3);

@@ -80,7 +80,7 @@ TEST(Placeholders, AreRefusedIfMostWeightsAre) {
   ASSERT_FALSE(refused);
   EXPECT_EQ(refused.error().code(), ErrorCode::kUnsupported);
   EXPECT_THAT(refused.error().message(), HasSubstr("2 of 3 weights"));
-  EXPECT_THAT(refused.error().message(), HasSubstr("global_step10, which is to be opened")) << "the last step";
+  EXPECT_THAT(refused.error().message(), HasSubstr("global_step10; open that")) << "the last step";
 }
 
 // ---- values of ranks

@@ -220,7 +220,7 @@ TEST(Vllm, RefusesWhatItDoesNotKnow) {
   model.request.mesh = Mesh({{"tp", 3}});
   EXPECT_THAT(model.refusal(), HasSubstr("expected one that divides 4 attention heads"));
   model.request.heads.reset();
-  EXPECT_THAT(model.refusal(), HasSubstr("give one with --config"));
+  EXPECT_THAT(model.refusal(), HasSubstr("add one with --config"));
   model.request.mesh = Mesh({{"pp", 2}});
   EXPECT_THAT(model.refusal(), HasSubstr("pp=2 exceeds the parts of the model"));
   model.request.mesh = Mesh({{"dp_shard", 2}, {"tp", 2}});

@@ -277,7 +277,7 @@ TEST_F(RowsOfAView, OfHeadsAreRepeatedAsTheLayoutSays) {
               HasSubstr("not supported for quantized matrices"));
   begin("");
   EXPECT_THAT(error_of(repeat_heads(view_, names_, on, kAll, notes_)),
-              HasSubstr("layout 'l' repeats key-value heads, and no config.json says how many"));
+              HasSubstr("layout 'l' repeats key-value heads, and no config.json gives their number"));
 }
 
 // ---- objects

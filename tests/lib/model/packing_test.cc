@@ -169,10 +169,9 @@ TEST(Packing, TheShapeSaysWhetherExpertsAreTransposed) {
     const auto view = canonical_view(catalog, {&family, known, true, false}, nullptr);
     return view ? std::string() : view.error().message();
   };
-  EXPECT_THAT(error_of({3, 5, 4}, nullptr), HasSubstr("no config.json tells which this is"));
+  EXPECT_THAT(error_of({3, 5, 4}, nullptr), HasSubstr("no config.json tells them apart"));
   config.set("moe_intermediate_size", 4);
-  EXPECT_THAT(error_of({3, 4, 4}, &config),
-              HasSubstr("[3, 4, 4]: files and the memory of transformers have its last two"));
+  EXPECT_THAT(error_of({3, 4, 4}, &config), HasSubstr("[3, 4, 4]: transformers has its last two"));
 }
 
 TEST(Packing, TransposedExpertsAreCutWhereTheyLie) {

@@ -346,7 +346,8 @@ TEST(Output, LeavesADestinationThatAppearedMeanwhile) {
       // It is the user's now: the next run does not clear it away.
       EXPECT_THAT(commit_after({dir / "out2"}, target, [] {}), "");
       fs::remove_all(dir / "out");
-      EXPECT_THAT(commit_after({dir / "out"}, target, [] {}), HasSubstr("out.partial: is in the way"));
+      EXPECT_THAT(commit_after({dir / "out"}, target, [] {}),
+                  HasSubstr("out.partial: exists and was not created by reshard"));
     }
   }
 }

@@ -220,7 +220,7 @@ TEST(NamesOfAnOutput, LeaveNothingOutOfAModelsFiles) {
   EXPECT_THAT(
       check(source, wanted, kModels, kUnknown).error,
       AllOf(HasSubstr("the names under 'body.' were taken for the model (the names under it are those of family "
-                      "llama), and beside it is 'projection.weight', which the output would leave out"),
+                      "llama), and next to it is 'projection.weight', which the output would leave out"),
             HasSubstr("--exclude")));
   wanted.selection.exclude = {"projection.*"};
   EXPECT_EQ(check(source, wanted, kModels, kUnknown).error, "");

@@ -81,7 +81,7 @@ TEST_F(Merging, WhatHoldsNoFloatsAndDiffersIsOneSources) {
   add_counts(2);
   ConversionSource& origin = merged();
   EXPECT_THAT(error_of(check_not_merged(*draft_.merge, origin.merged(), options_.run)),
-              AllOf(HasSubstr("path/b: tensor 'counts' is another than in path/a"), HasSubstr("--others-from NAME")));
+              AllOf(HasSubstr("path/b: tensor 'counts' differs from that in path/a"), HasSubstr("--others-from NAME")));
   others_from_ = "b";
   ConversionSource& from_b = merged();
   EXPECT_TRUE(check_not_merged(*draft_.merge, from_b.merged(), options_.run));
@@ -119,7 +119,7 @@ TEST_F(Merging, SourcesAreWeightsAsTheyAre) {
   b_.add("x.weight", {2, 1}, {1, 2});
   options_.selection.merge_adapter = true;
   options_.adapter.alpha = 1;
-  EXPECT_THAT(error_of(match()), HasSubstr("path/a: has an adapter, which is not part of the weights"));
+  EXPECT_THAT(error_of(match()), HasSubstr("path/a: has an adapter that is not merged into the weights"));
 }
 
 TEST_F(Merging, TheExpressionIsOfItsSources) {

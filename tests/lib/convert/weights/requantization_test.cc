@@ -176,7 +176,8 @@ TEST_F(Quantizing, NeedsAModelThatMayBeQuantized) {
   EXPECT_THAT(error(mxfp4_), HasSubstr("models of family llama have no matrices in MXFP4; --quantize fp8-tensor"));
   Typing blocks = fp8_;
   blocks.quantize = Quantization::kFp8Block;
-  EXPECT_THAT(error(blocks), HasSubstr("have no matrices in float8 blocks; --quantize fp8-tensor quantizes a model"));
+  EXPECT_THAT(error(blocks),
+              HasSubstr("have no matrices in float8 blocks; --quantize fp8-tensor applies to this family"));
   Typing both = fp8_;
   both.dtype = DType::kFloat8E5M2;
   EXPECT_THAT(error(both), HasSubstr("cannot be a float8 type"));
