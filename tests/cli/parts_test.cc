@@ -204,7 +204,7 @@ TEST(Parts, AnAverageAloneIsNotTakenUnasked) {
   const SavedState run(values);
   const CommandResult r = run.convert({"--to", "hf"});
   EXPECT_EQ(r.exit_code, 4);
-  EXPECT_THAT(r.err, HasSubstr("no tensor of it is a model's, and "));
+  EXPECT_THAT(r.err, HasSubstr("it contains no model's tensors, and "));
   EXPECT_THAT(r.err, HasSubstr("it contains an average (--part ema) and no model"));
   EXPECT_EQ(run.convert({"--to", "hf", "--part", "ema"}).exit_code, 0);
 }
