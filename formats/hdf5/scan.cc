@@ -466,7 +466,8 @@ Status scan_in_child(const std::string& path, bool external_too) {
     return io_error(path + ": its metadata was not read within " + std::to_string(kWaitSeconds) + " seconds");
   if (WTERMSIG(status) == SIGPROF)
     return corrupt(path + ": the metadata is damaged: libhdf5 does not finish reading it");
-  return corrupt(path + ": the metadata is damaged: libhdf5 crashed while it read it (signal " + std::to_string(WTERMSIG(status)) + ")");
+  return corrupt(path + ": the metadata is damaged: libhdf5 crashed while it read it (signal " +
+                 std::to_string(WTERMSIG(status)) + ")");
 }
 
 }  // namespace reshard::hdf5

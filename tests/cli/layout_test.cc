@@ -198,7 +198,9 @@ TEST(CliLayout, PaddingAndRepeatedHeadsNeedToBeSpelledOut) {
   const std::string out = dir / "out";
   expect_failure({"convert", checkpoint("tp8"), out, "--to", "dcp", "--layout",
                   layout(R"("vocabulary": {"tensors": ["tok_*"], "make_vocab_size_divisible_by": 64})")},
-                 2, "has 257 rows, the target's vocabulary 384; choose the content of the added rows with --vocab-padding zero, repeat-last or mean");
+                 2,
+                 "has 257 rows, the target's vocabulary 384; choose the content of the added rows with --vocab-padding "
+                 "zero, repeat-last or mean");
   expect_failure({"plan", checkpoint("tp8"), "--to", "dcp", "--layout",
                   layout(R"("kv_heads": {"tensors": ["*.wo.weight"], "replication": 2})")},
                  4, "the layout repeats key-value heads; expected rows that are a multiple of");

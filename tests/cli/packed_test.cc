@@ -126,8 +126,7 @@ TEST_F(PackedTest, AreSelectedWholeOrNotAtAll) {
     const std::string last = module_name(layer) + modules_[layer].parts.back().name;
     CommandResult r = run("convert", {"--to", "hf", "--family", "none", "--exclude", last});
     EXPECT_EQ(r.exit_code, 2) << modules_[layer].title;
-    EXPECT_THAT(r.err,
-                AllOf(HasSubstr("it is unusable without tensor '" + last), HasSubstr("--include or --exclude")));
+    EXPECT_THAT(r.err, AllOf(HasSubstr("it is unusable without tensor '" + last), HasSubstr("--include or --exclude")));
     r = run("convert", {"--to", "hf", "--family", "none", "--exclude", module_name(layer) + "*"});
     EXPECT_EQ(r.exit_code, 0) << r.err;
   }
