@@ -112,6 +112,29 @@ TEST_F(Stores, ConvertToTheSameBytesAsALocalCopy) {
   EXPECT_EQ(difference.exit_code, 0) << difference.out << difference.err;
 }
 
+TEST_F(Stores, HoldOrbaxCheckpoints) {
+  fs::create_directories(local("jax"));
+  for (const char* name : {"two_processes", "zarr3", "files"})
+    fs::copy(std::string(RESHARD_TEST_DATA "/orbax/") + name, local(std::string("jax/") + name),
+             fs::copy_options::recursive);
+  const StandInServer server(directory_.path(), {"--key", "test:tester:s3cr3t/+key", "--token", "hf_t"});
+  const std::pair<std::string, std::vector<std::string>> kStores[] = {
+      {"gs://org/model/jax/two_processes", {"GS_ACCESS_KEY_ID=test:tester", "GS_SECRET_ACCESS_KEY=s3cr3t/+key"}},
+      {"s3://org/model/jax/zarr3", kSigned},
+      {"hf://org/model/jax/files", {"HF_TOKEN=hf_t"}}};
+  for (const auto& [url, variables] : kStores) {
+    const std::string copy = local("jax" + url.substr(url.rfind('/')));
+    const CommandResult compared = server.run({"diff", url, copy}, variables);
+    EXPECT_EQ(compared.exit_code, 0) << url << compared.out << compared.err;
+    const CommandResult converted = server.run(
+        {"convert", url, directory_ / "out", "--to", "orbax", "--mesh", "dp_shard=2", "--family", "none", "--force"},
+        variables);
+    EXPECT_EQ(converted.exit_code, 0) << url << converted.err;
+    const CommandResult same = reshard_cli({"diff", copy, directory_ / "out"});
+    EXPECT_EQ(same.exit_code, 0) << url << same.out << same.err;
+  }
+}
+
 TEST_F(Stores, ListTheStepsOfARun) {
   fs::create_directories(directory_ / "org/steps");
   for (const char* step : {"step-5", "step-20", "step-100"})

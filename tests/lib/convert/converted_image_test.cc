@@ -167,6 +167,7 @@ std::vector<Case> cases() {
   }
   for (const char* to : {"dcp", "ranks", "megatron", "megatron-legacy", "orbax"})
     out.push_back({std::string(to) + "_on_a_mesh", of("hsdp2x4"), config("hsdp2x4"), to, "dp_shard=3,tp=2"});
+  out.push_back({"compressed_chunks", test_data("orbax/two_processes"), "", "dcp", "dp_shard=3"});
   out.push_back({"colossalai_in_stages", of("pp2_tp4"), config("pp2_tp4"), "colossalai", "pp=2"});
   out.push_back({"vllm_on_a_mesh", of("pp2_tp4"), config("pp2_tp4"), "vllm", "tp=2"});
   out.push_back(

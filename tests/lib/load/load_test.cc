@@ -133,6 +133,17 @@ TEST(Load, GivesEachRankItsPartOfEveryTensor) {
   }
 }
 
+TEST(Load, ReadsChunksOfOrbax) {
+  for (const std::string name : {"two_processes", "tensorstore", "raw"}) {
+    const TensorValues truth = load_checkpoint(test_data("orbax/" + name));
+    for (const Index rank : {0, 1, 2}) {
+      const Loaded loaded = must(load_all(test_data("orbax/" + name), options_for("dp_shard=3", rank)));
+      EXPECT_EQ(names_of(loaded.tensors), names_of(truth));
+      expect_parts(loaded, truth, must(Mesh::parse("dp_shard=3")), rank);
+    }
+  }
+}
+
 TEST(Load, PermutesRotaryRowsEitherWay) {
   const std::string hf = sample("fsdp4_tp2") + "/hf.safetensors", full = sample("fsdp4_tp2") + "/full.safetensors";
   for (const auto& [from, convention, to] :
