@@ -191,7 +191,6 @@ Status OrbaxReader::read_values(Reading& now) {
     Database database = TRY(read_database(*now.place, files_));
     now.values = std::move(database.values);
     catalog_.has_other_bytes = true;
-    now.memory = now.values.inline_bytes();
   } else {
     ++directories_;
     for (const DirectoryEntry& file : TRY(files_in(*now.place))) {
@@ -217,7 +216,9 @@ Result<Extent> OrbaxReader::place_of(Reading& now, std::size_t value) {
   now.used[value] = true;
   Extent out = now.values.extent(value);
   if (out.file == KeyValues::kInline) {
-    out.file = memory_file(now);
+    const auto begin = static_cast<std::size_t>(out.offset), length = static_cast<std::size_t>(out.length);
+    out = {memory_file(now), std::ssize(now.memory), out.length};
+    now.memory += std::string_view(now.values.inline_bytes()).substr(begin, length);
     return out;
   }
   std::optional<std::uint32_t>& file = now.file_of[out.file];
