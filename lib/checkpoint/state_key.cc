@@ -38,8 +38,11 @@ bool is_training_word(std::string_view word) {
 }
 
 bool is_average_word(std::string_view word) {
-  static constexpr std::array<std::string_view, 7> kWords = {
-      "ema", "ema_model", "model_ema", "ema_state", "ema_state_dict", "state_dict_ema", "averaged_model"};
+  // Also timm's, BasicSR's (params_ema), diffusers' (shadow_params) and those of torch's swa_utils.
+  static constexpr std::array<std::string_view, 16> kWords = {
+      "ema",        "ema_model",  "model_ema",      "ema_state",  "ema_state_dict", "state_dict_ema",
+      "ema_params", "params_ema", "ema_weights",    "ema_shadow", "shadow_params",  "averaged_model",
+      "swa_model",  "model_swa",  "swa_state_dict", "swa_state"};
   return std::find(kWords.begin(), kWords.end(), word) != kWords.end();
 }
 

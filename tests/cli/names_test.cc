@@ -195,16 +195,18 @@ TEST(FlatParameters, WithoutAConfigAreNotWrittenAsAModel) {
 // ---- Averages alone, other programs' buffers, files without their parameters
 
 TEST(AnAverageAlone, IsNamedByTheErrorAndTaken) {
-  TensorValues tensors = renamed(llama(), [](const std::string& name) { return "ema_model." + name; });
-  tensors["step"] = {DType::kInt64, {}, std::string(8, '\1')};
-  tensors["initted"] = {DType::kInt64, {}, std::string(8, '\1')};
-  const Checkpoint ema(tensors);
-  const CommandResult refused = ema.convert({"--to", "hf"});
-  EXPECT_NE(refused.exit_code, 0);
-  EXPECT_THAT(refused.err, HasSubstr("--part ema"));
-  const CommandResult r = ema.convert({"--to", "hf", "--part", "ema"});
-  EXPECT_EQ(r.exit_code, 0) << r.err;
-  EXPECT_EQ(load_checkpoint(ema.dir / "out"), llama());
+  for (const std::string word : {"ema_model.", "params_ema.", "shadow_params.", "swa_model."}) {
+    TensorValues tensors = renamed(llama(), [&](const std::string& name) { return word + name; });
+    tensors["step"] = {DType::kInt64, {}, std::string(8, '\1')};
+    tensors["initted"] = {DType::kInt64, {}, std::string(8, '\1')};
+    const Checkpoint ema(tensors);
+    const CommandResult refused = ema.convert({"--to", "hf"});
+    EXPECT_NE(refused.exit_code, 0) << word;
+    EXPECT_THAT(refused.err, HasSubstr("--part ema")) << word;
+    const CommandResult r = ema.convert({"--to", "hf", "--part", "ema"});
+    EXPECT_EQ(r.exit_code, 0) << r.err;
+    EXPECT_EQ(load_checkpoint(ema.dir / "out"), llama()) << word;
+  }
 }
 
 TEST(AnAverageAlone, BesideItsModelIsOtherState) {
