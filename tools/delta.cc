@@ -1,7 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // reshard delta and reshard patch.
+#include <algorithm>
 #include <memory>
+#include <string>
 #include <utility>
+#include <vector>
+
+#include "formats/registry.h"
 
 #include "lib/convert/delta_chain.h"
 #include "tools/commands.h"
@@ -10,6 +15,12 @@
 namespace reshard::tools {
 namespace {
 
+// Returns the format of deltas: what did not change must take no space.
+const Format& compressed_format() {
+  const auto& all = formats();
+  return **std::find_if(all.begin(), all.end(), [](const Format* f) { return f->takes_compression; });
+}
+
 struct DeltaLine : ConvertOptions {
   std::string old_path, new_path;
 };
@@ -17,7 +28,7 @@ struct DeltaLine : ConvertOptions {
 Result<int> delta(DeltaLine line) {
   line.merge = delta_options(line.old_path, line.new_path);
   line.source = line.new_path;
-  line.to = "hdf5";
+  line.to = compressed_format().name;
   return convert(line);
 }
 
@@ -66,8 +77,7 @@ void add_delta(CommandLine& line) {
   line.examples({{"reshard delta step-100 step-101 d101.h5", ""},
                  {"reshard patch step-100 d101.h5 step-101 --to hf", "the receiver's side"}});
   line.description(
-      "The delta is an HDF5 file with the exclusive or of the model's old and new bits, compressed: what did not "
-      "change "
+      "The delta is one file with the exclusive or of the model's old and new bits, compressed: what did not change "
       "takes almost no space. OLD and NEW may differ in format, layout and names, but not in dtype. Optimizer state is "
       "not part of it. The manifest in D has the digests of both models, so that 'reshard patch' proves its result.");
   line.action([options] { return delta(*options); });

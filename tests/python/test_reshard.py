@@ -916,6 +916,39 @@ class Modules(Case):
             self.assertEqual(out.strip().splitlines()[-1:], ["equal"], err)
 
 
+class Served(Case):
+    """Checkpoints for loaders that take them as they are: reshard.vllm, reshard.transformers."""
+
+    def setUp(self):
+        self.saved = self.tmp / "saved"
+        if not self.saved.exists():
+            program("synth", self.saved, "--model", "llama3-tiny", "--to", "dcp", "--names", "torchtitan", "--mesh", "tp=2")
+            program("convert", self.saved, self.tmp / "model", "--to", "hf", "--names", "hf")
+
+    def test_a_stream_has_the_tensors_of_the_converted_model(self):
+        from reshard._stream import stream
+
+        expected = reshard.load(self.tmp / "model")
+        for chunk_bytes in (1, 1 << 16, 1 << 30):  # by layers, by some of them, all at once
+            names = []
+            for name, tensor in stream(self.saved, chunk_bytes=chunk_bytes):
+                names.append(name)
+                self.assertTrue((bits(tensor) == bits(expected[name])).all(), name)
+            self.assertEqual(sorted(names), sorted(expected))
+
+    @unittest.skipUnless(HAS_TORCH and importlib.util.find_spec("transformers"), "no transformers")
+    def test_transformers_makes_the_model(self):
+        import torch
+
+        import reshard.transformers
+
+        model = reshard.transformers.load(self.saved, config=self.tmp / "model/config.json")
+        expected = reshard.load(self.tmp / "model", framework="torch")
+        state = model.state_dict()
+        self.assertEqual(set(state), set(expected))
+        self.assertTrue(all(torch.equal(state[n].view(torch.uint8), t.view(torch.uint8)) for n, t in expected.items()))
+
+
 class Commands(Case):
     @classmethod
     def setUpClass(cls):
