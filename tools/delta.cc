@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "formats/registry.h"
-
 #include "lib/convert/delta_chain.h"
 #include "tools/commands.h"
 #include "tools/job_options.h"

@@ -218,7 +218,9 @@ class Watch {
     return out;
   }
 
-  std::string output_of(const std::string& name) const { return path_join(root_, name + (is_file_ ? "." + options_.to : "")); }
+  std::string output_of(const std::string& name) const {
+    return path_join(root_, name + (is_file_ ? "." + options_.to : ""));
+  }
 
   // Converts a step and runs --then, if that is not done. A failure is reported, and tried again later.
   Status take(const Step& step) {
