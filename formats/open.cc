@@ -12,6 +12,7 @@
 #include "formats/training_run.h"
 #include "lib/base/file.h"
 #include "lib/base/names.h"
+#include "lib/base/storage/secret_query.h"
 #include "lib/base/storage/storage.h"
 #include "lib/base/text.h"
 #include "lib/checkpoint/provenance.h"
@@ -109,6 +110,7 @@ std::string advice_for_run(const std::string& path) {
 }  // namespace
 
 Result<OpenCheckpoint> open_checkpoint(const std::string& path, const OpenOptions& options) {
+  if (const std::string plain = without_secret_query(path); plain != path) return open_checkpoint(plain, options);
   forget_stored(path);
   if (!path_exists(path)) {
     TRY(entry_at(path));  // a directory on the way that may not be looked into

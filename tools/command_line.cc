@@ -8,6 +8,7 @@
 #include <type_traits>
 
 #include "lib/base/file.h"
+#include "lib/base/storage/secret_query.h"
 #include "lib/base/storage/url.h"
 #include "lib/base/text.h"
 #include "tools/host.h"
@@ -219,21 +220,33 @@ const Option& Option::described_as(const std::string& text) const {
   return *this;
 }
 
-const Option& Option::written() const {
+const Option& Option::written(Outputs outputs) const {
   hints_->written = true;
   takes(option_->get_positional() ? "PATH" : "FILE");
-  option_->transform([](const std::string& path) {
+  option_->transform([outputs](const std::string& path) {
     if (path == "-") throw CLI::ValidationError("expected a path, got -, which is not standard output here");
-    if (is_url(path))
-      throw CLI::ValidationError("expected a local path, got a URL: reshard reads URLs and writes here");
-    return by_own_name(path);
+    if (is_url(path) && outputs == Outputs::kLocal)
+      throw CLI::ValidationError("expected a local path, got a URL: convert, merge and synth write to buckets");
+    return is_url(path) ? path : by_own_name(path);
   });
   return *this;
 }
 
+namespace {
+
+// Returns a path, or NAME=PATH, as the program passes it on and shows it: without a presigned URL's secret.
+std::string without_secret(const std::string& value) {
+  const std::size_t equals = value.starts_with("http") ? std::string::npos : value.find("=http");
+  if (equals == std::string::npos) return without_secret_query(value);
+  return value.substr(0, equals + 1) + without_secret_query(value.substr(equals + 1));
+}
+
+}  // namespace
+
 const Option& Option::read() const {
   hints_->read = true;
   takes(option_->get_positional() ? "PATH" : "FILE");
+  option_->transform(without_secret);
   return *this;
 }
 

@@ -59,7 +59,10 @@ class Option {
   const Option& means(std::vector<std::string> meanings) const;   // explains the listed values, in their order
   const Option& names_tensors() const;  // takes globs over the tensor names of the checkpoint on the command line
   const Option& of_a_rank() const;      // may differ between the ranks of a job
-  const Option& written() const;        // the path of an output; of a list its last. Absent: in the current directory
+  // The path of an output; of a list its last. Absent: in the current directory. URLs are refused unless the command
+  // writes to buckets; it then checks them itself.
+  enum class Outputs { kLocal, kBucketsToo };
+  const Option& written(Outputs outputs = Outputs::kLocal) const;
   const Option& read() const;  // the path of an input, or NAME=PATH; of a list that has an output all but the last
 
  private:

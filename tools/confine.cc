@@ -17,6 +17,7 @@
 #include "lib/base/file.h"
 #include "lib/base/sandbox.h"
 #include "lib/base/storage/http.h"
+#include "lib/base/storage/role_credentials.h"
 #include "lib/base/storage/storage.h"
 #include "tools/commands.h"
 #include "tools/job_options.h"
@@ -64,6 +65,7 @@ class Paths {
   // A URL: what is read once, now; and what reading it takes later. An error is one of the command's, too.
   void reach(const std::string& url) {
     (void)prepare_stored(url);
+    for (std::string& file : token_files()) sandbox_.read.push_back(std::move(file));
     for (std::string& file : http_files()) sandbox_.read.push_back(std::move(file));
     sandbox_.network = true;
   }
@@ -166,7 +168,8 @@ Status confine_to(const ParsedLine& line) {
       if (const std::size_t equals = value.find('='); equals != std::string::npos) name(value.substr(equals + 1));
     }
   }
-  for (const std::string& word : line.written) paths.write(word);
+  for (const std::string& word : line.written)
+    if (!is_url(word)) paths.write(word);
   TRY(enter_sandbox(std::move(paths).sandbox()));
   return {};
 }

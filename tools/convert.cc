@@ -23,6 +23,7 @@ namespace reshard::tools {
 namespace {
 
 Status check_destination(const ConvertOptions& options) {
+  if (is_url(options.destination)) return check_is_bucket(options.destination);
   if (!options.force && path_exists(options.destination))
     return usage_error(options.destination + ": the destination exists; --force replaces it");
   if (options.force && path_exists(options.destination) && !TRY(find_format(options.to))->is_file)
@@ -33,6 +34,7 @@ Status check_destination(const ConvertOptions& options) {
 }
 
 Status check_space(const Conversion& conversion, const std::string& destination) {
+  if (is_url(destination)) return {};
   // Files of an interrupted run are reused, or removed first.
   const Index free = TRY(free_space_for(destination)) + Output::held_by_leftover(destination);
   if (free >= conversion.disk_needed()) return {};
@@ -121,6 +123,8 @@ Result<int> convert(const ConvertOptions& options) {
   if (leads()) TRY(check_destination(options));
   const auto start = std::chrono::steady_clock::now();
   PreparedConversion prepared = TRY(prepare(options, false));
+  if (prepared.target->write_view && is_url(options.destination))
+    return usage_error("--to " + options.to + " writes a local file; expected a local path, got a URL");
   if (prepared.target->write_view) return leads() ? make_view(options, prepared, start) : 0;
   Conversion& conversion = *prepared.conversion;
   const bool quiet = options.resources.quiet || options.as_json;
@@ -216,6 +220,9 @@ Result<int> plan(const PlanOptions& options) {
   const MemoryPlan memory = TRY(prepared.conversion->memory());
   print_row("memory", human_bytes(memory.peak) + " at most" + (options.ranks > 1 ? " a rank" : "") +
                           ", in slabs of up to " + human_bytes(memory.slab_bytes));
+  if (const RequestCounts requests = requests_of(*prepared.conversion, options); requests.read + requests.write > 0)
+    print_row("requests",
+              "about " + with_commas(requests.read) + " to read and " + with_commas(requests.write) + " to write");
   const auto& files = prepared.conversion->target().catalog().files;
   constexpr std::size_t kShown = 8;
   for (std::size_t i = 0; i < std::min(files.size(), kShown); ++i)

@@ -6,6 +6,7 @@
 
 #include "lib/base/memory_limit.h"
 #include "lib/base/parallel.h"
+#include "lib/base/storage/http.h"
 #include "lib/base/text.h"
 #include "lib/device/convert.h"
 #include "lib/model/family_file.h"
@@ -50,6 +51,7 @@ Result<RunOptions> ResourceOptions::run_options() const {
     limit_memory(run.memory);
   run.threads = threads;
   run.interrupt = &interrupted();
+  if (!host()) interrupt_http_by(run.interrupt);
   run.ranks = job_ranks();
   const Index cap = TRY(parse_bytes(gpu_memory).context("--gpu-memory"));
   if (device == "cpu") {
@@ -210,7 +212,7 @@ Status check_is_for(std::string_view option, bool given, bool (*is)(const Format
 void ConvertOptions::add(CommandLine& line, bool destination_required) {
   line.add_option("SRC", source, "Checkpoint to read: a directory or a file").read().required();
   line.add_option("DST", destination, "Directory to create (with --to " + formats_where(is_file) + ": a file)")
-      .written()
+      .written(Option::Outputs::kBucketsToo)
       .required(destination_required);
   add_format(line);
   add_changes(line);

@@ -88,7 +88,7 @@ void add_merge(CommandLine& line) {
   auto options = std::make_shared<MergeLine>();
   line.add_option("PATHS", options->places, "Sources (DIR or NAME=DIR), then the destination to create")
       .read()
-      .written()
+      .written(Option::Outputs::kBucketsToo)
       .required();
   line.group("Merge");
   line.add_flag("--average", options->average, "Average the sources").common();

@@ -8,6 +8,7 @@
 #include "formats/open.h"
 #include "lib/base/file.h"
 #include "lib/base/output_guard.h"
+#include "lib/base/storage/url.h"
 #include "lib/checkpoint/side_files.h"
 #include "lib/output/work_directory.h"
 #include "tools/job.h"
@@ -43,6 +44,7 @@ Status check_outputs(const PathsOfLine& paths) {
   const std::vector<std::string> inputs = inputs_of(paths.read);
   for (const std::string& output : paths.written) {
     TRY(check_spares_inputs(output, inputs));
+    if (is_url(output)) continue;
     for (const std::string& made_in : {work_directory(output), publishing_directory(output)})
       if (path_exists(made_in)) TRY(check_spares_inputs(made_in, inputs));
   }
@@ -56,6 +58,11 @@ Action sparing_inputs(const Action& action, const PathsOfLine& paths) {
     if (leads()) TRY(check_outputs(paths));
     return action();
   };
+}
+
+Status check_is_bucket(const std::string& url) {
+  if (is_bucket_url(url)) return {};
+  return usage_error(printable(url) + ": cannot be written to; expected a local path, s3:// or gs://");
 }
 
 std::vector<std::string> files_of(const Catalog& catalog) {

@@ -14,6 +14,9 @@ namespace reshard::tools {
 // tokenizer and manifest that may be read next to an input or above it.
 Action sparing_inputs(const Action& action, const PathsOfLine& paths);
 
+// Fails with a usage error if a URL is not a bucket's, the only ones that are written to.
+Status check_is_bucket(const std::string& url);
+
 // Returns the files of an open checkpoint.
 std::vector<std::string> files_of(const Catalog& catalog);
 

@@ -6,7 +6,9 @@
 #include <numeric>
 
 #include "lib/base/names.h"
+#include "lib/base/storage/url.h"
 #include "lib/base/text.h"
+#include "lib/output/upload.h"
 #include "tools/commands.h"
 
 namespace reshard::tools {
@@ -109,6 +111,24 @@ void print_view_plan(const PreparedConversion& prepared) {
   print_remarks(prepared);
 }
 
+RequestCounts requests_of(const Conversion& c, const ConvertOptions& options) {
+  constexpr Index kRead = Index{8} << 20, kListed = 1000, kOfFile = 2, kOfUpload = 3, kOfRun = 8;
+  RequestCounts out;
+  if (is_url(options.source)) {
+    const Index files = std::ssize(c.source_view().files);
+    out.read = ceil_div(c.plan().bytes_read, kRead) + kOfFile * files + ceil_div(files, kListed);
+  }
+  if (!is_url(options.destination)) return out;
+  std::vector<UploadFile> uploads;
+  const auto& files = c.target().catalog().files;
+  const std::vector<bool> holds = files_with_tensors(c.target().catalog());
+  for (const CatalogFile& file : files) uploads.push_back({file.path, file.size});
+  const Index part = Upload::part_bytes(uploads);
+  out.write = kOfRun + std::ssize(c.beside()) + ceil_div(std::ssize(files), kListed);
+  for (std::size_t f = 0; f < files.size(); ++f) out.write += holds[f] ? kOfUpload + ceil_div(files[f].size, part) : 1;
+  return out;
+}
+
 ChosenStrategy choose_strategy(const Conversion& conversion, const ConvertOptions& options, Index ranks,
                                Index machines) {
   ChosenStrategy chosen;
@@ -173,6 +193,8 @@ Json plan_json(const PreparedConversion& prepared, const ConvertOptions& options
       .set("converted_tensors", c.converted_tensors());
   if (const auto memory = c.memory()) json.set("peak_memory", memory->peak).set("slab_bytes", memory->slab_bytes);
   if (const auto free = free_space_for(options.destination)) json.set("disk_free", *free);
+  if (const RequestCounts requests = requests_of(c, options); requests.read + requests.write > 0)
+    json.set("requests_read", requests.read).set("requests_written", requests.write);
   if (const std::vector<Index> bytes = c.bytes_of_ranks(); bytes.size() > 1)
     json.set("mesh_ranks", bytes.size())
         .set("mesh_bytes", std::accumulate(bytes.begin(), bytes.end(), Index{0}))

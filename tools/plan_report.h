@@ -28,6 +28,12 @@ ChosenStrategy choose_strategy(const Conversion& conversion, const ConvertOption
 std::string mesh_text(const std::vector<Index>& bytes_of_ranks);
 void print_strategy(const ChosenStrategy& chosen, Index ranks, Index machines);
 
+// About how many requests a conversion sends to object stores; 0 where a side is local.
+struct RequestCounts {
+  Index read = 0, write = 0;
+};
+RequestCounts requests_of(const Conversion& conversion, const ConvertOptions& options);
+
 // Returns the bytes that are free in the file system of `destination`.
 Result<Index> free_space_for(const std::string& destination);
 

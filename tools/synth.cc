@@ -11,6 +11,7 @@
 #include "lib/base/file.h"
 #include "lib/base/text.h"
 #include "lib/checkpoint/state_key.h"
+#include "lib/image/image_upload.h"
 #include "lib/model/config.h"
 #include "lib/model/model.h"
 #include "lib/model/packing.h"
@@ -21,6 +22,7 @@
 #include "lib/source/pattern_source.h"
 #include "tools/commands.h"
 #include "tools/job_options.h"
+#include "tools/outputs.h"
 
 namespace reshard::tools {
 namespace {
@@ -266,7 +268,48 @@ Result<std::unique_ptr<Target>> lay_out(const Catalog& model, const Subject& sub
   return format->lay_out(std::move(request));
 }
 
+// Values are generated in canonical row order, so that names and mesh do not change the model.
+Result<Catalog> generated_view(const Target& target, const Subject& subject) {
+  return canonical_view(target.catalog(), {subject.family, &subject.config, true, false, true}, nullptr);
+}
+
+// Writes the model to a bucket. `written` is `target`, or a part of it without tensors.
+Status upload(const SynthOptions& options, const Subject& subject, SynthSource& source, const Target& written,
+              const Target& target, RunOptions run) {
+  if (options.headers_only)
+    return usage_error(options.destination + ": a bucket has no sparse files; --headers-only needs a local path");
+  const Catalog view = options.metadata_only ? Catalog() : TRY(generated_view(target, subject));
+  const Plan plan = options.metadata_only ? Plan() : TRY(make_plan(source.catalog(), view));
+  std::vector<UploadFile> planned;
+  for (const CatalogFile& file : written.catalog().files) planned.push_back({file.path, file.size});
+  const Upload::Memory memory = Upload::plan_memory(run.memory, Upload::part_bytes(planned), false);
+  const WatchedFiles watched({});
+  const auto image = TRY(Image::create({plan, source, written, view, watched}, run, memory.bytes));
+  const std::string config = python_text(subject.config_file);
+  image->add_text({image->add_file("config.json", std::ssize(config)), 0, std::ssize(config)},
+                  [&config]() -> Result<std::string> { return config; });
+  const ImageFiles files = files_to_upload(*image, written);
+  const Upload::Source from = source_of(*image, files);
+  const auto output =
+      TRY(Upload::create({options.destination, options.force ? files_of_checkpoint : nullptr, {options.config}},
+                         files.files, {"", Resume::kNever, nullptr, run.interrupt, memory.workers, false, nullptr}));
+  Progress progress("writing", plan.bytes_written, options.resources.quiet);
+  const auto write = [&]() -> Status {
+    TRY(output->send(from, [&](Index done) { progress.update(done); }));
+    return output->publish(from);
+  };
+  const Status done = write();
+  return done ? Status() : output->give_up(done.error());
+}
+
+void print_done(const SynthOptions& options, std::chrono::steady_clock::time_point start) {
+  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  print_row("done",
+            options.destination + "   " + human_seconds(seconds) + "   peak memory " + human_bytes(peak_memory()));
+}
+
 Result<int> synth(const SynthOptions& options) {
+  if (is_url(options.destination)) TRY(check_is_bucket(options.destination));
   const auto start = std::chrono::steady_clock::now();
   const Subject subject = TRY(find_subject(options));
   RunOptions run = TRY(options.resources.run_options());
@@ -288,13 +331,16 @@ Result<int> synth(const SynthOptions& options) {
   Target& written = options.metadata_only  ? static_cast<Target&>(metadata)
                     : options.headers_only ? static_cast<Target&>(headers)
                                            : *target;
+  if (is_url(options.destination)) {
+    TRY(upload(options, subject, source, written, *target, run));
+    if (!quiet) print_done(options, start);
+    return 0;
+  }
   auto output =
       TRY(Output::create({options.destination, options.force ? files_of_checkpoint : nullptr, {options.config}},
                          written, options.headers_only ? Output::Space::kSparse : Output::Space::kReserved));
   if (!options.metadata_only && !options.headers_only) {
-    // Generated in canonical row order, so that names and mesh do not change the model.
-    const Catalog view =
-        TRY(canonical_view(target->catalog(), {subject.family, &subject.config, true, false, true}, nullptr));
+    const Catalog view = TRY(generated_view(*target, subject));
     const Plan plan = TRY(make_plan(source.catalog(), view));
     Progress progress("writing", plan.bytes_written, quiet);
     run.progress = [&](Index done) { progress.update(done); };
@@ -302,10 +348,7 @@ Result<int> synth(const SynthOptions& options) {
   }
   TRY(output->add_file("config.json", python_text(subject.config_file)));
   TRY(output->commit());
-  if (quiet) return 0;
-  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  print_row("done",
-            options.destination + "   " + human_seconds(seconds) + "   peak memory " + human_bytes(peak_memory()));
+  if (!quiet) print_done(options, start);
   return 0;
 }
 
@@ -313,7 +356,7 @@ Result<int> synth(const SynthOptions& options) {
 
 void add_synth(CommandLine& line) {
   auto options = std::make_shared<SynthOptions>();
-  line.add_option("DST", options->destination, "Directory to create").written().required();
+  line.add_option("DST", options->destination, "Directory to create").written(Option::Outputs::kBucketsToo).required();
   line.group("Model");
   line.add_option("--model", options->model, "Model to imitate").takes("NAME").common().suggests(model_names());
   line.add_option("--config", options->config, "Imitate the model of this config.json instead").common().read();

@@ -16,6 +16,7 @@
 #include <utility>
 
 #include "lib/base/file.h"
+#include "lib/base/storage/url.h"
 #include "lib/base/text.h"
 
 namespace reshard {
@@ -133,7 +134,33 @@ class Search {
 
 }  // namespace
 
+namespace {
+
+// URLs have one spelling each, apart from slashes at the end.
+Status check_spares_urls(const std::string& output, const std::vector<std::string>& inputs) {
+  const auto text = [](const std::string& path) {
+    const Url url = parse_url(path);
+    return url.key.empty() ? url.root : url.root + "/" + url.key;
+  };
+  const std::string own = text(output);
+  for (const std::string& input : inputs) {
+    if (!is_url(input)) continue;
+    const std::string read = text(input);
+    const bool is_held = read.starts_with(own + "/"), is_inside = own.starts_with(read + "/");
+    if (own != read && !is_held && !is_inside) continue;
+    return usage_error(printable(own) + ": " +
+                       (own == read ? "is"
+                        : is_held   ? "holds"
+                                    : "is inside") +
+                       " " + printable(read) + ", which this job reads; choose a place outside it");
+  }
+  return {};
+}
+
+}  // namespace
+
 Status check_spares_inputs(const std::string& output, const std::vector<std::string>& inputs) {
+  if (is_url(output)) return check_spares_urls(output, inputs);
   const Written written(output);
   const auto refused = [&](const std::string& how, const std::string& input, const std::string& advice) {
     return usage_error(printable(output) + ": " + how + " " + printable(input) + ", which this job reads; " + advice);

@@ -67,7 +67,8 @@ class Conversion {
   // For formats that refer to tensors in place: writes the file. Nothing is planned or copied for them.
   Result<ViewReport> write_view(const std::string& destination, bool replace = false) const;
 
-  // Writes the checkpoint. Adds the files that it reads to the destination's inputs, which are never replaced.
+  // Writes the checkpoint, to a bucket if the destination is a URL (lib/output/upload.h). Adds the files that it reads
+  // to the destination's inputs, which are never replaced.
   struct Outcome {
     Index checksums = 0;  // checksums recorded in the source that were verified
     Index digests = 0;    // digests of the source's manifest that were verified
@@ -86,6 +87,7 @@ class Conversion {
   Reader& adapter() const { return options_.adapter.reader ? *options_.adapter.reader : source_; }
   void note_alike();
   Index kept_bytes() const;
+  Result<Outcome> upload(OutputPath destination);
   Status check_merged(const ConversionSource& origin) const;
   // Reads the records of the deltas that a merge applies, and compares the start of the base with them. Null: it
   // applies none.

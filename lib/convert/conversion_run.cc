@@ -9,6 +9,7 @@
 
 #include "lib/base/json.h"
 #include "lib/base/memory_limit.h"
+#include "lib/base/storage/url.h"
 #include "lib/base/text.h"
 #include "lib/checkpoint/side_files.h"
 #include "lib/convert/conversion.h"
@@ -59,6 +60,7 @@ Result<Index> check_equal_tensors(const Draft& draft, FilePool& files, RunOption
 }
 
 Result<Conversion::Outcome> Conversion::run(OutputPath destination) {
+  if (is_bucket_url(destination.path)) return upload(std::move(destination));
   Transport* const ranks = options_.run.ranks;
   const std::uint64_t plan_fingerprint = fingerprint(plan_, source_view(), target_view());
   if (!TRY(all_equal(ranks, plan_fingerprint)))

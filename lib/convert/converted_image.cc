@@ -55,17 +55,30 @@ Result<ConvertedImage::Listing> ConvertedImage::list(Conversion& c) {
 }
 
 Result<std::unique_ptr<ConvertedImage>> ConvertedImage::open(Conversion& c, bool check) {
+  return open(c, check, std::nullopt);
+}
+
+Result<std::unique_ptr<ConvertedImage>> ConvertedImage::open_to_prove(Conversion& c, Index reserved) {
+  return open(c, false, reserved);
+}
+
+// `reserved`: opens it to prove.
+Result<std::unique_ptr<ConvertedImage>> ConvertedImage::open(Conversion& c, bool check, std::optional<Index> reserved) {
   if (!c.target_) return copies_nothing(c);
   const RunOptions& run = c.options_.run;
-  TRY(check_equal_tensors(c.draft_, c.source_.files(), run));
+  const Index of_left_out = TRY(check_equal_tensors(c.draft_, c.source_.files(), run));
   std::unique_ptr<ConvertedImage> out(new ConvertedImage(c, check));
   TRY(c.open_deltas(out->origin_));
   if (!out->origin_.computes())
     out->recorded_ = TRY(SourceManifest::open(c.source_, c.plan_, c.source_view(), c.options_.model.families));
   out->digest_room_ = room_to_digest(c.plan_, c.source_view(), run.worker_bytes);
+  out->proves_ = reserved.has_value();
+  out->outcome_.checksums = of_left_out;
+  if (c.draft_.merge) TRY(c.check_merged(out->origin_));
   TRY(out->add_files_inside());
   out->image_ = TRY(Image::create({c.plan_, out->origin_.tensors(), *c.target_, c.target_view(), out->data_}, run,
-                                  out->digest_room_));
+                                  reserved.value_or(out->digest_room_)));
+  if (out->proves_) out->image_->prove();
   Image& image = *out->image_;
   if (out->manifest_inside_)
     image.add_text(*out->manifest_inside_, [shown = out.get()] { return shown->manifest_text(); });
@@ -88,19 +101,21 @@ Status ConvertedImage::add_files_inside() {
   SingleFile* const file = conversion_.target_->single_file();
   if (!file || conversion_.target_->encoder()) return {};
   for (const SideFile& side : TRY(conversion_.side_files())) TRY(file->add_side_file(side.name, TRY(side.read())));
-  const std::string text = manifest(conversion_, std::vector<TensorProof>(conversion_.plan_.tensors.size()));
+  const std::string text =
+      manifest(conversion_, std::vector<TensorProof>(conversion_.plan_.tensors.size()), origin_.digests());
   TRY(file->add_side_file(std::string(kManifestFile), text));
   manifest_inside_ = TRY(find_sealed(text));  // its size is final now
   return {};
 }
 
 // Returns none if the output is one file.
-Result<std::vector<ConvertedImage::FileBeside>> ConvertedImage::files_beside() const {
+Result<std::vector<ConvertedImage::FileBeside>> ConvertedImage::files_beside() {
   std::vector<FileBeside> out;
   if (manifest_inside_) return out;
   for (const SideFile& file : TRY(conversion_.side_files()))
     out.push_back({{file.name, TRY(file.size())}, [file] { return file.read(); }});
-  out.push_back({{std::string(kManifestFile), manifest_length(conversion_)}, [this] { return manifest_text(); }});
+  const Index length = manifest_length(conversion_);
+  out.push_back({{std::string(kManifestFile), length}, [this] { return manifest_text(); }});
   return out;
 }
 
@@ -117,7 +132,28 @@ Result<Extent> ConvertedImage::find_sealed(std::string_view text) const {
   return found;
 }
 
-Result<std::string> ConvertedImage::manifest_text() const {
+Status ConvertedImage::prove() {
+  const std::lock_guard lock(proving_);
+  if (proofs_) return {};
+  auto proofs = image_->proofs();
+  if (!proofs) return internal_error("not all of the output was read");
+  std::vector<std::byte> scratch(static_cast<std::size_t>(kMinSlab));
+  TRY(origin_.tensors().finish(scratch, nullptr));
+  TRY(origin_.finish(nullptr));
+  outcome_.checksums += origin_.checksums_checked();
+  if (recorded_)
+    outcome_.digests = TRY(recorded_->check(*proofs, conversion_.draft_.names.model, conversion_.options_.run));
+  TRY(unchanged());
+  proofs_ = std::move(proofs);
+  return {};
+}
+
+Result<std::string> ConvertedImage::manifest_text() {
+  if (proves_) {
+    TRY(prove());
+    // The digests of a merge's sources count what is read, so they are wrong if anything was read twice.
+    if (!origin_.digests() || !image_->has_read_twice()) return manifest(conversion_, *proofs_, origin_.digests());
+  }
   RunOptions run = conversion_.options_.run;
   run.progress = nullptr;
   run.threads = kDigestThreads;

@@ -8,6 +8,7 @@
 
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -37,6 +38,14 @@ class ConvertedImage {
   // tensors in place, and for formats that compress.
   static Result<std::unique_ptr<ConvertedImage>> open(Conversion& conversion, bool check);
 
+  // Opens the image for an upload, which reads all of it about once: the manifest is then made of the digests of what
+  // was read. `reserved` bytes of the run's memory are left to the caller.
+  static Result<std::unique_ptr<ConvertedImage>> open_to_prove(Conversion& conversion, Index reserved);
+  // Checks what can be checked when all tensors have been read: recorded checksums and digests, and that the source has
+  // not changed. Must be called, and only after open_to_prove(); texts with digests call it when they are read.
+  Status prove();
+  Conversion::Outcome outcome() const { return outcome_; }  // after prove()
+
   Image& image() { return *image_; }
   // Fails (I/O), naming the file, if a file that the output is computed from has changed. Thread-safe.
   Status unchanged() const;
@@ -48,18 +57,24 @@ class ConvertedImage {
     std::function<Result<std::string>()> make;
   };
   ConvertedImage(Conversion& conversion, bool check);
+  static Result<std::unique_ptr<ConvertedImage>> open(Conversion& conversion, bool check,
+                                                      std::optional<Index> reserved);
   Status add_files_inside();
-  Result<std::vector<FileBeside>> files_beside() const;
+  Result<std::vector<FileBeside>> files_beside();
   Index newest_ns() const;
   Result<Extent> find_sealed(std::string_view text) const;
-  Result<std::string> manifest_text() const;
+  Result<std::string> manifest_text();
 
   Conversion& conversion_;
   WatchedFiles data_, others_;  // the files of the source's view, by their numbers; whatever else is read
   ConversionSource origin_;
   std::optional<SourceManifest> recorded_;
   std::optional<Extent> manifest_inside_;  // of an output that is a file
-  Index digest_room_ = 0;                  // memory for a pass over the source, bytes
+  bool proves_ = false;
+  std::mutex proving_;
+  std::optional<std::vector<TensorProof>> proofs_;  // after prove()
+  Conversion::Outcome outcome_;
+  Index digest_room_ = 0;  // memory for a pass over the source, bytes
   std::unique_ptr<Image> image_;
 };
 

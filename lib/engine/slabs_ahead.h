@@ -11,7 +11,7 @@
 namespace reshard {
 
 inline constexpr Index kMostAhead = Index{64} << 20;    // bytes fetched ahead: 32 requests of 2 MiB
-inline constexpr Index kConnections = Index{16} << 20;  // bytes of 32 connections and their threads
+inline constexpr Index kConnections = Index{32} << 20;  // bytes of 32 connections, their threads, and short reads
 
 // Requests slabs ahead of the reads. Does nothing for a local source. Thread-safe.
 class SlabsAhead {

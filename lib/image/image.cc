@@ -128,7 +128,7 @@ Status Image::find_stretches() {
     std::vector<Stretch>& there = stretches_[e.file];
     if (!there.empty() && there.back().end() > e.offset)
       return internal_error(at(files_[e.file].path, e.offset) + ": tensors overlap");
-    there.push_back({e.offset, e.length, 0, i, end - i});
+    there.push_back({.offset = e.offset, .length = e.length, .first = i, .count = end - i});
     i = end;
   }
   return {};
@@ -207,6 +207,51 @@ Status Image::read(std::uint32_t file, Index offset, MutableBytes out) {
   return {};
 }
 
+void Image::prove() {
+  proving_ = std::make_unique<Proving>();
+  proving_->proofs.resize(of_.plan.tensors.size());
+  for (std::vector<Stretch>& there : stretches_)
+    for (Stretch& stretch : there) {
+      stretch.first_slab = proving_->left;
+      proving_->left += ceil_div(stretch.length, stretch.slab);
+    }
+  proving_->seen.resize(static_cast<std::size_t>(proving_->left));
+}
+
+std::optional<std::vector<TensorProof>> Image::proofs() const {
+  const std::lock_guard lock(proving_->mutex);
+  if (proving_->left > 0) return std::nullopt;
+  return proving_->proofs;
+}
+
+bool Image::has_read_twice() const {
+  const std::lock_guard lock(proving_->mutex);
+  return proving_->read_twice;
+}
+
+void Image::add_ranges(std::uint32_t file, Index offset, Index length, std::vector<FileRange>& out) {
+  if (!of_.source.is_remote() || file >= stretches_.size()) return;
+  const Index end = offset + length, scratch = std::ssize(memory_->buffers().front().scratch);
+  for (const Stretch* s = stretch_after(file, offset); s && s != stretches_[file].data() + stretches_[file].size();
+       ++s) {
+    if (s->offset >= end) return;
+    const Index first = ceil_div(std::max<Index>(0, offset - s->offset), s->slab) * s->slab;
+    const Index last = std::min(s->length, ceil_div(end - s->offset, s->slab) * s->slab);
+    for (std::size_t i = s->first; i < s->first + s->count && first < last; ++i)
+      for (const Piece& piece :
+           pieces_between(fragments_of(uses_[i]), uses_[i].fragment, byte_size(to(uses_[i]).dtype), first, last))
+        of_.source.add_ranges(of_.plan.tensors[uses_[i].planned].from, piece.box, scratch, out);
+  }
+}
+
+Image::Needs Image::needs(std::uint32_t file, Index offset, Index length) const {
+  for (const Text& text : texts_)
+    if (shared_bytes(text.place, {file, offset, length}).length > 0) return Needs::kProofs;
+  const Stretch* const stretch = stretch_after(file, offset);
+  const bool is_inside = stretch && stretch->offset <= offset && offset + length <= stretch->end();
+  return is_inside ? Needs::kNothing : Needs::kChecksums;
+}
+
 Result<Slab> Image::slab_at(std::uint32_t file, const Stretch& stretch, Index k) {
   const Index begin = k * stretch.slab, end = std::min(begin + stretch.slab, stretch.length);
   const SlabCache::Key key{file, stretch.offset + begin};
@@ -242,9 +287,26 @@ Result<Slab> Image::fill(std::uint32_t file, const Stretch& stretch, Index begin
     }
   }
   if (filled != end - begin) std::memset(slab->bytes().data(), 0, slab->bytes().size());
+  const auto number = static_cast<std::size_t>(stretch.first_slab + begin / stretch.slab);
+  Digests digests;
+  const bool is_new = proving_ && [&] {
+    const std::lock_guard lock(proving_->mutex);
+    proving_->read_twice = proving_->read_twice || proving_->seen[number];
+    return !proving_->seen[number];
+  }();
   {
     const Lease buffers(*this);
-    for (const auto& [use, piece] : pieces) TRY(fill_piece(*use, piece, begin, slab->bytes(), *buffers));
+    for (const auto& [use, piece] : pieces)
+      TRY(fill_piece(*use, piece, begin, slab->bytes(), *buffers, is_new && !use->replica ? &digests : nullptr));
+  }
+  if (is_new) {
+    const std::lock_guard lock(proving_->mutex);
+    for (const auto& [planned, proof] : digests) {
+      proving_->proofs[planned].source += proof.source;
+      proving_->proofs[planned].target += proof.target;
+    }
+    proving_->seen[number] = true;
+    --proving_->left;
   }
   if (of_.target.wants_crcs())
     crcs_.add({file, stretch.offset, stretch.length}, begin, end - begin, crc32(0, slab->bytes()));
@@ -252,7 +314,8 @@ Result<Slab> Image::fill(std::uint32_t file, const Stretch& stretch, Index begin
 }
 
 // `out` is for the bytes from `begin` of the piece's extent.
-Status Image::fill_piece(const FragmentUse& use, const Piece& piece, Index begin, MutableBytes out, const Buffers& b) {
+Status Image::fill_piece(const FragmentUse& use, const Piece& piece, Index begin, MutableBytes out, const Buffers& b,
+                         Digests* digests) {
   const Tensor &source = from(use), &target = to(use);
   const Index eb = byte_size(target.dtype), n = volume(piece.box);
   const std::size_t number = of_.plan.tensors[use.planned].from;
@@ -262,17 +325,33 @@ Status Image::fill_piece(const FragmentUse& use, const Piece& piece, Index begin
       out.subspan(static_cast<std::size_t>(piece.begin - begin), static_cast<std::size_t>(piece.end - piece.begin));
   if (device_of(run_).is_cpu() && source.dtype == target.dtype && is_one_run(piece.box.shape, piece.strides)) {
     TRY(of_.source.read(number, piece.box, place, b.scratch));
+    if (digests) TRY(digest(use, piece.box, place.data(), place.data(), *b.stream, *digests));
   } else {
     const Side side = TRY(read_box(of_.source, number, piece.box, b.slab, b));
     const DeviceBuffer elements = TRY(convert_on_device(b.slab, side, source.dtype, target.dtype, n, b));
     if (source.dtype != target.dtype || side == Side::kDevice) TRY(b.stream->download(elements, n * eb));
     TRY(b.stream->wait());
+    if (digests) TRY(digest(use, piece.box, b.slab.device.data(), elements.device.data(), *b.stream, *digests));
     copy_box(piece.box.shape, eb, elements.host.data(), row_major_strides(piece.box.shape), place.data(),
              piece.strides);
   }
   std::set<std::uint32_t> files;
   for (const StoredPiece& stored : of_.source.pieces(number, piece.box)) files.insert(stored.file);
   for (const std::uint32_t f : files) TRY(of_.watched.check(f).context(tensor_text(source.name)));
+  return {};
+}
+
+// Adds the digests of a piece's row-major elements before and after the conversion.
+Status Image::digest(const FragmentUse& use, const Box& box, const std::byte* before, const std::byte* after, Stream& stream,
+                     Digests& out) const {
+  const Tensor &source = from(use), &target = to(use);
+  TensorProof proof;
+  TRY(stream.digest_box(source.shape, box, byte_size(source.dtype), before, &proof.source));
+  if (source.dtype != target.dtype)
+    TRY(stream.digest_box(source.shape, box, byte_size(target.dtype), after, &proof.target));
+  TRY(stream.wait());
+  if (source.dtype == target.dtype) proof.target = proof.source;
+  out.emplace_back(use.planned, proof);
   return {};
 }
 
@@ -313,7 +392,7 @@ Status Image::overlay(const Text& text, const Extent& place, MutableBytes out) {
   return {};
 }
 
-// Returns the CRC-32 of a stretch. Slabs that were already seen count; the others are computed for it.
+// Returns the CRC-32 of a stretch. Slabs that were already seen count; only the others are computed for it.
 Result<std::uint32_t> Image::crc_of(const Extent& extent) {
   if (const auto known = crcs_.whole(extent)) return *known;
   const Stretch* const stretch = stretch_after(extent.file, extent.offset);
@@ -321,9 +400,11 @@ Result<std::uint32_t> Image::crc_of(const Extent& extent) {
     return internal_error(at(files_[extent.file].path, extent.offset) + ": no tensor is stored here");
   const Index slabs = ceil_div(extent.length, stretch->slab);
   TRY(parallel_for(slabs, worker_count(run_), [&](int, Index k) -> Status {
+    const Index begin = k * stretch->slab;
+    if (!crcs_.is_new(extent, begin, std::min(stretch->slab, extent.length - begin))) return {};
     const Slab slab = TRY(slab_at(extent.file, *stretch, k));
     const Bytes bytes = slab->bytes();
-    crcs_.add(extent, k * stretch->slab, std::ssize(bytes), crc32(0, bytes));
+    crcs_.add(extent, begin, std::ssize(bytes), crc32(0, bytes));
     return {};
   }));
   if (const auto known = crcs_.whole(extent)) return *known;

@@ -16,9 +16,11 @@
 #include <string>
 #include <vector>
 
+#include "lib/base/storage/read_ahead.h"
 #include "lib/checkpoint/format.h"
 #include "lib/engine/run_options.h"
 #include "lib/engine/slabs.h"
+#include "lib/engine/walk.h"
 #include "lib/image/slab_cache.h"
 #include "lib/plan/plan.h"
 #include "lib/source/crc_ledger.h"
@@ -52,11 +54,15 @@ class Image {
   static Result<std::vector<FileEntry>> files_of(const Target& target);
   // Returns the target's files, followed by those added.
   const std::vector<FileEntry>& files() const { return files_; }
+  bool holds_tensors(std::uint32_t file) const { return file < stretches_.size() && !stretches_[file].empty(); }
 
   // Call these before the first read. add_file() adds a file. add_text() overrides a range with bytes that make()
   // returns, `place.length` of them, when they are first needed.
   std::uint32_t add_file(std::string path, Index size);
   void add_text(const Extent& place, std::function<Result<std::string>()> make);
+
+  // Computes the digests of what is read, for proofs(). Call it before the first read.
+  void prove();
 
   // All functions below are thread-safe. Errors name the output's file and offset, and the problem in the source.
 
@@ -70,11 +76,28 @@ class Image {
   // Fills all of `out`, which must be inside the file.
   Status read(std::uint32_t file, Index offset, MutableBytes out);
 
+  // Adds the ranges of files behind URLs that will be read for the slabs that begin in this range.
+  void add_ranges(std::uint32_t file, Index offset, Index length, std::vector<FileRange>& out);
+
+  // How much must be read before a range can be computed without reading anything twice.
+  enum class Needs {
+    kNothing,    // tensor data alone
+    kChecksums,  // tensor data around it, whose checksums may be in the range
+    kProofs,     // everything, because texts like the manifest are in the range
+  };
+  Needs needs(std::uint32_t file, Index offset, Index length) const;
+
+  // Returns the proofs of the plan's tensors; nothing before every slab was read once. Requires prove().
+  std::optional<std::vector<TensorProof>> proofs() const;
+  // Returns whether a slab was computed more than once, because the cache had dropped it. Requires prove().
+  bool has_read_twice() const;
+
  private:
   // An extent of tensor data and the fragments in it.
   struct Stretch {
     Index offset = 0, length = 0;
     Index slab = 0;                    // size of its slabs, except the last
+    Index first_slab = 0;              // number of the first among all slabs
     std::size_t first = 0, count = 0;  // of its entries in uses_
     Index end() const { return offset + length; }
   };
@@ -103,7 +126,12 @@ class Image {
   Result<Slab> slab_at(std::uint32_t file, const Stretch& stretch, Index k);
   std::optional<Error> damaged(const SlabCache::Key& key);
   Result<Slab> fill(std::uint32_t file, const Stretch& stretch, Index begin, Index end);
-  Status fill_piece(const FragmentUse& use, const Piece& piece, Index begin, MutableBytes out, const Buffers& buffers);
+  // Digests of pieces, by planned tensor.
+  using Digests = std::vector<std::pair<std::uint32_t, TensorProof>>;
+  Status fill_piece(const FragmentUse& use, const Piece& piece, Index begin, MutableBytes out, const Buffers& buffers,
+                    Digests* digests);
+  Status digest(const FragmentUse& use, const Box& box, const std::byte* before, const std::byte* after, Stream& stream,
+                Digests& out) const;
   Result<Slab> around(const Extent& place);
   Status overlay(const Text& text, const Extent& place, MutableBytes out);
   Result<std::uint32_t> crc_of(const Extent& extent);
@@ -118,6 +146,15 @@ class Image {
   Index slab_bytes_ = 0;  // largest slab, in the source's or the target's dtype
   std::unique_ptr<ThreadBuffers> memory_;
   std::unique_ptr<SlabCache> cache_;
+
+  struct Proving {
+    std::mutex mutex;
+    std::vector<TensorProof> proofs;
+    std::vector<bool> seen;  // by number of the slab
+    Index left = 0;          // slabs not seen
+    bool read_twice = false;
+  };
+  std::unique_ptr<Proving> proving_;
 
   std::mutex damaged_mutex_;
   std::map<SlabCache::Key, Error> damaged_;  // slabs that failed permanently

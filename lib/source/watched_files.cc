@@ -30,6 +30,7 @@ WatchedFiles::WatchedFiles(std::vector<std::string> paths) : paths_(std::move(pa
 }
 
 Status WatchedFiles::check(std::size_t file) const {
+  if (file >= paths_.size()) return {};  // of computed data, which has no files
   if (state_of(paths_[file]) == states_[file]) return {};
   return io_error(printable(paths_[file]) + ": the file has changed since it was opened");
 }

@@ -7,12 +7,18 @@ Prints its port. Paths:  /DIR/KEY and /DIR?list-type=2   S3, path style: DIR is 
                          /api/models/O/M/..., /O/M/resolve/COMMIT/PATH   the hub: O/M is a directory
                          /_control                        PUT a JSON of faults; GET counts and the requests' headers
 
-With --key every S3 request must be signed with it (AWS Signature Version 4). Faults are
-{"fault": NAME, "times": N, "match": TEXT}: the next N requests whose target contains TEXT go wrong:
-500, slow-down, reset, short, error-200, expired-token, clock-skew, region, stall.
+With --key every S3 request must be signed with it (AWS Signature Version 4). Objects are written by PUT, in parts, and
+removed by DELETE, with Content-MD5 checked. Uploads in progress are kept in memory. Faults are
+{"fault": NAME, "times": N, "match": TEXT, "method": METHOD, "after": N}: after N others, the next N requests of that
+method whose target contains TEXT go wrong:
+500, slow-down, reset, short, error-200, expired-token, clock-skew, region, stall, denied; and of writing:
+lost-reply (it is done, and nothing is answered), corrupt (other bytes are stored), lost-part (a part is answered and
+not kept), crash (the server ends), kill (ends the process whose number is in
+the file "pid").
 Nothing here is from another project: it is written to the letter of the interfaces' documentation.
 """
 import argparse
+import base64
 import datetime
 import email.utils
 import hashlib
@@ -23,6 +29,7 @@ import json
 import os
 import pathlib
 import re
+import signal
 import socket
 import struct
 import sys
@@ -41,20 +48,31 @@ class State:
         self.options = options
         self.lock = threading.Lock()
         self.faults = []
+        self.uploads = {}  # by id: bucket, key, {number: bytes}
         self.requests = []
         self.open_now = self.most_open = 0
 
-    def next_fault(self, target):
+    def next_fault(self, target, method="GET"):
         with self.lock:
             for fault in self.faults:
-                if fault["times"] > 0 and fault.get("match", "") in target:
+                if fault["times"] > 0 and fault.get("match", "") in target and fault.get("method", method) == method:
+                    if fault.get("after", 0) > 0:
+                        fault["after"] -= 1
+                        continue
                     fault["times"] -= 1
+                    if fault["fault"] == "kill":
+                        os.kill(int(pathlib.Path(fault["pid"]).read_text()), signal.SIGKILL)
                     return fault["fault"]
         return None
 
 
+ETAGS = {}  # of objects written in parts, by path: time of the file, ETag
+
+
 def etag_of(path):
     s = path.stat()
+    if ETAGS.get(str(path), (0,))[0] == s.st_mtime_ns:
+        return ETAGS[str(path)][1]
     return '"%s"' % hashlib.md5(f"{s.st_ino} {s.st_size} {s.st_mtime_ns}".encode()).hexdigest()
 
 
@@ -65,6 +83,8 @@ def signature(secret, request, scope, names):
     headers = "".join(f"{n}:{' '.join(request.headers.get(n, '').split())}\n" for n in names.split(";"))
     canonical = "\n".join([request.command, path, "&".join(f"{k}={v}" for k, v in pairs), headers, names,
                            request.headers.get("x-amz-content-sha256", "")])
+    if request.headers.get("x-amz-content-sha256") not in (hashlib.sha256(request.body).hexdigest(), "UNSIGNED-PAYLOAD"):
+        return "of another body"
     text = "\n".join(["AWS4-HMAC-SHA256", request.headers.get("x-amz-date", ""), scope,
                       hashlib.sha256(canonical.encode()).hexdigest()])
     key = ("AWS4" + secret).encode()
@@ -182,6 +202,10 @@ class Handler(http.server.BaseHTTPRequestHandler):
                                   more="<Region>eu-central-1</Region>")
         if not self.is_signed():
             return None
+        if self.command in ("PUT", "POST", "DELETE"):
+            return self.write(target, query, fault)
+        if "uploadId" in query:
+            return self.list_parts(target, query)
         bucket, _, key = target.partition("/")
         if not bucket or not (state.root / bucket).is_dir():
             return self.xml_error(404, "NoSuchBucket", "The specified bucket does not exist.")
@@ -196,9 +220,131 @@ class Handler(http.server.BaseHTTPRequestHandler):
             return self.xml_error(404, "NoSuchKey", "The specified key does not exist.")
         return self.file(path, short=fault == "short")
 
+    # ---- writing to S3
+
+    def store(self, path, parts, is_whole):
+        """Writes an object in one step. Returns its ETag: of the bytes, or of the sums of its parts."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        sums = [hashlib.md5(p) for p in parts]
+        etag = sums[0].hexdigest() if is_whole else \
+            hashlib.md5(b"".join(s.digest() for s in sums)).hexdigest() + f"-{len(parts)}"
+        new = path.parent / f".new-{threading.get_ident()}"
+        new.write_bytes(b"".join(parts))
+        ETAGS[str(path)] = new.stat().st_mtime_ns, f'"{etag}"'
+        new.rename(path)
+        return f'"{etag}"'
+
+    def write(self, target, query, fault):
+        state = self.server.state
+        bucket, _, key = target.partition("/")
+        if not bucket or not (state.root / bucket).is_dir():
+            return self.xml_error(404, "NoSuchBucket", "The specified bucket does not exist.")
+        path = state.root / bucket / key
+        sent = self.headers.get("Content-MD5")
+        if sent and base64.b64decode(sent) != hashlib.md5(self.body).digest():
+            return self.xml_error(400, "BadDigest", "The Content-MD5 you specified did not match what we received.")
+        body = self.body[:-1] + b"?" if fault == "corrupt" and self.body else self.body
+        upload = query.get("uploadId", [""])[0]
+        with state.lock:
+            known = state.uploads.get(upload)
+        if upload and (not known or known[0] != str(path)):
+            return self.xml_error(404, "NoSuchUpload", "The specified upload does not exist.")
+        if self.command == "DELETE":
+            if upload:
+                with state.lock:
+                    del state.uploads[upload]
+            elif path.is_file():
+                path.unlink()
+                self.prune(path.parent, state.root / bucket)
+            return self.reply(204)
+        if self.command == "POST" and "uploads" in query:
+            upload = f"upload-{time.monotonic_ns()}-{threading.get_ident()}"
+            with state.lock:
+                state.uploads[upload] = str(path), {}
+            return self.xml(f"<InitiateMultipartUploadResult><UploadId>{upload}</UploadId>"
+                            "</InitiateMultipartUploadResult>", fault)
+        if self.command == "PUT" and upload:
+            number = int(query["partNumber"][0])
+            if not 1 <= number <= 10000:
+                return self.xml_error(400, "InvalidArgument", "Part number must be from 1 to 10000.")
+            if fault != "lost-part":
+                known[1][number] = body
+            return self.written('"%s"' % hashlib.md5(body).hexdigest(), fault)
+        if self.command == "PUT":
+            return self.written(self.store(path, [body], True), fault)
+        named = re.findall(r"<PartNumber>(\d+)</PartNumber><ETag>(.*?)</ETag>", self.body.decode())
+        parts = []
+        for i, (number, etag) in enumerate(named):
+            part = known[1].get(int(number))
+            if part is None or html.unescape(etag) != '"%s"' % hashlib.md5(part).hexdigest():
+                return self.xml_error(400, "InvalidPart", "One or more of the specified parts could not be found.")
+            if i + 1 < len(named) and len(part) < state.options.least_part:
+                return self.xml_error(400, "EntityTooSmall", "Your proposed upload is smaller than the minimum.")
+            parts.append(part)
+        if fault == "error-200":
+            return self.xml("<Error><Code>InternalError</Code><Message>We encountered an internal error.</Message>"
+                            "</Error>", None)
+        etag = self.store(path, parts, False)
+        with state.lock:
+            del state.uploads[upload]
+        return self.xml(f"<CompleteMultipartUploadResult><ETag>{escape(etag, {chr(34): '&quot;'})}</ETag>"
+                        "</CompleteMultipartUploadResult>", fault)
+
+    @staticmethod
+    def prune(directory, root):
+        while directory != root and not any(directory.iterdir()):
+            directory.rmdir()
+            directory = directory.parent
+
+    def written(self, etag, fault):
+        return self.reset() if fault == "lost-reply" else self.reply(200, b"", {"ETag": etag})
+
+    def xml(self, text, fault):
+        if fault == "lost-reply":
+            return self.reset()
+        return self.reply(200, b'<?xml version="1.0"?>' + text.encode(), {"Content-Type": "application/xml"})
+
+    def list_parts(self, target, query):
+        state = self.server.state
+        with state.lock:
+            known = state.uploads.get(query["uploadId"][0])
+            parts = dict(known[1]) if known and known[0] == str(state.root / target) else None
+        if parts is None:
+            return self.xml_error(404, "NoSuchUpload", "The specified upload does not exist.")
+        size, after = 2, int(query.get("part-number-marker", ["0"])[0])  # of a page
+        numbers = [n for n in sorted(parts) if n > after]
+        rows = "".join(f"<Part><PartNumber>{n}</PartNumber><ETag>&quot;{hashlib.md5(parts[n]).hexdigest()}&quot;</ETag>"
+                       f"<Size>{len(parts[n])}</Size></Part>" for n in numbers[:size])
+        more = len(numbers) > size
+        marker = f"<NextPartNumberMarker>{numbers[size - 1]}</NextPartNumberMarker>" if more else ""
+        return self.xml(f"<ListPartsResult><IsTruncated>{str(more).lower()}</IsTruncated>{marker}{rows}"
+                        "</ListPartsResult>", None)
+
     # ---- the web and the hub
 
+    def role(self, target):
+        """Services of a machine that hand out the key: a container's, IMDSv2, STS."""
+        key, secret = self.server.state.options.key.rsplit(":", 1)
+        keys = {"AccessKeyId": key, "SecretAccessKey": secret, "Token": "", "Expiration": "2000-01-01T00:00:00Z"}
+        names = self.headers
+        if target == "container" and names.get("Authorization") == "t0ken":
+            return self.reply(200, json.dumps(keys).encode())
+        if target == "latest/api/token" and self.command == "PUT" and "x-aws-ec2-metadata-token-ttl-seconds" in names:
+            return self.reply(200, b"imds-token")
+        if target.startswith("latest/meta-data/iam/security-credentials/") and \
+                names.get("x-aws-ec2-metadata-token") == "imds-token":
+            return self.reply(200, b"role\n" if target.endswith("/") else json.dumps(keys).encode())
+        sent = urllib.parse.parse_qs(self.body.decode())
+        if target == "sts/" and sent.get("RoleArn") == ["arn:aws:iam::1:role/a b"] and \
+                sent.get("WebIdentityToken") == ["t0ken"]:
+            return self.xml("<Credentials>" + "".join(f"<{n}>{escape(v)}</{n}>" for n, v in [
+                ("AccessKeyId", key), ("SecretAccessKey", secret), ("SessionToken", ""),
+                ("Expiration", "2000-01-01T00:00:00Z")]) + "</Credentials>", None)
+        return self.xml_error(403, "AccessDenied", "Not authorized")
+
     def web(self, target, fault):
+        if self.server.state.options.query not in (None, self.path.partition("?")[2]):
+            return self.reply(403)
         path = self.server.state.root / target
         if path.is_file():
             return self.file(path, short=fault == "short")
@@ -245,17 +391,21 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     # ---- requests
 
+    body = b""
+
     def do_GET(self):
         state = self.server.state
+        self.body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         raw, _, query = self.path.partition("?")
         target = urllib.parse.unquote(raw).lstrip("/")
         if target == "_control":
             with state.lock:
-                body = json.dumps({"requests": state.requests, "most_open": state.most_open}).encode()
+                body = json.dumps({"requests": state.requests, "most_open": state.most_open,
+                                   "uploads": len(state.uploads)}).encode()
                 state.requests, state.most_open = [], 0
             return self.reply(200, body)
         with state.lock:
-            state.requests.append({"target": self.path, "range": self.headers.get("Range"),
+            state.requests.append({"target": self.path, "method": self.command, "range": self.headers.get("Range"),
                                    "authorization": self.headers.get("Authorization")})
             state.open_now += 1
             state.most_open = max(state.most_open, state.open_now)
@@ -267,12 +417,18 @@ class Handler(http.server.BaseHTTPRequestHandler):
                 state.open_now -= 1
 
     def serve(self, target, query):
-        fault = self.server.state.next_fault(urllib.parse.unquote(self.path))
+        fault = self.server.state.next_fault(urllib.parse.unquote(self.path), self.command)
+        if fault == "kill":
+            return self.reset()
+        if fault == "crash":
+            os._exit(1)
+        if fault == "denied":
+            return self.xml_error(403, "AccessDenied", "Access Denied")
         if fault == "500":
             return self.xml_error(500, "InternalError", "We encountered an internal error.")
         if fault == "slow-down":
             return self.xml_error(503, "SlowDown", "Please reduce your request rate.")
-        if fault == "error-200":
+        if fault == "error-200" and self.command == "GET":
             return self.xml_error(200, "InternalError", "We encountered an internal error.")
         if fault == "reset":
             return self.reset()
@@ -282,6 +438,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.end_headers()
             time.sleep(20)
             return None
+        if target.startswith("_role/"):
+            return self.role(target[6:])
         if target.startswith("cas/"):
             return self.cas(target[4:], fault)
         if target == "web" or target.startswith("web/"):
@@ -290,13 +448,15 @@ class Handler(http.server.BaseHTTPRequestHandler):
             return self.hub(target, fault)
         return self.s3(target, query, fault)
 
-    do_HEAD = do_GET
+    do_HEAD = do_POST = do_DELETE = do_GET
 
     def do_PUT(self):
+        if self.path != "/_control":
+            return self.do_GET()
         faults = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))))
         with self.server.state.lock:
             self.server.state.faults = faults
-        self.reply(200)
+        return self.reply(200)
 
 
 class Server(http.server.ThreadingHTTPServer):
@@ -311,9 +471,13 @@ def main():
     parser.add_argument("--token")
     parser.add_argument("--delay", type=float, default=0)
     parser.add_argument("--deny-list", action="store_true")
+    parser.add_argument("--query", help="what URLs of /web must end in: those are presigned")
+    parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--least-part", type=int, default=5 << 20, help="bytes of a part that is not the last")
     parser.add_argument("--replace", metavar="FILE", help="replace this file whenever a range of it was read")
-    server = Server(("127.0.0.1", 0), Handler)
-    server.state = State(parser.parse_args())
+    options = parser.parse_args()
+    server = Server(("127.0.0.1", options.port), Handler)
+    server.state = State(options)
     print(server.server_port, flush=True)
     try:
         server.serve_forever()

@@ -197,8 +197,7 @@ TEST_F(Stores, SayWhatToDo) {
       {"s3://org/model/odd.h5", "", kSigned, "libhdf5 reads local files alone; download it first"},
       {"hf://org", "", {}, "expected hf://organisation/model"},
       {server.url() + "/web/org/none", "", {}, "not found"},
-      {server.url() + "/web/org/model/hf/model.safetensors?X-Signature=s3cr3t", "", {}, "URLs with a query"},
-      {"https://user:s3cr3t@host/model", "", {}, "URLs with a query, user or password are not supported"},
+      {"https://user:s3cr3t@host/model", "", {}, "a URL with a user or a password"},
       {"http://127.0.0.1:1/model", "", {}, "check the endpoint, the network and the proxy"},
   };
   for (const auto& [url, fault, variables, says] : kCases) {
@@ -250,30 +249,83 @@ TEST_F(Stores, AreAskedForLittleAndForMuchAtOnce) {
   EXPECT_GE(std::stoi(log.substr(at + 13)), 4) << "of eight files";
 }
 
-TEST_F(Stores, AreNoPlaceToWriteTo) {
-  const StandInServer server(directory_.path());
-  for (const std::string& to : {in_bucket("out"), std::string("hf://org/out"), std::string("https://host/out")}) {
-    const CommandResult got = server.run({"convert", local("hf"), to, "--to", "dcp"});
-    EXPECT_EQ(got.exit_code, 2) << got.out;
-    EXPECT_THAT(got.err, HasSubstr("expected a local path, got a URL"));
-  }
-  EXPECT_EQ(server.take_requests().find("out"), std::string::npos);
-}
-
 TEST_F(Stores, AreNotAskedForLocalPaths) {
   const StandInServer server(directory_.path());
   EXPECT_EQ(server.run({"inspect", local("hf")}).exit_code, 0);
   EXPECT_THAT(server.take_requests(), HasSubstr("\"requests\": []"));
 }
 
-// The example in AWS's documentation of Signature Version 4 for S3: a GET of a range of test.txt.
+// Each way to find keys, where nothing before it in the order has any. The stand-in serves what the services of a
+// machine do.
+TEST_F(Stores, FindKeysAsTheAwsToolsDo) {
+  const StandInServer server(directory_.path(), {"--key", "test:tester:s3cr3t/+key"});
+  const std::string token = directory_.write("token", "t0ken\n");
+  const std::string keys = R"({"Version": 1, "AccessKeyId": "test:tester", "SecretAccessKey": "s3cr3t/+key"})";
+  directory_.write("keys.json", keys);
+  const std::string process =
+      directory_.write("process", "[default]\ncredential_process = cat " + (directory_ / "keys.json") + "\n");
+  const std::string failing = directory_.write("failing", "[default]\ncredential_process = false\n");
+  const std::string sso = directory_.write("sso", "[default]\nsso_session = x\n");
+  const struct {
+    std::vector<std::string> variables;
+    std::string says;  // empty: they work
+  } kCases[] = {
+      {{"AWS_CONTAINER_CREDENTIALS_FULL_URI=" + server.url() + "/_role/container",
+        "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE=" + token},
+       ""},
+      {{"AWS_CONTAINER_CREDENTIALS_FULL_URI=http://example.org/keys"}, "expected https, or a host of this machine"},
+      {{"AWS_CONTAINER_CREDENTIALS_FULL_URI=" + server.url() + "/_role/none"}, "cannot be fetched"},
+      {{"AWS_EC2_METADATA_DISABLED=", "AWS_EC2_METADATA_SERVICE_ENDPOINT=" + server.url() + "/_role/"}, ""},
+      {{"AWS_WEB_IDENTITY_TOKEN_FILE=" + token, "AWS_ROLE_ARN=arn:aws:iam::1:role/a b",
+        "AWS_ENDPOINT_URL_STS=" + server.url() + "/_role/sts"},
+       ""},
+      {{"AWS_WEB_IDENTITY_TOKEN_FILE=" + token, "AWS_ROLE_ARN=other",
+        "AWS_ENDPOINT_URL_STS=" + server.url() + "/_role/sts"},
+       "check AWS_ROLE_ARN"},
+      {{"AWS_CONFIG_FILE=" + process}, ""},
+      {{"AWS_CONFIG_FILE=" + failing}, "the program of the profile failed"},
+      {{"AWS_CONFIG_FILE=" + sso}, "aws configure export-credentials"},
+  };
+  for (const auto& [variables, says] : kCases) {
+    SCOPED_TRACE(variables.front());
+    const CommandResult got = server.run({"verify", in_bucket("hf")}, variables);
+    EXPECT_EQ(got.exit_code == 0, says.empty()) << got.out << got.err;
+    EXPECT_THAT(got.err, HasSubstr(says));
+    EXPECT_THAT(got.out + got.err, Not(HasSubstr("s3cr3t")));
+    EXPECT_THAT(got.out + got.err, Not(HasSubstr("t0ken")));
+  }
+}
+
+// A presigned URL is read, and its query is shown nowhere.
+TEST_F(Stores, ReadPresignedUrlsWithoutShowingThem) {
+  const StandInServer server(directory_.path(), {"--query", "X-Signature=s3cr3t&a=b"});
+  const std::string plain = server.url() + "/web/org/model/hf/model.safetensors",
+                    url = plain + "?X-Signature=s3cr3t&a=b";
+  EXPECT_NE(server.run({"verify", plain}).exit_code, 0);
+  for (const std::vector<std::string>& words :
+       {std::vector<std::string>{"verify", url},
+        {"inspect", url, "--json"},
+        {"diff", url, url},
+        {"convert", url, directory_ / "out", "--to", "hf", "--config", local("hf/config.json")},
+        {"merge", "a=" + url, "b=" + url, directory_ / "merged", "--expression", "a + 0.5*(b - a)", "--to", "hf"},
+        {"plan", url, "--to", "dcp", "--json"}}) {
+    SCOPED_TRACE(words.front());
+    const CommandResult got = server.run(words);
+    EXPECT_EQ(got.exit_code, 0) << got.err;
+    EXPECT_THAT(got.out + got.err, Not(HasSubstr("s3cr3t")));
+  }
+  for (const char* made : {"out", "merged"})
+    EXPECT_THAT(text_of(directory_ / (std::string(made) + "/reshard_manifest.json")), Not(HasSubstr("s3cr3t")));
+}
+
+// The example of AWS's documentation of Signature Version 4 for S3: a GET of a range of test.txt.
 TEST(Signatures, AreThoseOfTheDocumentation) {
   S3Access access;
   access.key_id = "AKIAIOSFODNN7EXAMPLE";
   access.secret = "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY";
   access.region = "us-east-1";
   HttpHeaders headers = {{"host", "examplebucket.s3.amazonaws.com"}, {"range", "bytes=0-9"}};
-  sign_s3(access, "/test.txt", "", 1369353600, headers);
+  sign_s3(access, {"GET", "/test.txt", "", to_hex(sha256(""))}, 1369353600, headers);
   EXPECT_EQ(headers.back().first, "authorization");
   EXPECT_THAT(headers.back().second,
               HasSubstr("Signature=f0e8bdb87c964420e857bd35b5d6ed310bd44f0170aba48dd91039c6036bdb41"));

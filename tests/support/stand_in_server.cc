@@ -61,7 +61,7 @@ std::string StandInServer::request(const std::string& method, const std::string&
 
 std::vector<std::string> StandInServer::environment(const std::vector<std::string>& more) const {
   std::vector<std::string> out = {"AWS_ENDPOINT_URL_S3=" + url(), "STORAGE_EMULATOR_HOST=" + url(),
-                                  "HF_ENDPOINT=" + url()};
+                                  "HF_ENDPOINT=" + url(), "AWS_EC2_METADATA_DISABLED=true", "NO_GCE_CHECK=true"};
   for (const char* name : {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE", "HF_TOKEN",
                            "AWS_REGION", "AWS_DEFAULT_REGION", "http_proxy", "GOOGLE_OAUTH_ACCESS_TOKEN"})
     out.push_back(std::string(name) + "=");

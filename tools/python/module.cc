@@ -16,6 +16,7 @@
 
 #include "formats/load.h"
 #include "lib/base/memory_limit.h"
+#include "lib/base/storage/http.h"
 #include "lib/base/text.h"
 #include "lib/load/dlpack.h"
 #include "lib/transport/job.h"
@@ -56,10 +57,20 @@ void translate(const std::exception_ptr& pointer, void*) {
   }
 }
 
-// Runs `work` in a new thread with the GIL released, while the calling thread checks for signals (Ctrl-C) and calls
-// progress(done, total). An exception in either interrupts the work, and is raised after the thread has ended.
+// Ends HTTP requests when a call of Python is interrupted. Of several calls at a time, only those of the last one.
+class InterruptedHttp {
+ public:
+  explicit InterruptedHttp(const std::atomic<bool>& flag) { interrupt_http_by(&flag); }
+  ~InterruptedHttp() { interrupt_http_by(nullptr); }
+  InterruptedHttp(const InterruptedHttp&) = delete;
+  InterruptedHttp& operator=(const InterruptedHttp&) = delete;
+};
+
+// Does the work in a thread of its own, with the GIL released, while this one looks for signals (Ctrl-C) and calls
+// progress(done, total). What either raises ends the work and is raised when that has ended.
 template <class T>
 T supervised(Watch& watch, const nb::object& progress, const std::function<Result<T>()>& work) {
+  const InterruptedHttp interrupted(watch.interrupt);
   std::optional<Result<T>> result;
   std::optional<nb::python_error> raised;
   std::mutex mutex;

@@ -6,6 +6,7 @@
 #include <map>
 
 #include "lib/base/file.h"
+#include "lib/base/storage/role_credentials.h"
 #include "lib/base/storage/sha256.h"
 #include "lib/base/storage/url.h"
 #include "lib/base/text.h"
@@ -26,7 +27,7 @@ std::string first_variable(std::initializer_list<const char*> names) {
 
 std::string home_file(const std::string& name) { return path_join(variable("HOME"), name); }
 
-using Profiles = std::map<std::string, std::map<std::string, std::string>>;
+using Profiles = std::map<std::string, Profile>;
 
 // Adds the sections of an AWS file to `out`, without replacing existing values. A missing file adds nothing.
 void add_profiles(const std::string& path, Profiles& out) {
@@ -53,7 +54,8 @@ std::string without_slash(std::string url) {
   return url;
 }
 
-Status fill_from_profile(S3Access& access) {
+// Returns the settings of the profile; none if there is none.
+Result<Profile> fill_from_profile(S3Access& access) {
   const std::string chosen = first_variable({"AWS_PROFILE", "AWS_DEFAULT_PROFILE"});
   const std::string name = chosen.empty() ? "default" : chosen;
   Profiles profiles;
@@ -65,7 +67,7 @@ Status fill_from_profile(S3Access& access) {
   add_profiles(path_of("AWS_CONFIG_FILE", ".aws/config"), profiles);
   const auto found = profiles.find(name);
   if (found == profiles.end()) {
-    if (chosen.empty()) return {};
+    if (chosen.empty()) return Profile();
     return usage_error("AWS_PROFILE names '" + printable(chosen) +
                        "', which is in neither ~/.aws/credentials nor ~/.aws/config");
   }
@@ -80,7 +82,7 @@ Status fill_from_profile(S3Access& access) {
   }
   fill(access.region, "region");
   fill(access.endpoint, "endpoint_url");
-  return {};
+  return found->second;
 }
 
 std::string text_of_date(std::time_t now) {
@@ -105,10 +107,11 @@ Result<S3Access> s3_access() {
   }
   out.region = first_variable({"AWS_REGION", "AWS_DEFAULT_REGION"});
   out.endpoint = first_variable({"AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"});
-  TRY(fill_from_profile(out));
+  const Profile profile = TRY(fill_from_profile(out));
   if (out.key_id.empty() != out.secret.empty())
     return usage_error(out.source + " has an aws_access_key_id without an aws_secret_access_key");
   out.endpoint = without_slash(out.endpoint);
+  if (out.key_id.empty()) TRY(find_role_keys(profile, out));
   return out;
 }
 
@@ -124,7 +127,10 @@ Result<S3Access> gs_access() {
   out.region = "auto";
   out.endpoint = without_slash(variable("STORAGE_EMULATOR_HOST"));
   if (!out.endpoint.empty() && out.endpoint.find("://") == std::string::npos) out.endpoint = "http://" + out.endpoint;
-  if (out.endpoint.empty()) out.endpoint = "https://storage.googleapis.com";
+  const bool is_emulator = !out.endpoint.empty();
+  if (!is_emulator) out.endpoint = "https://storage.googleapis.com";
+  const bool asks = !is_emulator || !variable("GCE_METADATA_HOST").empty();
+  if (out.is_anonymous() && asks) TRY(find_google_token(out));
   return out;
 }
 
@@ -144,11 +150,9 @@ HubAccess hub_access() {
   return out;
 }
 
-void sign_s3(const S3Access& access, const std::string& path, const std::string& query, std::time_t now,
-             HttpHeaders& headers) {
+void sign_s3(const S3Access& access, const SignedParts& parts, std::time_t now, HttpHeaders& headers) {
   const std::string time = text_of_date(now), date = time.substr(0, 8);
-  const std::string payload = to_hex(sha256(""));  // a GET has no payload
-  headers.emplace_back("x-amz-content-sha256", payload);
+  headers.emplace_back("x-amz-content-sha256", parts.payload);
   headers.emplace_back("x-amz-date", time);
   if (!access.session_token.empty()) headers.emplace_back("x-amz-security-token", access.session_token);
   std::sort(headers.begin(), headers.end());
@@ -159,7 +163,8 @@ void sign_s3(const S3Access& access, const std::string& path, const std::string&
   }
   const std::string region = access.region.empty() ? "us-east-1" : access.region;
   const std::string scope = date + "/" + region + "/s3/aws4_request";
-  const std::string asked = "GET\n" + path + "\n" + query + "\n" + canonical + "\n" + names + "\n" + payload;
+  const std::string asked = parts.method + "\n" + parts.path + "\n" + parts.query + "\n" + canonical + "\n" + names +
+                            "\n" + std::string(parts.payload);
   const std::string text = "AWS4-HMAC-SHA256\n" + time + "\n" + scope + "\n" + to_hex(sha256(asked));
   std::string key = hmac_sha256("AWS4" + access.secret, date);
   for (const std::string& part : {region, std::string("s3"), std::string("aws4_request")}) key = hmac_sha256(key, part);

@@ -5,6 +5,7 @@
 
 #include <ctime>
 #include <string>
+#include <string_view>
 
 #include "lib/base/result.h"
 #include "lib/base/storage/http.h"
@@ -14,17 +15,18 @@ namespace reshard {
 // How requests to an S3 or GCS bucket are sent. Without a key and a token they are anonymous.
 struct S3Access {
   std::string key_id, secret, session_token;
-  std::string bearer;    // for GCS, instead of the three above
-  std::string region;    // empty: unknown
-  std::string endpoint;  // "https://host[:port][/path]" without a slash at its end; empty: AWS's own
-  std::string source;    // where the key was found, for messages: "AWS_ACCESS_KEY_ID", "profile 'x'"; empty: anonymous
+  std::string bearer;       // for GCS, instead of the three above
+  std::string region;       // empty: unknown
+  std::string endpoint;     // "https://host[:port][/path]" without a slash at its end; empty: AWS's own
+  std::time_t expires = 0;  // of keys that do; 0: they do not
+  std::string source;  // where the key was found, for messages: "AWS_ACCESS_KEY_ID", "profile 'x'"; empty: anonymous
   bool is_anonymous() const { return key_id.empty() && bearer.empty(); }
 };
-// Reads the AWS_* variables, or the profile (AWS_PROFILE) in ~/.aws/credentials and ~/.aws/config. Fails (usage) if the
-// profile does not exist or only half of a key is set.
+// Reads the AWS_* variables, or the profile (AWS_PROFILE) in ~/.aws/credentials and ~/.aws/config, or else asks for the
+// keys of a role (role_credentials.h). Fails (usage) if the profile does not exist or only half of a key is set.
 Result<S3Access> s3_access();
-// Reads GOOGLE_OAUTH_ACCESS_TOKEN, or an HMAC key from GS_ACCESS_KEY_ID and GS_SECRET_ACCESS_KEY, and the endpoint from
-// STORAGE_EMULATOR_HOST.
+// Reads GOOGLE_OAUTH_ACCESS_TOKEN, or an HMAC key from GS_ACCESS_KEY_ID and GS_SECRET_ACCESS_KEY, or else asks for a
+// token (role_credentials.h); and the endpoint from STORAGE_EMULATOR_HOST.
 Result<S3Access> gs_access();
 
 struct HubAccess {
@@ -33,9 +35,14 @@ struct HubAccess {
 // Reads HF_TOKEN, or the file that `hf auth login` writes, and HF_ENDPOINT.
 HubAccess hub_access();
 
-// Signs a GET of `path` and `query` at the time `now` by adding headers: AWS Signature Version 4 for S3. Both are
-// percent-encoded, the query's parameters are sorted, and `headers` already contains `host`.
-void sign_s3(const S3Access& access, const std::string& path, const std::string& query, std::time_t now,
-             HttpHeaders& headers);
+// Signs a request for `path` and `query` at the time `now` by adding headers: AWS Signature Version 4 for S3. Both are
+// percent-encoded, the query's parameters are sorted, and `headers` already contains `host`. `payload` is the SHA-256
+// of the body in hex, or kUnsignedPayload.
+inline constexpr std::string_view kUnsignedPayload = "UNSIGNED-PAYLOAD";
+struct SignedParts {
+  const std::string &method, &path, &query;
+  std::string_view payload;
+};
+void sign_s3(const S3Access& access, const SignedParts& parts, std::time_t now, HttpHeaders& headers);
 
 }  // namespace reshard

@@ -190,10 +190,16 @@ std::string advice_for(CURLcode code) {
   }
 }
 
-HttpFailure failure_of(CURLcode code, const std::string& host, const char* details) {
+HttpFailure failure_of(CURLcode code, const HttpRequest& request, const char* details) {
+  if (code == CURLE_ABORTED_BY_CALLBACK) return {io_error("interrupted")};
   const std::string why = *details ? details : curl()->easy_strerror(code);
-  return {io_error("cannot read from " + host + ": " + why + advice_for(code)), is_worth_another_try(code)};
+  const std::string host(split_http_url(request.url).host);
+  return {io_error((request.method == "GET" ? "cannot read from " : "cannot write to ") + host + ": " + why +
+                   advice_for(code)),
+          is_worth_another_try(code)};
 }
+
+int on_progress(void*, curl_off_t, curl_off_t, curl_off_t, curl_off_t) { return is_http_interrupted() ? 1 : 0; }
 
 void set_options(CURL* handle, const HttpRequest& request, Receiving& to, curl_slist* headers, char* details) {
   const auto set = curl()->easy_setopt;
@@ -211,7 +217,20 @@ void set_options(CURL* handle, const HttpRequest& request, Receiving& to, curl_s
   set(handle, CURLOPT_LOW_SPEED_LIMIT, 1024L);
   set(handle, CURLOPT_LOW_SPEED_TIME, http_limits().idle_timeout);
   set(handle, CURLOPT_BUFFERSIZE, 256L << 10);
+  set(handle, CURLOPT_NOPROGRESS, 0L);
+  set(handle, CURLOPT_XFERINFOFUNCTION, on_progress);
+  if (request.method != "GET") set(handle, CURLOPT_CUSTOMREQUEST, request.method.c_str());
+  if (request.method == "PUT" || request.method == "POST") {
+    set(handle, CURLOPT_POSTFIELDS, reinterpret_cast<const char*>(request.body.data()));
+    set(handle, CURLOPT_POSTFIELDSIZE_LARGE, static_cast<curl_off_t>(request.body.size()));
+    set(handle, CURLOPT_UPLOAD_BUFFERSIZE, 512L << 10);
+  }
   if (const char* file = certificates()) set(handle, CURLOPT_CAINFO, file);
+  if (request.is_local) {
+    set(handle, CURLOPT_NOPROXY, "*");
+    set(handle, CURLOPT_CONNECTTIMEOUT, 1L);
+    set(handle, CURLOPT_TIMEOUT, 2L);
+  }
 }
 
 }  // namespace
@@ -244,6 +263,7 @@ HttpOutcome send_once(const HttpRequest& request) {
   const TakenHandle taken;
   if (!taken.handle) return HttpFailure{io_error("libcurl has no memory for a request")};
   curl_slist* headers = curl()->slist_append(nullptr, "User-Agent: reshard/" RESHARD_VERSION);
+  headers = curl()->slist_append(headers, "Expect:");  // no round trip before a body
   for (const auto& [name, value] : request.headers)
     headers = curl()->slist_append(headers, (name + ": " + value).c_str());
   Receiving to{request, {}};
@@ -251,8 +271,8 @@ HttpOutcome send_once(const HttpRequest& request) {
   set_options(taken.handle, request, to, headers, details);
   const CURLcode code = curl()->easy_perform(taken.handle);
   curl()->slist_free_all(headers);
-  const std::string host(split_http_url(request.url).host);
-  if (code != CURLE_OK && !to.is_whole && !to.is_too_long) return failure_of(code, host, details);
+  const std::string host(split_http_url(request.url).host);  // for messages
+  if (code != CURLE_OK && !to.is_whole && !to.is_too_long) return failure_of(code, request, details);
   if (to.is_too_long) return HttpFailure{io_error(host + " sent more than requested"), true};
   if (to.reply.status == 206 && request.ranged && to.received != request.into.size())
     return HttpFailure{io_error(host + " sent " + std::to_string(to.received) + " of " + bytes_of(request.into.size())),

@@ -18,6 +18,7 @@ namespace reshard {
 namespace {
 
 std::atomic<Index> sent{0}, sent_again{0}, received{0};
+std::atomic<const std::atomic<bool>*> interrupt_flag{nullptr};
 
 // Returns an environment variable's value, a whole number from 1 to 3600, or `usual` if it is unset or invalid.
 int number_in(const char* variable, int usual) {
@@ -72,11 +73,13 @@ class SilentHosts {
   std::map<std::string, Silence> errors_;
 };
 
+// Waits before a try, in short steps: an interrupted program must end at once.
 void pause_before(int next_try, const HttpReply* reply) {
-  constexpr double kMost = 5;
+  constexpr double kMost = 5, kStep = 0.05;
   double pause = http_limits().first_pause;
   for (int i = 1; i < next_try; ++i) pause = std::min(pause * 2, kMost);
-  std::this_thread::sleep_for(std::chrono::duration<double>(std::max(pause * jitter(), retry_after(reply))));
+  for (double left = std::max(pause * jitter(), retry_after(reply)); left > 0 && !is_http_interrupted(); left -= kStep)
+    std::this_thread::sleep_for(std::chrono::duration<double>(std::min(left, kStep)));
 }
 
 }  // namespace
@@ -98,10 +101,18 @@ const HttpLimits& http_limits() {
   return limits;
 }
 
+void interrupt_http_by(const std::atomic<bool>* flag) { interrupt_flag = flag; }
+
+bool is_http_interrupted() {
+  const std::atomic<bool>* const flag = interrupt_flag;
+  return flag && *flag;
+}
+
 HttpCounts http_counts() { return {sent, sent_again, received}; }
 
 Result<HttpReply> send_http(const std::string& what, const MakeRequest& make, const IsTrouble& is_trouble) {
   for (int attempt = 1;; ++attempt) {
+    if (is_http_interrupted()) return io_error("interrupted").context(what);
     const HttpRequest request = TRY(make());
     const std::string host(split_http_url(request.url).host);
     if (attempt == 1)

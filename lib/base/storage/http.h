@@ -3,6 +3,7 @@
 // starts without it and runs on machines where it is not installed.
 #pragma once
 
+#include <atomic>
 #include <functional>
 #include <map>
 #include <string>
@@ -18,9 +19,12 @@ using HttpHeaders = std::vector<std::pair<std::string, std::string>>;  // names 
 
 struct HttpRequest {
   std::string url;  // percent-encoded
-  HttpHeaders headers;
-  MutableBytes into;    // receives the bytes of a range; the reply's body is then empty
-  bool ranged = false;  // requests a range; a reply with the whole object is cut off after its headers
+  HttpHeaders headers = {};
+  std::string method = "GET";
+  Bytes body = {};         // of a PUT or POST; the caller's memory, which must outlive the request
+  MutableBytes into = {};  // receives the bytes of a range; the reply's body is then empty
+  bool is_local = false;   // asks a service of this machine: without a proxy, and for at most 2 seconds
+  bool ranged = false;     // requests a range; a reply with the whole object is cut off after its headers
 };
 
 struct HttpReply {
@@ -38,6 +42,11 @@ struct HttpLimits {
   double first_pause = 0.1;  // before the second try; doubled before each further one, up to 5, with jitter
 };
 const HttpLimits& http_limits();
+
+// Ends requests and the pauses between tries with an error soon after `flag` becomes true. Null: never. The flag must
+// outlive all requests.
+void interrupt_http_by(const std::atomic<bool>* flag);
+bool is_http_interrupted();
 
 // Loads libcurl. Fails (unsupported) if this build has no HTTP or the library is not installed. Call it before entering
 // a sandbox, in which libraries cannot be loaded. Thread-safe.

@@ -91,7 +91,7 @@ Result<HttpReply> get_following(const std::string& what, std::string url, const 
   const std::string own_host(split_http_url(url).host), own_scheme(split_http_url(url).scheme);
   for (int redirects = 0;; ++redirects) {
     const HttpUrl parts = split_http_url(url);
-    HttpRequest request{url, headers, into, !into.empty()};
+    HttpRequest request{.url = url, .headers = headers, .into = into, .ranged = !into.empty()};
     if (!authorization.empty() && parts.host == own_host && parts.scheme == own_scheme)
       request.headers.emplace_back("authorization", authorization);
     HttpReply reply = TRY(send_http(what, [&]() -> Result<HttpRequest> { return request; }));
@@ -162,7 +162,7 @@ std::string status_text(const HttpReply& reply, std::string_view code, std::stri
 
 Result<std::unique_ptr<Storage>> open_storage(const std::string& root) {
   TRY(open_http());
-  if (root.starts_with("s3://") || root.starts_with("gs://")) return open_bucket(root);
+  if (is_bucket_url(root)) return open_bucket(root);
   return root.starts_with("hf://") ? open_hub(root) : open_web(root);
 }
 

@@ -2,11 +2,33 @@
 #include "lib/base/storage/sha256.h"
 
 #include <array>
+#include <cmath>
 #include <cstdint>
 
 namespace reshard {
 
-std::string sha256(std::string_view message) {
+namespace {
+
+// Calls `block` for each 64 bytes of the message and of its padding, which ends in the length in bits.
+template <class Block>
+void for_each_block(std::string_view message, bool is_big_endian, Block block) {
+  constexpr std::size_t kBlock = 64, kLength = 8;
+  std::size_t at = 0;
+  for (; at + kBlock <= message.size(); at += kBlock) block(message.data() + at);
+  std::string end(message.substr(at));
+  end += '\x80';
+  while (end.size() % kBlock != kBlock - kLength) end += '\0';
+  const auto bits = static_cast<std::uint64_t>(message.size()) * 8;
+  for (std::size_t i = 0; i < kLength; ++i)
+    end += static_cast<char>(bits >> (8 * (is_big_endian ? kLength - 1 - i : i)));
+  for (at = 0; at < end.size(); at += kBlock) block(end.data() + at);
+}
+
+std::uint32_t rotate_left(std::uint32_t x, std::uint32_t n) { return (x << n) | (x >> (32 - n)); }
+std::uint32_t rotate(std::uint32_t x, std::uint32_t n) { return (x >> n) | (x << (32 - n)); }
+std::uint32_t byte_at(const char* from, std::size_t i) { return static_cast<std::uint8_t>(from[i]); }
+
+void add_sha256_block(const char* from, std::array<std::uint32_t, 8>& state) {
   // The first 32 bits of the fractional parts of the cube roots of the first 64 primes.
   static constexpr std::array<std::uint32_t, 64> kRound = {
       0x428a2f98, 0x71374491, 0xb5c0fbcf, 0xe9b5dba5, 0x3956c25b, 0x59f111f1, 0x923f82a4, 0xab1c5ed5,
@@ -17,37 +39,89 @@ std::string sha256(std::string_view message) {
       0xa2bfe8a1, 0xa81a664b, 0xc24b8b70, 0xc76c51a3, 0xd192e819, 0xd6990624, 0xf40e3585, 0x106aa070,
       0x19a4c116, 0x1e376c08, 0x2748774c, 0x34b0bcb5, 0x391c0cb3, 0x4ed8aa4a, 0x5b9cca4f, 0x682e6ff3,
       0x748f82ee, 0x78a5636f, 0x84c87814, 0x8cc70208, 0x90befffa, 0xa4506ceb, 0xbef9a3f7, 0xc67178f2};
+  std::array<std::uint32_t, 64> w{};
+  for (std::size_t i = 0; i < 16; ++i)
+    w[i] = byte_at(from, 4 * i) << 24 | byte_at(from, 4 * i + 1) << 16 | byte_at(from, 4 * i + 2) << 8 |
+           byte_at(from, 4 * i + 3);
+  for (std::size_t i = 16; i < 64; ++i) {
+    const std::uint32_t s0 = rotate(w[i - 15], 7) ^ rotate(w[i - 15], 18) ^ (w[i - 15] >> 3);
+    const std::uint32_t s1 = rotate(w[i - 2], 17) ^ rotate(w[i - 2], 19) ^ (w[i - 2] >> 10);
+    w[i] = w[i - 16] + s0 + w[i - 7] + s1;
+  }
+  std::array<std::uint32_t, 8> v = state;
+  for (std::size_t i = 0; i < 64; ++i) {
+    const std::uint32_t s1 = rotate(v[4], 6) ^ rotate(v[4], 11) ^ rotate(v[4], 25);
+    const std::uint32_t choose = (v[4] & v[5]) ^ (~v[4] & v[6]);
+    const std::uint32_t t1 = v[7] + s1 + choose + kRound[i] + w[i];
+    const std::uint32_t s0 = rotate(v[0], 2) ^ rotate(v[0], 13) ^ rotate(v[0], 22);
+    const std::uint32_t majority = (v[0] & v[1]) ^ (v[0] & v[2]) ^ (v[1] & v[2]);
+    v = {t1 + s0 + majority, v[0], v[1], v[2], v[3] + t1, v[4], v[5], v[6]};
+  }
+  for (std::size_t i = 0; i < 8; ++i) state[i] += v[i];
+}
+
+// Returns floor(2^32 * abs(sin(i + 1))) for i from 0 to 63, the constants of MD5.
+std::array<std::uint32_t, 64> md5_constants() {
+  std::array<std::uint32_t, 64> out{};
+  for (std::size_t i = 0; i < out.size(); ++i)
+    out[i] = static_cast<std::uint32_t>(std::floor(4294967296.0 * std::fabs(std::sin(static_cast<double>(i + 1)))));
+  return out;
+}
+
+void add_md5_block(const char* from, const std::array<std::uint32_t, 64>& constants,
+                   std::array<std::uint32_t, 4>& state) {
+  static constexpr std::array<std::array<std::uint32_t, 4>, 4> kShifts = {
+      {{7, 12, 17, 22}, {5, 9, 14, 20}, {4, 11, 16, 23}, {6, 10, 15, 21}}};
+  std::array<std::uint32_t, 16> w{};
+  for (std::size_t i = 0; i < 16; ++i)
+    w[i] = byte_at(from, 4 * i) | byte_at(from, 4 * i + 1) << 8 | byte_at(from, 4 * i + 2) << 16 |
+           byte_at(from, 4 * i + 3) << 24;
+  std::uint32_t a = state[0], b = state[1], c = state[2], d = state[3];
+  const auto step = [&](std::uint32_t f, std::size_t i, std::size_t word) {
+    const std::uint32_t sum = a + f + constants[i] + w[word];
+    a = d;
+    d = c;
+    c = b;
+    b += rotate_left(sum, kShifts[i / 16][i % 4]);
+  };
+  for (std::size_t i = 0; i < 16; ++i) step((b & c) | (~b & d), i, i);
+  for (std::size_t i = 16; i < 32; ++i) step((d & b) | (~d & c), i, (5 * i + 1) % 16);
+  for (std::size_t i = 32; i < 48; ++i) step(b ^ c ^ d, i, (3 * i + 5) % 16);
+  for (std::size_t i = 48; i < 64; ++i) step(c ^ (b | ~d), i, 7 * i % 16);
+  state = {state[0] + a, state[1] + b, state[2] + c, state[3] + d};
+}
+
+}  // namespace
+
+std::string sha256(std::string_view message) {
   std::array<std::uint32_t, 8> state = {0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a,
                                         0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19};
-  std::string padded(message);
-  padded += '\x80';
-  while (padded.size() % 64 != 56) padded += '\0';
-  for (int shift = 56; shift >= 0; shift -= 8)
-    padded += static_cast<char>((static_cast<std::uint64_t>(message.size()) * 8) >> shift);
-
-  const auto rotate = [](std::uint32_t x, int n) { return (x >> n) | (x << (32 - n)); };
-  for (std::size_t block = 0; block < padded.size(); block += 64) {
-    std::array<std::uint32_t, 64> w{};
-    for (std::size_t i = 0; i < 64; ++i) w[i / 4] = (w[i / 4] << 8) | static_cast<std::uint8_t>(padded[block + i]);
-    for (std::size_t i = 16; i < 64; ++i) {
-      const std::uint32_t s0 = rotate(w[i - 15], 7) ^ rotate(w[i - 15], 18) ^ (w[i - 15] >> 3);
-      const std::uint32_t s1 = rotate(w[i - 2], 17) ^ rotate(w[i - 2], 19) ^ (w[i - 2] >> 10);
-      w[i] = w[i - 16] + s0 + w[i - 7] + s1;
-    }
-    std::array<std::uint32_t, 8> v = state;
-    for (std::size_t i = 0; i < 64; ++i) {
-      const std::uint32_t s1 = rotate(v[4], 6) ^ rotate(v[4], 11) ^ rotate(v[4], 25);
-      const std::uint32_t choose = (v[4] & v[5]) ^ (~v[4] & v[6]);
-      const std::uint32_t t1 = v[7] + s1 + choose + kRound[i] + w[i];
-      const std::uint32_t s0 = rotate(v[0], 2) ^ rotate(v[0], 13) ^ rotate(v[0], 22);
-      const std::uint32_t majority = (v[0] & v[1]) ^ (v[0] & v[2]) ^ (v[1] & v[2]);
-      v = {t1 + s0 + majority, v[0], v[1], v[2], v[3] + t1, v[4], v[5], v[6]};
-    }
-    for (std::size_t i = 0; i < 8; ++i) state[i] += v[i];
-  }
+  for_each_block(message, true, [&](const char* block) { add_sha256_block(block, state); });
   std::string out;
   for (const std::uint32_t word : state)
     for (int shift = 24; shift >= 0; shift -= 8) out += static_cast<char>(word >> shift);
+  return out;
+}
+
+std::string md5(std::string_view message) {
+  static const std::array<std::uint32_t, 64> constants = md5_constants();
+  std::array<std::uint32_t, 4> state = {0x67452301, 0xefcdab89, 0x98badcfe, 0x10325476};
+  for_each_block(message, false, [&](const char* block) { add_md5_block(block, constants, state); });
+  std::string out;
+  for (const std::uint32_t word : state)
+    for (int shift = 0; shift < 32; shift += 8) out += static_cast<char>(word >> shift);
+  return out;
+}
+
+std::string to_base64(std::string_view bytes) {
+  constexpr std::string_view kDigits = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+  std::string out;
+  for (std::size_t i = 0; i < bytes.size(); i += 3) {
+    const std::string_view three = bytes.substr(i, 3);
+    std::uint32_t bits = 0;
+    for (std::size_t k = 0; k < 3; ++k) bits = bits << 8 | (k < three.size() ? byte_at(three.data(), k) : 0);
+    for (std::size_t k = 0; k < 4; ++k) out += k <= three.size() ? kDigits[bits >> (18 - 6 * k) & 63] : '=';
+  }
   return out;
 }
 

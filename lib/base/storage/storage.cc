@@ -27,7 +27,9 @@ std::string text_of(const Url& url) { return url.key.empty() ? url.root : url.ro
 Result<StoredTree*> StoredTree::of(const Url& url) {
   // The message does not repeat the URL, which may contain a secret.
   if (url.root.starts_with("http") && (url.root + url.key).find_first_of("?@") != std::string::npos)
-    return usage_error("URLs with a query, user or password are not supported; give one without, or s3:// or hf://");
+    return usage_error(
+        "a URL with a user or a password, or a query where none can be, is not read; give one without, or s3:// or "
+        "hf://");
   static std::mutex mutex;
   static auto* const trees =
       new std::map<std::string, std::unique_ptr<StoredTree>>();  // never destroyed, like OpenFiles

@@ -15,6 +15,7 @@
 #include "lib/base/cursor.h"
 #include "lib/base/file.h"
 #include "lib/base/result.h"
+#include "lib/base/storage/object_writer.h"
 #include "lib/base/storage/read_ahead.h"
 #include "lib/base/storage/url.h"
 
@@ -50,6 +51,8 @@ class Storage {
   // Fills `out` with the bytes of `object` from `offset` on. Fails (I/O) if the object was replaced after it was
   // listed.
   virtual Status read(const std::string& key, const StoredObject& object, Index offset, MutableBytes out) = 0;
+  // Returns the part of the storage that writes, which it owns; null if it can only be read.
+  virtual ObjectWriter* writer() { return nullptr; }
 };
 
 // Opens the storage at the root of a URL.

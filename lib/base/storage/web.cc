@@ -7,6 +7,7 @@
 
 #include "lib/base/parallel.h"
 #include "lib/base/storage/objects.h"
+#include "lib/base/storage/secret_query.h"
 #include "lib/base/text.h"
 
 namespace reshard {
@@ -105,7 +106,9 @@ class Web : public Storage {
   }
 
  private:
-  std::string url_of(const std::string& key) const { return root_ + "/" + encoded_once(key); }
+  std::string url_of(const std::string& key) const {
+    return root_ + "/" + encoded_once(key) + secret_query_of(root_ + "/" + key);
+  }
 
   const std::string root_;
 };

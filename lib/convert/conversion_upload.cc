@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+// Running a conversion whose output goes to a bucket.
+#include <algorithm>
+#include <utility>
+
+#include "lib/base/output_guard.h"
+#include "lib/convert/conversion.h"
+#include "lib/convert/converted_image.h"
+#include "lib/engine/walk.h"
+#include "lib/image/image_upload.h"
+#include "lib/output/upload.h"
+#include "lib/transport/collectives.h"
+
+namespace reshard {
+namespace {
+
+Upload::Memory upload_memory(const Target& target, const RunOptions& run, bool reads_ahead) {
+  std::vector<UploadFile> files;
+  for (const CatalogFile& file : target.catalog().files) files.push_back({file.path, file.size});
+  return Upload::plan_memory(run.memory, Upload::part_bytes(files), reads_ahead);
+}
+
+}  // namespace
+
+Result<Conversion::Outcome> Conversion::upload(OutputPath destination) {
+  const RunOptions& run = options_.run;
+  if (rank_count(run.ranks) > 1)
+    return unsupported(destination.path + ": several ranks write to a file system that they share, and one process " +
+                       "to a bucket: start it without mpirun");
+  destination.inputs.push_back(options_.source_path);
+  for (std::string& path : inputs()) destination.inputs.push_back(std::move(path));
+  TRY(check_spares_inputs(destination.path, destination.inputs));
+  const bool reads_ahead = is_url(source_.catalog().root);
+  const Upload::Memory memory = upload_memory(*target_, run, reads_ahead);
+  const auto shown = TRY(ConvertedImage::open_to_prove(*this, memory.bytes));
+  const ImageFiles files = files_to_upload(shown->image(), *target_);
+  const Upload::Source source = source_of(shown->image(), files);
+  Upload::Options how;
+  how.facts = TRY(facts(fingerprint(plan_, source_view(), target_view())));
+  how.resume = options_.resume;
+  how.tell = options_.tell;
+  how.interrupt = run.interrupt;
+  how.workers = memory.workers;
+  how.reads_ahead = reads_ahead;
+  how.is_own_file = [this](const std::string& url) { return target_->is_own_file(url); };
+  const auto upload = TRY(Upload::create(std::move(destination), files.files, std::move(how)));
+  Index bytes = 0;  // of files with tensors
+  for (const UploadFile& file : files.files) bytes += file.holds_tensors ? file.size : 0;
+  const auto progress = [&](Index done) {
+    const double share = static_cast<double>(done) / static_cast<double>(std::max<Index>(1, bytes));
+    if (run.progress) run.progress(static_cast<Index>(share * static_cast<double>(plan_.bytes_read)));
+  };
+  const auto write = [&]() -> Status {
+    TRY(upload->send(source, progress));
+    TRY(shown->prove());
+    return upload->publish(source);
+  };
+  if (const Status written = write(); !written) return upload->give_up(written.error());
+  return shown->outcome();
+}
+
+}  // namespace reshard

@@ -1,0 +1,107 @@
+"""Buckets: what boto3 wrote is read, and what reshard writes is read by boto3 and by torch over s3fs. The server is
+moto, which checks signatures. Run by test_interop.py."""
+import importlib.util
+import os
+import pathlib
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+RESHARD = os.environ.get("RESHARD", str(ROOT / "build/release/reshard"))
+SAMPLE = ROOT / "samples/checkpoints/tp8"
+BUCKET = "checkpoints"
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+@unittest.skipUnless(importlib.util.find_spec("moto") and importlib.util.find_spec("boto3"), "moto and boto3 needed")
+class Buckets(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.port = free_port()
+        cls.url = f"http://127.0.0.1:{cls.port}"
+        # The first calls make a user and its key; from then on everything must be signed with a key.
+        cls.server = subprocess.Popen(
+            [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(cls.port)],
+            env={**os.environ, "INITIAL_NO_AUTH_ACTION_COUNT": "4"}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        cls.addClassCleanup(cls.server.wait)
+        cls.addClassCleanup(cls.server.kill)
+        for _ in range(600):
+            with socket.socket() as s:
+                if s.connect_ex(("127.0.0.1", cls.port)) == 0:
+                    break
+            time.sleep(0.1)
+        import boto3
+        how = {"endpoint_url": cls.url, "region_name": "us-east-1"}
+        iam = boto3.client("iam", aws_access_key_id="x", aws_secret_access_key="x", **how)
+        iam.create_user(UserName="u")
+        policy = '{"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": "*", "Resource": "*"}]}'
+        arn = iam.create_policy(PolicyName="p", PolicyDocument=policy)["Policy"]["Arn"]
+        iam.attach_user_policy(UserName="u", PolicyArn=arn)
+        key = iam.create_access_key(UserName="u")["AccessKey"]
+        cls.key, cls.secret = key["AccessKeyId"], key["SecretAccessKey"]
+        cls.s3 = boto3.client("s3", aws_access_key_id=cls.key, aws_secret_access_key=cls.secret, **how)
+        cls.s3.create_bucket(Bucket=BUCKET)
+        cls.directory = pathlib.Path(tempfile.mkdtemp(prefix="reshard-buckets-"))
+        cls.addClassCleanup(shutil.rmtree, cls.directory)
+
+    def reshard(self, *arguments, code=0, **variables):
+        done = subprocess.run(
+            [RESHARD, *map(str, arguments)], capture_output=True, text=True, timeout=300,
+            env={**os.environ, "AWS_ENDPOINT_URL_S3": self.url, "AWS_ACCESS_KEY_ID": self.key,
+                 "AWS_SECRET_ACCESS_KEY": self.secret, "AWS_EC2_METADATA_DISABLED": "true", **variables})
+        self.assertEqual(done.returncode, code, f"{arguments}\n{done.stdout}{done.stderr}")
+        return done.stdout + done.stderr
+
+    def stored(self, prefix):
+        pages = self.s3.get_paginator("list_objects_v2").paginate(Bucket=BUCKET, Prefix=prefix)
+        return {o["Key"][len(prefix):]: self.s3.get_object(Bucket=BUCKET, Key=o["Key"])["Body"].read()
+                for page in pages for o in page.get("Contents", [])}
+
+    def test_boto3_reads_what_is_written(self):
+        for key, words in {"hf": ["--to", "hf"], "run a+b/step=5/\u00e9 #1": ["--to", "dcp", "--mesh", "tp=2"]}.items():
+            local = self.directory / f"local-{words[1]}"
+            self.reshard("convert", SAMPLE / "checkpoint", local, *words)
+            self.reshard("convert", SAMPLE / "checkpoint", f"s3://{BUCKET}/{key}", *words)
+            wanted = {p.relative_to(local).as_posix(): p.read_bytes() for p in local.rglob("*") if p.is_file()}
+            self.assertEqual(self.stored(key + "/"), wanted)
+            self.reshard("verify", SAMPLE / "checkpoint", "--against", f"s3://{BUCKET}/{key}")
+        self.assertNotIn("Uploads", self.s3.list_multipart_uploads(Bucket=BUCKET))
+
+    def test_what_boto3_wrote_is_read(self):
+        from boto3.s3.transfer import TransferConfig
+        parts = TransferConfig(multipart_threshold=1 << 16, multipart_chunksize=5 << 20)
+        for file in (SAMPLE / "checkpoint").iterdir():
+            self.s3.upload_file(str(file), BUCKET, f"boto3/step=5/{file.name}", Config=parts)
+        self.reshard("verify", f"s3://{BUCKET}/boto3/step=5", "--against", SAMPLE / "checkpoint")
+        self.assertIn("does not match the access key",
+                      self.reshard("inspect", f"s3://{BUCKET}/boto3", code=5, AWS_SECRET_ACCESS_KEY="wrong"))
+
+    @unittest.skipUnless(importlib.util.find_spec("s3fs"), "s3fs needed")
+    def test_torch_reads_over_s3fs(self):
+        import torch.distributed.checkpoint as dcp
+        from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader
+        import torch
+        self.reshard("convert", SAMPLE / "checkpoint", f"s3://{BUCKET}/torch", "--to", "dcp", "--mesh", "tp=2")
+        self.reshard("convert", SAMPLE / "checkpoint", self.directory / "torch", "--to", "dcp", "--mesh", "tp=2")
+
+        def load(reader):
+            metadata = reader.read_metadata().state_dict_metadata
+            state = {k: torch.empty(m.size, dtype=m.properties.dtype) for k, m in metadata.items() if hasattr(m, "size")}
+            dcp.load(state, storage_reader=reader, no_dist=True)
+            return state
+
+        got = load(FsspecReader(f"s3://{BUCKET}/torch", key=self.key, secret=self.secret, endpoint_url=self.url))
+        wanted = load(dcp.FileSystemReader(str(self.directory / "torch")))
+        self.assertEqual(sorted(got), sorted(wanted))
+        for name, tensor in wanted.items():
+            self.assertTrue(torch.equal(got[name], tensor), name)
