@@ -86,7 +86,7 @@ void add_patch(CommandLine& line) {
   auto options = std::make_shared<PatchLine>();
   line.add_option("PATHS", options->places, "The old model, its deltas in order, and the destination to create")
       .read()
-      .written()
+      .written(Option::Outputs::kBucketsToo)
       .required();
   options->add_format(line);
   options->add_changes(line);

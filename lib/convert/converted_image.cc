@@ -68,7 +68,7 @@ Result<std::unique_ptr<ConvertedImage>> ConvertedImage::open(Conversion& c, bool
   const RunOptions& run = c.options_.run;
   const Index of_left_out = TRY(check_equal_tensors(c.draft_, c.source_.files(), run));
   std::unique_ptr<ConvertedImage> out(new ConvertedImage(c, check));
-  TRY(c.open_deltas(out->origin_));
+  out->deltas_ = TRY(c.open_deltas(out->origin_));
   if (!out->origin_.computes())
     out->recorded_ = TRY(SourceManifest::open(c.source_, c.plan_, c.source_view(), c.options_.model.families));
   out->digest_room_ = room_to_digest(c.plan_, c.source_view(), run.worker_bytes);
@@ -143,17 +143,24 @@ Status ConvertedImage::prove() {
   outcome_.checksums += origin_.checksums_checked();
   if (recorded_)
     outcome_.digests = TRY(recorded_->check(*proofs, conversion_.draft_.names.model, conversion_.options_.run));
+  // The digests of a merge's sources count what is read, so they are wrong if anything was read twice.
+  if (origin_.digests() && image_->has_read_twice())
+    text_ = TRY(text_of_a_pass());
+  else if (deltas_)
+    TRY(deltas_->check(conversion_, *proofs, *origin_.digests()));
   TRY(unchanged());
   proofs_ = std::move(proofs);
   return {};
 }
 
 Result<std::string> ConvertedImage::manifest_text() {
-  if (proves_) {
-    TRY(prove());
-    // The digests of a merge's sources count what is read, so they are wrong if anything was read twice.
-    if (!origin_.digests() || !image_->has_read_twice()) return manifest(conversion_, *proofs_, origin_.digests());
-  }
+  if (!proves_) return text_of_a_pass();
+  TRY(prove());
+  return text_ ? *text_ : manifest(conversion_, *proofs_, origin_.digests());
+}
+
+// Reads all tensors for the digests.
+Result<std::string> ConvertedImage::text_of_a_pass() {
   RunOptions run = conversion_.options_.run;
   run.progress = nullptr;
   run.threads = kDigestThreads;

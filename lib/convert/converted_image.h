@@ -16,6 +16,7 @@
 
 #include "lib/convert/conversion.h"
 #include "lib/convert/conversion_source.h"
+#include "lib/convert/delta_chain.h"
 #include "lib/convert/source_manifest.h"
 #include "lib/image/image.h"
 #include "lib/source/watched_files.h"
@@ -64,6 +65,7 @@ class ConvertedImage {
   Index newest_ns() const;
   Result<Extent> find_sealed(std::string_view text) const;
   Result<std::string> manifest_text();
+  Result<std::string> text_of_a_pass();
 
   Conversion& conversion_;
   WatchedFiles data_, others_;  // the files of the source's view, by their numbers; whatever else is read
@@ -73,7 +75,9 @@ class ConvertedImage {
   bool proves_ = false;
   std::mutex proving_;
   std::optional<std::vector<TensorProof>> proofs_;  // after prove()
+  std::optional<std::string> text_;                 // of the manifest, if a pass was needed for it
   Conversion::Outcome outcome_;
+  std::unique_ptr<DeltaChain> deltas_;
   Index digest_room_ = 0;  // memory for a pass over the source, bytes
   std::unique_ptr<Image> image_;
 };
