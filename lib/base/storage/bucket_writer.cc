@@ -18,7 +18,7 @@ std::string without_quotes(std::string_view etag) {
   return std::string(etag);
 }
 
-bool is_hex(std::string_view text) { return text.find_first_not_of("0123456789abcdef") == std::string_view::npos; }
+bool is_hex_text(std::string_view text) { return text.find_first_not_of("0123456789abcdef") == std::string_view::npos; }
 
 bool is_encrypted(const HttpReply& reply) {
   return std::any_of(reply.headers.begin(), reply.headers.end(),
@@ -46,7 +46,7 @@ std::string etag_of(Bytes bytes) { return "\"" + to_hex(md5(as_string(bytes))) +
 
 bool is_md5_etag(std::string_view etag) {
   const std::string text = without_quotes(etag);
-  return text.size() >= kMd5Digits && is_hex(text.substr(0, kMd5Digits)) &&
+  return text.size() >= kMd5Digits && is_hex_text(text.substr(0, kMd5Digits)) &&
          (text.size() == kMd5Digits || text[kMd5Digits] == '-');
 }
 
@@ -54,7 +54,7 @@ std::string etag_of_parts(const std::vector<std::string>& etags) {
   std::string sums;
   for (const std::string& etag : etags) {
     const std::string digits = without_quotes(etag);
-    if (digits.size() != kMd5Digits || !is_hex(digits)) return {};
+    if (digits.size() != kMd5Digits || !is_hex_text(digits)) return {};
     for (std::size_t i = 0; i < digits.size(); i += 2)
       sums += static_cast<char>(std::stoi(digits.substr(i, 2), nullptr, 16));
   }

@@ -19,9 +19,9 @@
 namespace reshard {
 namespace {
 
-constexpr Index kMostBytes = Index{1} << 20;
+constexpr Index kMostOfAnswer = Index{1} << 20;
 
-std::string variable(const char* name) {
+std::string environment_value(const char* name) {
   const char* const value = std::getenv(name);
   return value ? value : "";
 }
@@ -56,12 +56,12 @@ Status take_keys(std::string_view text, const std::string& source, const char* t
 
 // Exchanges the token of an identity provider, as clusters mount it into pods, for the keys of a role.
 Result<bool> ask_web_identity(const Profile& profile, S3Access& access) {
-  std::string file = variable("AWS_WEB_IDENTITY_TOKEN_FILE"), role = variable("AWS_ROLE_ARN");
+  std::string file = environment_value("AWS_WEB_IDENTITY_TOKEN_FILE"), role = environment_value("AWS_ROLE_ARN");
   if (file.empty()) file = setting(profile, "web_identity_token_file"), role = setting(profile, "role_arn");
   if (file.empty() || role.empty()) return false;
   const std::string source = "web identity token",
-                    token(trimmed(TRY(read_whole_file(file, kMostBytes).context(source))));
-  std::string name = variable("AWS_ROLE_SESSION_NAME"), endpoint = variable("AWS_ENDPOINT_URL_STS");
+                    token(trimmed(TRY(read_whole_file(file, kMostOfAnswer).context(source))));
+  std::string name = environment_value("AWS_ROLE_SESSION_NAME"), endpoint = environment_value("AWS_ENDPOINT_URL_STS");
   if (name.empty()) name = "reshard";
   const std::string region = access.region.empty() ? "us-east-1" : access.region;
   if (endpoint.empty()) endpoint = "https://sts." + region + ".amazonaws.com";
@@ -96,7 +96,7 @@ Result<bool> ask_process(const Profile& profile, S3Access& access) {
   std::string out;
   std::array<char, 4096> part{};
   for (std::size_t n = 0; (n = std::fread(part.data(), 1, part.size(), pipe.get())) > 0;)
-    if (out.size() < static_cast<std::size_t>(kMostBytes)) out.append(part.data(), n);
+    if (out.size() < static_cast<std::size_t>(kMostOfAnswer)) out.append(part.data(), n);
   const int status = ::pclose(pipe.release());
   if (!WIFEXITED(status) || WEXITSTATUS(status) != 0)
     return io_error(source + ": the program of the profile failed; run it by hand to see why");
@@ -114,16 +114,16 @@ bool is_hosts_own(std::string_view host) {
 }
 
 Result<bool> ask_container(S3Access& access) {
-  const std::string relative = variable("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI"), source = "container";
+  const std::string relative = environment_value("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI"), source = "container";
   std::string url =
-      relative.empty() ? variable("AWS_CONTAINER_CREDENTIALS_FULL_URI") : "http://169.254.170.2" + relative;
+      relative.empty() ? environment_value("AWS_CONTAINER_CREDENTIALS_FULL_URI") : "http://169.254.170.2" + relative;
   if (url.empty()) return false;
   const HttpUrl parts = split_http_url(url);
   if (parts.scheme != "https" && !is_hosts_own(parts.host))
     return usage_error("AWS_CONTAINER_CREDENTIALS_FULL_URI: expected https, or a host of this machine");
-  std::string token = variable("AWS_CONTAINER_AUTHORIZATION_TOKEN");
-  if (const std::string file = variable("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE"); !file.empty())
-    token = trimmed(TRY(read_whole_file(file, kMostBytes)));
+  std::string token = environment_value("AWS_CONTAINER_AUTHORIZATION_TOKEN");
+  if (const std::string file = environment_value("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE"); !file.empty())
+    token = trimmed(TRY(read_whole_file(file, kMostOfAnswer)));
   HttpRequest request{.url = std::move(url)};
   if (!token.empty()) request.headers.emplace_back("authorization", token);
   const auto reply = ask_machine(std::move(request));
@@ -134,8 +134,8 @@ Result<bool> ask_container(S3Access& access) {
 
 // Asks the instance metadata service, version 2.
 Result<bool> ask_instance(S3Access& access) {
-  if (variable("AWS_EC2_METADATA_DISABLED") == "true") return false;
-  std::string base = variable("AWS_EC2_METADATA_SERVICE_ENDPOINT");
+  if (environment_value("AWS_EC2_METADATA_DISABLED") == "true") return false;
+  std::string base = environment_value("AWS_EC2_METADATA_SERVICE_ENDPOINT");
   while (base.ends_with('/')) base.pop_back();
   if (base.empty()) base = "http://169.254.169.254";
   const auto token = ask_machine({.url = base + "/latest/api/token",
@@ -165,10 +165,12 @@ Status take_token(const HttpReply& reply, const std::string& source, S3Access& a
 
 // Exchanges the refresh token of a user for an access token.
 Result<bool> ask_google_user(S3Access& access) {
-  const std::string given = variable("GOOGLE_APPLICATION_CREDENTIALS"), source = "application default credentials";
+  const std::string given = environment_value("GOOGLE_APPLICATION_CREDENTIALS"),
+                    source = "application default credentials";
   const std::string file =
-      given.empty() ? path_join(variable("HOME"), ".config/gcloud/application_default_credentials.json") : given;
-  const auto text = read_whole_file(file, kMostBytes);
+      given.empty() ? path_join(environment_value("HOME"), ".config/gcloud/application_default_credentials.json")
+                    : given;
+  const auto text = read_whole_file(file, kMostOfAnswer);
   if (!text && given.empty()) return false;
   const Json json = TRY(parse_json(TRY(text), source));
   const auto type = json.get_string("type");
@@ -194,8 +196,8 @@ Result<bool> ask_google_user(S3Access& access) {
 }
 
 Result<bool> ask_google_machine(S3Access& access) {
-  std::string host = variable("GCE_METADATA_HOST");
-  if (variable("NO_GCE_CHECK") == "true") return false;
+  std::string host = environment_value("GCE_METADATA_HOST");
+  if (environment_value("NO_GCE_CHECK") == "true") return false;
   if (host.empty()) host = "169.254.169.254";
   const auto reply =
       ask_machine({.url = "http://" + host + "/computeMetadata/v1/instance/service-accounts/default/token",
@@ -210,7 +212,7 @@ Result<bool> ask_google_machine(S3Access& access) {
 std::vector<std::string> token_files() {
   std::vector<std::string> out;
   for (const char* name : {"AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE"})
-    if (std::string file = variable(name); !file.empty()) out.push_back(std::move(file));
+    if (std::string file = environment_value(name); !file.empty()) out.push_back(std::move(file));
   return out;
 }
 
