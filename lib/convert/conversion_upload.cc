@@ -42,7 +42,10 @@ Result<Conversion::Outcome> Conversion::upload(OutputPath destination) {
   how.interrupt = run.interrupt;
   how.workers = memory.workers;
   how.reads_ahead = reads_ahead;
-  how.is_own_file = [this](const std::string& url) { return target_->is_own_file(url); };
+  how.is_own_file = [this](const std::string& url) {
+    const SingleFile* const file = target_->single_file();
+    return file && file->is_own_file(url);
+  };
   const auto upload = TRY(Upload::create(std::move(destination), files.files, std::move(how)));
   Index bytes = 0;  // of files with tensors
   for (const UploadFile& file : files.files) bytes += file.holds_tensors ? file.size : 0;

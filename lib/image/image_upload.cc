@@ -8,6 +8,7 @@ namespace reshard {
 
 ImageFiles files_to_upload(const Image& image, const Target& target) {
   ImageFiles out;
+  const bool is_file = target.single_file() != nullptr;
   const auto of_target = target.catalog().files.size();
   const auto order = [&](std::uint32_t file) { return file >= of_target ? 1 : image.holds_tensors(file) ? 0 : 2; };
   out.numbers.resize(image.files().size());
@@ -16,7 +17,7 @@ ImageFiles files_to_upload(const Image& image, const Target& target) {
                    [&](std::uint32_t a, std::uint32_t b) { return order(a) < order(b); });
   for (const std::uint32_t number : out.numbers) {
     const Image::FileEntry& file = image.files()[number];
-    out.files.push_back({target.is_file() ? "" : file.path, file.size, image.holds_tensors(number)});
+    out.files.push_back({is_file ? "" : file.path, file.size, image.holds_tensors(number)});
   }
   return out;
 }

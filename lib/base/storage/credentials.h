@@ -9,19 +9,10 @@
 
 #include "lib/base/result.h"
 #include "lib/base/storage/http.h"
+#include "lib/base/storage/s3_access.h"
 
 namespace reshard {
 
-// How requests to an S3 or GCS bucket are sent. Without a key and a token they are anonymous.
-struct S3Access {
-  std::string key_id, secret, session_token;
-  std::string bearer;       // for GCS, instead of the three above
-  std::string region;       // empty: unknown
-  std::string endpoint;     // "https://host[:port][/path]" without a slash at its end; empty: AWS's own
-  std::time_t expires = 0;  // of keys that do; 0: they do not
-  std::string source;  // where the key was found, for messages: "AWS_ACCESS_KEY_ID", "profile 'x'"; empty: anonymous
-  bool is_anonymous() const { return key_id.empty() && bearer.empty(); }
-};
 // Reads the AWS_* variables, or the profile (AWS_PROFILE) in ~/.aws/credentials and ~/.aws/config, or else asks for the
 // keys of a role (role_credentials.h). Fails (usage) if the profile does not exist or only half of a key is set.
 Result<S3Access> s3_access();

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "lib/base/result.h"
-#include "lib/base/storage/credentials.h"
+#include "lib/base/storage/s3_access.h"
 
 namespace reshard {
 

@@ -20,6 +20,28 @@ std::string parent_key(const std::string& key) {
   return slash == std::string::npos ? "" : key.substr(0, slash);
 }
 
+// Why roots could not be opened before a sandbox was entered, in which a second try would fail for another reason.
+class FailedRoots {
+ public:
+  void add(const std::string& root, const Error& error) {
+    const std::lock_guard lock(mutex_);
+    errors_.insert_or_assign(root, error);
+  }
+  std::optional<Error> find(const std::string& root) {
+    const std::lock_guard lock(mutex_);
+    const auto at = errors_.find(root);
+    return at == errors_.end() ? std::nullopt : std::optional(at->second);
+  }
+  static FailedRoots& of_process() {
+    static auto* const all = new FailedRoots();
+    return *all;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<std::string, Error> errors_;
+};
+
 std::string text_of(const Url& url) { return url.key.empty() ? url.root : url.root + "/" + url.key; }
 
 }  // namespace
@@ -35,6 +57,8 @@ Result<StoredTree*> StoredTree::of(const Url& url) {
       new std::map<std::string, std::unique_ptr<StoredTree>>();  // never destroyed, like OpenFiles
   const std::lock_guard lock(mutex);
   std::unique_ptr<StoredTree>& tree = (*trees)[url.root];
+  if (!tree)
+    if (auto error = FailedRoots::of_process().find(url.root)) return std::move(*error);
   if (!tree) tree = std::make_unique<StoredTree>(TRY(open_storage(url.root)));
   return tree.get();
 }
@@ -264,8 +288,11 @@ Result<std::optional<StoredObject>> find_stored(const std::string& url) {
 }
 
 Status prepare_stored(const std::string& url) {
-  TRY(StoredTree::of(parse_url(url)));
-  return {};
+  const Url parsed = parse_url(url);
+  const auto tree = StoredTree::of(parsed);
+  if (tree) return {};
+  FailedRoots::of_process().add(parsed.root, tree.error());
+  return tree.error();
 }
 
 void forget_stored(const std::string& url) {
