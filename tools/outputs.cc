@@ -9,6 +9,7 @@
 #include "lib/base/file.h"
 #include "lib/base/output_guard.h"
 #include "lib/base/storage/url.h"
+#include "lib/base/text.h"
 #include "lib/checkpoint/side_files.h"
 #include "lib/output/work_directory.h"
 #include "tools/job.h"
