@@ -342,8 +342,8 @@ Status Image::fill_piece(const FragmentUse& use, const Piece& piece, Index begin
 }
 
 // Adds the digests of a piece's row-major elements before and after the conversion.
-Status Image::digest(const FragmentUse& use, const Box& box, const std::byte* before, const std::byte* after, Stream& stream,
-                     Digests& out) const {
+Status Image::digest(const FragmentUse& use, const Box& box, const std::byte* before, const std::byte* after,
+                     Stream& stream, Digests& out) const {
   const Tensor &source = from(use), &target = to(use);
   TensorProof proof;
   TRY(stream.digest_box(source.shape, box, byte_size(source.dtype), before, &proof.source));
