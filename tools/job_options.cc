@@ -94,19 +94,32 @@ void ModelOptions::add(CommandLine& line) {
       .completes(with_others({"auto", "none"}, family_names()))
       .shows_default();
   line.add_option("--family-file", family_file, "Read a model family of your own from a JSON file").read();
+  line.add_option("--source-names", source_names, "Convention of SRC's names, if several fit (default: detected)")
+      .takes("CONVENTION")
+      .completes(convention_options());
   line.add_option("--config", config, "Model's config.json (default: in SRC or its parent directory)").common().read();
 }
 
 Result<ModelChoice> ModelOptions::choice() const {
+  ModelChoice out;
+  if (!source_names.empty()) {
+    out.convention = find_convention(source_names);
+    if (!out.convention) return unknown_word("naming convention", source_names, convention_options());
+  }
   if (!family_file.empty()) {
     if (family != "auto") return usage_error("--family and --family-file exclude each other; give one of them");
-    const Family* const own = TRY(load_family(family_file));
-    return ModelChoice{false, own, Families(own)};
+    out.family = TRY(load_family(family_file));
+    out.families = Families(out.family);
+  } else if (family == "auto") {
+    return out;
+  } else if (family != "none") {
+    out.family = find_family(family);
+    if (!out.family) return unknown_word("family", family, with_others({"auto", "none"}, family_names()));
+  } else if (out.convention) {
+    return usage_error("--source-names needs a model family, and --family none keeps names as they are stored");
   }
-  if (family == "auto") return ModelChoice{};
-  if (family == "none") return ModelChoice{false, nullptr};
-  if (const Family* const found = find_family(family)) return ModelChoice{false, found};
-  return unknown_word("family", family, with_others({"auto", "none"}, family_names()));
+  out.detect = false;
+  return out;
 }
 
 void SourceOptions::add(CommandLine& line) {

@@ -31,10 +31,11 @@ struct ResourceOptions {
   Result<RunOptions> run_options() const;
 };
 
-// --family, --family-file, --config
+// --family, --family-file, --source-names, --config
 struct ModelOptions {
   std::string family = "auto";
   std::string family_file;
+  std::string source_names;
   std::string config;
 
   void add(CommandLine& line);

@@ -128,7 +128,7 @@ Result<Subject> find_subject(const SynthOptions& options) {
     if (options.layers > 0) s.config_file.set("num_hidden_layers", options.layers);
   }
   s.config = TRY(ModelConfig::parse(s.config_file, options.config.empty() ? "config.json" : options.config));
-  s.family = TRY(family_of(s.config));
+  s.family = &numbered(*TRY(family_of(s.config)), &s.config);
   // Without --dtype the config's dtype is used.
   if (const auto declared = dtype_from_torch(s.config.dtype); declared && options.dtype.empty()) s.dtype = *declared;
   s.config.dtype = info(s.dtype).torch_name;

@@ -13,6 +13,7 @@
 #include "formats/orbax/item_metadata.h"
 #include "formats/orbax/ocdbt.h"
 #include "formats/orbax/orbax.h"
+#include "formats/orbax/train_state.h"
 #include "formats/orbax/zarr.h"
 #include "lib/base/memory_limit.h"
 #include "lib/base/names.h"
@@ -583,6 +584,7 @@ Status OrbaxReader::open(const PathSnapshot& place, const OpenOptions& options) 
                                 catalog_.metadata_files.end());
   catalog_.sort_by_name();
   catalog_.shares_extents = has_fill_;
+  set_state_keys(catalog_);
   if (!options.validated) return {};
   TRY(validate(catalog_, options.files_too));
   return check_extents_disjoint(catalog_, SharedExtents::kRefused);

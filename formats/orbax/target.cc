@@ -19,6 +19,7 @@
 #include "formats/orbax/ocdbt.h"
 #include "formats/orbax/ocdbt_writer.h"
 #include "formats/orbax/orbax.h"
+#include "formats/orbax/train_state.h"
 #include "formats/orbax/zarr.h"
 #include "formats/tensor_files/parameter_lists.h"
 #include "lib/base/json.h"
@@ -305,6 +306,7 @@ Status OrbaxTarget::add_tensor(TargetTensor& wanted) {
   }
   tensor.fragments.pack();
   tensor.name = std::move(wanted.name);
+  tensor.plain_key = std::move(wanted.plain_key);
   tensor.path = std::move(wanted.path);
   grids_.push_back(grid);
   return catalog_.add(std::move(tensor));
@@ -355,6 +357,7 @@ void OrbaxTarget::find_leaves() {
 }
 
 Status OrbaxTarget::lay_out() {
+  set_tree_names(request_.tensors);
   TRY(catalog_.reserve(request_.tensors.size()));
   grids_.reserve(request_.tensors.size());
   for (TargetTensor& tensor : request_.tensors) TRY(add_tensor(tensor));

@@ -174,6 +174,12 @@ Status Comparison::make_views() {
   std::tie(a_model_, b_model_) = TRY(recognise_pair());
   for (Reader* reader : {&a_, &b_})
     TRY(reader->locate(all_tensors(reader->catalog()), options_.run.threads, options_.spool));
+  if (a_model_.family && !same_values(*a_model_.family, a_model_.convention, b_model_.convention))
+    return unsupported(
+        a_.catalog().root + " has " + std::string(info(a_model_.convention).title) + " and " + b_.catalog().root + " " +
+        std::string(info(b_model_.convention).title) +
+        ": they store other values of the same weights, such as queries divided by a root. Convert one " +
+        "to the names of the other (reshard convert --names), and compare what comes out");
   const bool hf_rows = a_model_.family && !same_row_order(*a_model_.family, a_model_.convention, b_model_.convention);
   const auto view_of = [&](const Catalog& catalog, const Model& model) -> Result<Catalog> {
     if (!model.family && options_.model.is_none()) return catalog;
@@ -181,7 +187,8 @@ Status Comparison::make_views() {
       auto plain = plain_view(catalog);
       return plain ? *std::move(plain) : catalog;
     }
-    return canonical_view(catalog, {model.family, model.config_or_null(), hf_rows, true}, nullptr);
+    return canonical_view(catalog, {model.family, model.config_or_null(), hf_rows, true, false, model.convention},
+                          nullptr);
   };
   auto a = view_of(a_.catalog(), a_model_), b = view_of(b_.catalog(), b_model_);
   if (!(a && b) && a_model_.family &&

@@ -137,7 +137,7 @@ void report_duplicates(const DescribedModel& subject, const std::vector<Duplicat
 // Returns whether all sections of a parameter are present, or the tensor is not a section. Adds the section to `there`.
 bool is_whole(const StoredRule& stored, std::set<std::size_t>& there) {
   there.insert(stored.section);
-  return !stored.is_section() || there.size() == stored.sections.size();
+  return !stored.is_section() || there.size() == stored.section_count();
 }
 
 // Records a packed tensor as its parts.
@@ -222,7 +222,8 @@ bool is_padding(const DescribedModel& subject, const Mismatch& m) {
   const Index words = m.parameter->shape[0], rows = m.tensor->shape[0];
   return has_other_vocabulary(m) && rows > words &&
          (subject.catalog.vocabulary == words ||
-          (subject.names == Convention::kMegatron && !explain_padding(rows, words).empty()));
+          ((subject.names == Convention::kMegatron || info(subject.names).must_be_listed) &&
+           !explain_padding(rows, words).empty()));
 }
 
 // Moves one-dimensional parts to `flat` if a rank's flattened parameters are parts: one-dimensional parameters are then

@@ -39,6 +39,34 @@ std::optional<double> parse_real(const std::string& text) {
   return value;
 }
 
+// Reads a scalar that counts; nothing if it is no number.
+Result<std::optional<double>> read_count(FileSource& source, std::size_t number) {
+  const Tensor& t = source.catalog().tensors()[number];
+  std::array<std::byte, 8> bytes{};
+  std::vector<std::byte> scratch(std::size_t{1} << 12);
+  const auto as = [&]<class Number>(Number value) -> Result<std::optional<double>> {
+    const std::span<std::byte> out = std::span(bytes).first(sizeof value);
+    TRY(source.read(number, whole(t.shape), out, scratch));
+    std::memcpy(&value, out.data(), sizeof value);
+    return std::optional(static_cast<double>(value));
+  };
+  switch (t.dtype) {
+    case DType::kInt32:
+      return as(std::int32_t{});
+    case DType::kInt64:
+      return as(std::int64_t{});
+    case DType::kFloat32:
+      return as(float{});
+    default:
+      return std::optional<double>();
+  }
+}
+
+// Returns whether a key is the step of all parameters: "optimizer.param_groups.0.step".
+bool is_common_step(const StateKey& key) {
+  return key.kind == StateKind::kOptimizer && key.suffix == kStepSuffix && !key.prefix.ends_with(".state.");
+}
+
 }  // namespace
 
 Status add_masters(SourceView& view, ConversionNotes& notes) {
@@ -125,6 +153,15 @@ Status add_steps(SourceView& view, Reader& source, FilePool& files) {
     if (without.empty() || key.kind != StateKind::kOptimizer || key.suffix != kStepSuffix) continue;
     if (key.prefix.ends_with(".state.")) return {};  // each parameter has its own object
     if (const auto count = parse_real(source.describe(blob))) counts.insert(*count);
+  }
+  FileSource stored(view.catalog, files);
+  for (std::size_t i = 0; i < view.catalog.tensors().size() && !without.empty(); ++i) {
+    const Tensor& t = view.catalog.tensors()[i];
+    if (t.elements() != 1 || !is_common_step(split_state_key(t.key()))) continue;
+    const auto count = t.located ? TRY(read_count(stored, i)) : std::optional<double>(0);
+    if (!count) continue;
+    counts.insert(*count);
+    view.applied.insert(i);  // it becomes the step of each parameter
   }
   if (counts.size() != 1) return {};
   const auto count = static_cast<float>(*counts.begin());

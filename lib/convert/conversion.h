@@ -39,7 +39,8 @@ class Conversion {
   const std::optional<Identity>& identity() const { return draft_.identity; }
   // Returns whether tensors are computed as they are read: by a merge, an adapter or scales.
   bool computes() const {
-    return draft_.merge || draft_.requantized.stored || draft_.unpacking || options_.selection.merge_adapter;
+    return draft_.merge || draft_.requantized.stored || draft_.unpacking || draft_.changes.before ||
+           options_.selection.merge_adapter;
   }
   // Returns what the source's format knows about the model, for the manifest of the output (provenance.h).
   Json provenance() const;

@@ -36,7 +36,9 @@ Result<Json> with_quantization(const Json& config, const Json& quantization) {
 }  // namespace
 
 Result<Index> check_equal_tensors(const Draft& draft, FilePool& files, RunOptions run) {
-  const Catalog& view = draft.merge ? draft.merge->stored : draft.view.catalog;
+  const Catalog& view = draft.merge            ? draft.merge->stored
+                        : draft.changes.before ? *draft.changes.before
+                                               : draft.view.catalog;
   std::vector<const EqualTensors*> pairs;
   std::vector<DigestRequest> kept, left_out;
   for (const EqualTensors& e : draft.output.equal) {
@@ -72,7 +74,7 @@ Result<Conversion::Outcome> Conversion::run(OutputPath destination) {
   ConversionSource origin(draft_, source_, adapter());
   if (origin.computes() && rank_count(ranks) > 1 && options_.run.strategy != Strategy::kDirect)
     return usage_error(
-        "ranks that merge, quantize, or apply the scales of float8 weights, each read what they write: --strategy "
+        "ranks that merge, quantize, or compute values otherwise, each read what they write: --strategy "
         "direct");
   if (draft_.merge) TRY(check_merged(origin));
   const std::unique_ptr<DeltaChain> deltas = TRY(open_deltas(origin));

@@ -19,31 +19,38 @@ class ConversionSource {
   ConversionSource(const Draft& draft, Reader& source, Reader& adapter, bool check = false)
       : merges_adapter_(draft.adapter && draft.adapter->is_merged()),
         unpacks_(draft.unpacking != nullptr),
-        computes_(merges_adapter_ || draft.requantized.stored || unpacks_ || draft.merge),
+        changes_(draft.changes.before != nullptr),
+        computes_(merges_adapter_ || draft.requantized.stored || unpacks_ || draft.merge || changes_),
+        before_(changes_ ? *draft.changes.before : draft.view.catalog),
         packed_(source.catalog(), source.files()),
         stored_(draft.merge                ? draft.merge->stored
                 : draft.requantized.stored ? *draft.requantized.stored
-                                           : draft.view.catalog,
+                                           : before_,
                 source.files()),
         operands_(adapter.catalog(), adapter.files()),
         checked_(stored_, source.files()),
         checked_operands_(operands_, adapter.files()),
         checked_packed_(packed_, source.files()),
         tensors_(check ? static_cast<TensorSource&>(checked_) : stored_),
-        plain_(draft.view.catalog, tensors_),
-        computed_(draft.view.catalog, plain_) {
+        plain_(before_, tensors_),
+        computed_(before_, plain_),
+        changed_(draft.view.catalog, computed_) {
     set_requantized(draft.requantized, tensors_, plain_);
     TensorSource& packed = check ? static_cast<TensorSource&>(checked_packed_) : packed_;
     if (draft.unpacking) draft.unpacking->set(packed, tensors_, plain_);
     TensorSource& operands = check ? static_cast<TensorSource&>(checked_operands_) : operands_;
     if (merges_adapter_) merge_adapter(*draft.adapter, plain_, operands, computed_);
     if (draft.merge) merge(draft, check);
+    set_changed(draft.changes, computed_, changed_);
   }
   ConversionSource(const ConversionSource&) = delete;
   ConversionSource& operator=(const ConversionSource&) = delete;
 
   bool computes() const { return computes_; }
-  TensorSource& tensors() { return computes_ ? computed_ : tensors_; }
+  TensorSource& tensors() {
+    if (changes_) return changed_;
+    return computes_ ? computed_ : tensors_;
+  }
   // The sources of a merge, this one first; empty if it is not a merge. digests() are those of what was read from each.
   const std::vector<TensorSource*>& merged() const { return merged_; }
   MergeDigests* digests() { return digests_.get(); }
@@ -74,12 +81,14 @@ class ConversionSource {
     set_merged(merge, merged_, *digests_, computed_);
   }
 
-  bool merges_adapter_, unpacks_, computes_;
+  bool merges_adapter_, unpacks_, changes_, computes_;
+  const Catalog& before_;  // the view before values change
   FileSource packed_, stored_, operands_;
   CheckedSource checked_, checked_operands_, checked_packed_;
   TensorSource& tensors_;
   ComputedSource plain_;  // with quantized weights in the output's form
   ComputedSource computed_;
+  ComputedSource changed_;
   std::vector<std::unique_ptr<ConversionSource>> others_;
   std::vector<TensorSource*> merged_;
   std::unique_ptr<MergeDigests> digests_;

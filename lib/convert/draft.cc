@@ -75,6 +75,9 @@ Status check_whole(const Draft& draft, const MergeSource& source) {
   const auto& tensors = draft.view.catalog.tensors();
   const auto packed =
       std::find_if(tensors.begin(), tensors.end(), [&](const Tensor& t) { return draft.view.packed.contains(t.name); });
+  if (draft.changes.before)
+    return unsupported(source.path + ": has " + std::string(info(draft.names.model.convention).title) +
+                       ", which have other values than the output; convert it first, and merge what comes out");
   if (packed == tensors.end() && !draft.requantized.stored && !draft.unpacking) return {};
   const std::string what = draft.names.packed.empty() ? "quantized weights" : packed_text(draft.names.packed);
   return unsupported(source.path + ": has " + what +
@@ -115,8 +118,9 @@ Status match_merge(Draft& first, const Format& format, const ConversionOptions& 
 //   5. The optimizer: its step, and the float32 master weights that some targets have.
 //   6. Values: weights that are dequantized, quantized or changed by an adapter as they are read.
 //   7. Rows that the target framework adds: a padded vocabulary, repeated key-value heads. The view is final then.
-//   8. The output's names, dtypes and shapes, and their placement on the mesh.
-//   9. Files next to the weights: the config, the tokenizer, an adapter that is not merged.
+//   8. Values that the output's convention stores otherwise (value_changes.h).
+//   9. The output's names, dtypes and shapes, and their placement on the mesh.
+//  10. Files next to the weights: the config, the tokenizer, an adapter that is not merged.
 Result<Draft> make_draft(Reader& source, const Format& format, const ConversionOptions& o) {
   Draft d;
   TRY(check_is_model(source.catalog(), o));
@@ -156,6 +160,7 @@ Result<Draft> make_draft(Reader& source, const Format& format, const ConversionO
   TRY(repeat_heads(d.view, d.names, o.placement, format, d.notes));
   if (d.unpacking) d.unpacking->note_computed(d.view);
 
+  d.changes = TRY(change_values(d.view, d.names, d.notes));
   d.output = TRY(name_tensors(d.view, d.names, o.typing, d.notes));
   TRY(place(d.output, d.view, model, o.placement, format, d.notes));
   if (o.merge) TRY(match_merge(d, format, o));

@@ -14,6 +14,7 @@
 #include "lib/convert/weights/merge.h"
 #include "lib/convert/weights/requantization.h"
 #include "lib/convert/weights/unpacking.h"
+#include "lib/convert/weights/value_changes.h"
 #include "lib/engine/run_options.h"
 #include "lib/output/output.h"
 
@@ -54,6 +55,7 @@ struct Draft {
   std::optional<Identity> identity;  // the result of the comparison with config.json; nothing: not compared
   std::optional<Adapter> adapter;    // the adapter to write or merge
   Requantization requantized;        // weights computed from other weights
+  ValueChanges changes;              // values that the output's convention stores otherwise
   std::optional<Index> step;         // of the optimizer, for Holds::kAdam
   OutputTensors output;              // placed; empty for a format that shows tensors in place
   // Of a merge: how its sources match, and the drafts of those after the first.

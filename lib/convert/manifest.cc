@@ -94,6 +94,7 @@ void write_manifest(const Conversion& c, const std::vector<TensorProof>& proofs,
       .set("left_out", std::move(left_out))
       .set("repairs", c.notes().repairs);
   if (c.merge()) manifest.set("merge", merge_of(*c.merge()));
+  if (c.notes().arithmetic.size() > 0) manifest.set("arithmetic", c.notes().arithmetic);
   if (!c.target().single_file()) manifest.set("files", std::move(files));
   bool is_first = true;
   for (std::size_t i = 0; i < c.plan().tensors.size(); ++i) {

@@ -558,7 +558,7 @@ std::optional<HeadCounts> head_counts(const Model& model) {
 Result<Catalog> view_target(const Catalog& target, const Translation& names) {
   if (!names.renames()) return target;
   const Model& model = names.model;
-  return canonical_view(target, {model.family, model.config_or_null(), names.hf_rows, true, true}, nullptr);
+  return canonical_view(target, {model.family, model.config_or_null(), names.hf_rows, true, true, *names.to}, nullptr);
 }
 
 // ---- files next to the output

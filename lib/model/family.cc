@@ -101,7 +101,9 @@ std::optional<ParsedName> parse_stored(const Family& family, std::string_view na
     if (!n) continue;
     if (stored.of_prediction && family.layers == 0) continue;
     const NameRule* rule = stored.form == Form::kDropped ? &kDerived : rule_of(family, stored.parts[0]);
-    const Index layer = stored.of_prediction && n->layer >= 0 ? family.layers + n->layer : n->layer;
+    const Index layer = n->layer < 0           ? n->layer
+                        : stored.of_prediction ? family.layers + n->layer
+                                               : stored.layers.layer(n->layer);
     if (rule) return ParsedName{rule, &stored, convention, layer, n->expert};
   }
   return std::nullopt;
@@ -239,7 +241,12 @@ bool StoredRule::is_packed() const {
   return form != Form::kSame && form != Form::kRotaryQuery && form != Form::kRotaryKey && form != Form::kDropped;
 }
 
+bool StoredRule::has_axis(StoredAxis::Of of) const {
+  return std::any_of(axes.begin(), axes.end(), [&](const StoredAxis& axis) { return axis.of == of; });
+}
+
 bool StoredRule::has_pairs(std::string_view part) const {
+  if (pairs) return parts[0] == part;
   return is_rotary(form) && (parts[0] == part || (form == Form::kRotaryQkvByGroup && parts[1] == part));
 }
 
@@ -372,6 +379,7 @@ const StoredRule* stored_rule(const Family& family, const NameRule& rule, Conven
   const StoredRule* any = nullptr;
   for (const StoredRule& stored : stored_rules(family, convention)) {
     if (std::find(stored.parts.begin(), stored.parts.end(), rule.hf) == stored.parts.end()) continue;
+    if (layer >= 0 && !stored.layers.has(layer)) continue;
     if (stored.of_prediction == is_prediction) return &stored;
     if (!stored.of_prediction && !any) any = &stored;
   }
@@ -385,13 +393,14 @@ std::vector<const StoredRule*> stored_sections(const Family& family, const NameR
   std::vector<const StoredRule*> out = {first};
   for (const StoredRule& stored : stored_rules(family, convention))
     if (first->is_section() && stored.is_section() && stored.parts == first->parts && stored.section == out.size() &&
-        stored.of_prediction == first->of_prediction)
+        stored.of_prediction == first->of_prediction && stored.layers == first->layers && stored.axes == first->axes)
       out.push_back(&stored);
   return out;
 }
 
 std::string stored_name(const Family& family, const StoredRule& rule, Index layer, Index expert) {
-  return format_pattern(rule.stored, rule.of_prediction ? layer - family.layers : layer, expert);
+  const Index number = rule.of_prediction ? layer - family.layers : layer < 0 ? layer : rule.layers.number(layer);
+  return format_pattern(rule.stored, number, expert);
 }
 
 const StoredRule* transposed_in_memory(const Family& family, const NameRule& rule) {
@@ -434,6 +443,14 @@ TensorParallelCut tensor_parallel_cut(const ParsedName& name) {
     case Form::kSection:
       if (cut.dim == 0) cut.sections = 1;
       break;
+    case Form::kAxes: {
+      const auto& axes = name.stored->axes;
+      const auto axis = std::find_if(axes.begin(), axes.end(), [&](const StoredAxis& a) { return a.dim == cut.dim; });
+      if (axis == axes.end()) return {};
+      if (!axis->size.empty() || name.stored->columns > 1) cut = {cut.dim, {}, 1};  // its units are heads, or columns
+      cut.dim = static_cast<int>(axis - axes.begin());
+      break;
+    }
     case Form::kTransposedSection:
     case Form::kTransposed:
     case Form::kTransposedQkv: {
@@ -531,6 +548,19 @@ Known best_known(const NamePatterns& names, Families families) { return best_kno
 
 std::optional<Convention> detect_convention(const Family& family, const Catalog& catalog) {
   return most_frequent(family, model_names(catalog));
+}
+
+std::vector<Convention> alike_conventions(const Family& family, const Catalog& catalog, Convention convention) {
+  const NamePatterns names = model_names(catalog);
+  const auto known = [&](Convention c) {
+    return std::count_if(names.begin(), names.end(), [&](const auto& n) { return knows(family, n.second.example, c); });
+  };
+  const auto most = known(convention);
+  std::vector<Convention> out;
+  for (const ConventionInfo& row : kConventions)
+    if (row.convention != convention && family.has_convention(row.convention) && known(row.convention) == most)
+      out.push_back(row.convention);
+  return out;
 }
 
 bool is_kind_of(const Family& family, const Family& said, const ModelConfig& config) {

@@ -35,6 +35,10 @@ enum class Convention {
   kLitGpt,
   kTorchtune,
   kLlamaCpp,
+  kMaxText,
+  kMaxTextInterleaved,
+  kMaxTextUnscanned,
+  kMaxTextInterleavedUnscanned,
 };
 struct ConventionInfo {
   Convention convention = Convention::kHf;
@@ -43,6 +47,10 @@ struct ConventionInfo {
   bool extends_hf = false;       // its tables only contain the differences from Hugging Face's names
   bool ties_once = false;        // a head tied to the embedding is not stored under a name of its own
   bool needs_config = false;     // models of several families have the same names, so only a config tells them apart
+  bool must_be_listed = false;   // a family that extends another has it only if its file mentions it
+  bool in_pairs = false;         // rows that its tables call "pairs" are in rotary pairs
+  bool layers_apart = false;     // writes each layer under a name of its own if its tables have both
+  std::string_view models = {};  // whose models use it, where another convention has the same names
 };
 // If names match several conventions equally well, the first one counts.
 inline constexpr std::array kConventions = {
@@ -82,6 +90,38 @@ inline constexpr std::array kConventions = {
                    .title = "GGUF names",
                    .ties_once = true,
                    .needs_config = true},
+    // decoder.layers.self_attention.query.kernel, with all layers along its second axis; the model names are MaxText's
+    ConventionInfo{.convention = Convention::kMaxText,
+                   .option = "maxtext",
+                   .title = "MaxText names",
+                   .ties_once = true,
+                   .needs_config = true,
+                   .must_be_listed = true,
+                   .models = "MaxText's llama2, llama3 and llama3.3 models"},
+    ConventionInfo{.convention = Convention::kMaxTextInterleaved,
+                   .option = "maxtext-interleaved",
+                   .title = "MaxText names, with rotary pairs",
+                   .ties_once = true,
+                   .needs_config = true,
+                   .must_be_listed = true,
+                   .in_pairs = true,
+                   .models = "MaxText's llama3.1 models"},
+    // decoder.layers_0.self_attention.query.kernel (scan_layers=false)
+    ConventionInfo{.convention = Convention::kMaxTextUnscanned,
+                   .option = "maxtext-unscanned",
+                   .title = "MaxText names, layers not scanned",
+                   .ties_once = true,
+                   .needs_config = true,
+                   .must_be_listed = true,
+                   .layers_apart = true},
+    ConventionInfo{.convention = Convention::kMaxTextInterleavedUnscanned,
+                   .option = "maxtext-interleaved-unscanned",
+                   .title = "MaxText names, with rotary pairs, layers not scanned",
+                   .ties_once = true,
+                   .needs_config = true,
+                   .must_be_listed = true,
+                   .in_pairs = true,
+                   .layers_apart = true},
 };
 constexpr const ConventionInfo& info(Convention c) { return kConventions[static_cast<std::size_t>(c)]; }
 std::vector<std::string> convention_options();                       // of all conventions
@@ -103,6 +143,7 @@ enum class Form {
   kTransposedQkv,      // rows of each head's query, key and value, of [in, q | k | v]; a bias has no [in]
   kSection,            // one section of the part along dimension 0: StoredRule::sections
   kTransposedSection,  // the same along its last dimension, with the last two dimensions transposed
+  kAxes,               // the axes of the part in another order, split, and with those of layers and experts between
   kDropped,            // not carried: derived data, or data that only its trainer uses
 };
 // Rotary pairs are the rows that a rotary embedding rotates together, stored as rows 2j and 2j + 1 of a head. Hugging
@@ -156,6 +197,39 @@ struct NameRule {
   bool is_vocabulary() const { return shape.starts_with("vocab_size,"); }
 };
 
+// An axis of a stored tensor of Form::kAxes.
+struct StoredAxis {
+  enum class Of { kPart, kLayers, kExperts } of = Of::kPart;
+  int dim = -1;           // of the part. Two axes of one dimension are its quotient and its remainder, in this order
+  std::string size = {};  // of a quotient, a formula: "num_attention_heads"
+
+  bool operator==(const StoredAxis&) const = default;
+};
+
+// The layers that a stored tensor, or the number in its name, counts: number n is layer first + n * step + block.
+struct LayerSeries {
+  Index block = 0, step = 1;
+  std::string from = {}, to = {};  // formulas of the first layer and of the end; empty: 0 and num_hidden_layers
+  Index first = 0, end = -1;       // their values in a numbered() family; an end of -1 is not known
+
+  Index layer(Index number) const { return first + number * step + block; }
+  Index number(Index layer) const { return (layer - first - block) / step; }
+  bool has(Index layer) const {
+    return layer >= first + block && (end < 0 || layer < end) && (layer - first - block) % step == 0;
+  }
+  Index count() const { return end <= first + block ? 0 : ceil_div(end - first - block, step); }
+  bool operator==(const LayerSeries&) const = default;
+};
+
+// How the stored values differ from those of the part. They are computed in float32.
+struct ValueChange {
+  enum class Kind { kNone, kPlusOne, kTimesRoot, kOverRoot } kind = Kind::kNone;
+  std::string of = {};          // the root of this formula
+  bool rounds_to_bf16 = false;  // the root is rounded to bfloat16 first
+
+  bool operator==(const ValueChange&) const = default;
+};
+
 // A tensor with a name of another convention. If several contain the same part, the first is written, and the others
 // are also read.
 struct StoredRule {
@@ -168,9 +242,19 @@ struct StoredRule {
   // Whether its {} numbers the layers that predict further tokens, from 0. Hugging Face continues the numbers of the
   // other layers, so such names can only be translated in a numbered() family.
   bool of_prediction = false;
+  // For kAxes. With `columns` > 1 it has one of so many columns of the part's last dimension, from `section` on.
+  std::vector<StoredAxis> axes = {};
+  Index columns = 1;
+  bool pairs = false;  // the remainder of a split axis is in rotary pairs
+  LayerSeries layers = {};
+  ValueChange change = {};
 
   bool is_stacked() const { return form == Form::kStacked || form == Form::kStackedSections; }
-  bool is_section() const { return form == Form::kSection || form == Form::kTransposedSection; }
+  bool has_axis(StoredAxis::Of of) const;
+  bool has_layers() const { return has_axis(StoredAxis::Of::kLayers); }  // several along an axis
+  bool has_experts() const { return is_stacked() || has_axis(StoredAxis::Of::kExperts); }
+  bool is_section() const { return form == Form::kSection || form == Form::kTransposedSection || columns > 1; }
+  std::size_t section_count() const { return columns > 1 ? static_cast<std::size_t>(columns) : sections.size(); }
   // Returns whether the tensor is not just one canonical parameter with another name.
   bool is_packed() const;
   // Returns whether the rows of this part are in rotary pairs.
@@ -252,9 +336,9 @@ std::vector<const StoredRule*> stored_sections(const Family& family, const NameR
                                                Index layer);
 // Returns the convention's name of the tensor for a layer and an expert (-1: none).
 std::string stored_name(const Family& family, const StoredRule& rule, Index layer, Index expert);
-// Returns the family for a model with this many layers if some of its names depend on that, otherwise the family
-// itself. The result lives as long as the process. Thread-safe.
-const Family& numbered(const Family& family, Index layers);
+// Returns the family for the config's model if some of its names depend on the numbers of layers, otherwise the family
+// itself, as without a config. The result lives as long as the process. Thread-safe.
+const Family& numbered(const Family& family, const ModelConfig* config);
 // Returns the rule of a parameter that transformers' memory stores transposed under the same name, so that only its
 // shape tells the two apart; null for all others.
 const StoredRule* transposed_in_memory(const Family& family, const NameRule& rule);
@@ -337,6 +421,8 @@ std::optional<Convention> convention_without_config(const Catalog& catalog, Fami
 bool is_kind_of(const Family& family, const Family& said, const ModelConfig& config);
 // Returns the convention in which a catalog names this family's parameters, or nothing if it has none of them.
 std::optional<Convention> detect_convention(const Family& family, const Catalog& catalog);
+// Returns the other conventions of the family that know as many of the catalog's names as `convention`.
+std::vector<Convention> alike_conventions(const Family& family, const Catalog& catalog, Convention convention);
 
 // Translates a canonical key to another convention; a parameter that becomes part of a packed tensor gets that tensor's
 // name. Handles parameters and optimizer keys around them. Unknown keys are unchanged.

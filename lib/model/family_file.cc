@@ -34,7 +34,7 @@ constexpr std::array<Word<Layers>, 6> kLayers = {{{"all", Layers::kAll},
                                                   {"attention", Layers::kAttention},
                                                   {"prediction", Layers::kPrediction}}};
 constexpr std::array<Word<Quantized>, 2> kQuantized = {{{"float8", Quantized::kFloat8}, {"mxfp4", Quantized::kMxfp4}}};
-constexpr std::array<Word<Form>, 15> kForms = {{{"same", Form::kSame},
+constexpr std::array<Word<Form>, 16> kForms = {{{"same", Form::kSame},
                                                 {"rotary_query", Form::kRotaryQuery},
                                                 {"rotary_key", Form::kRotaryKey},
                                                 {"qkv_by_group", Form::kQkvByGroup},
@@ -48,7 +48,12 @@ constexpr std::array<Word<Form>, 15> kForms = {{{"same", Form::kSame},
                                                 {"stacked_sections", Form::kStackedSections},
                                                 {"transposed", Form::kTransposed},
                                                 {"transposed_qkv", Form::kTransposedQkv},
+                                                {"axes", Form::kAxes},
                                                 {"dropped", Form::kDropped}}};
+constexpr std::array<Word<ValueChange::Kind>, 4> kChanges = {{{"plus_one", ValueChange::Kind::kPlusOne},
+                                                              {"times_root", ValueChange::Kind::kTimesRoot},
+                                                              {"times_bfloat16_root", ValueChange::Kind::kTimesRoot},
+                                                              {"over_root", ValueChange::Kind::kOverRoot}}};
 
 template <class Value, std::size_t N>
 Result<Value> word(const Json& json, std::string_view member, const std::array<Word<Value>, N>& words,
@@ -103,6 +108,7 @@ class FamilyReader {
       std::erase_if(table.rules, [&](const StoredRule& rule) { return !are_known(rule.parts); });
     TRY(read_names(json, "names"));
     TRY(read_names(json, "own_names"));
+    drop_unlisted(json.find("names"));
     if (json.contains("in_memory")) name_in_memory(TRY(prefixes(json, "in_memory")));
     TRY(check_pairs());
     return std::move(out_);
@@ -125,6 +131,7 @@ class FamilyReader {
     out.model_types = outer.model_types;
     out.carried.insert(out.carried.end(), outer.carried.begin(), outer.carried.end());
     reader.rename_all(outer.around_text);
+    reader.drop_unlisted(nullptr);
     reader.name_in_memory(outer.in_memory);
     return std::move(out);
   }
@@ -165,10 +172,12 @@ class FamilyReader {
       rename(rule.hf);
       rename(rule.tied_to);
     }
-    std::erase_if(out_.conventions, [](const ConventionTable& t) { return t.convention != Convention::kTransformers; });
+    std::erase_if(out_.conventions, [](const ConventionTable& t) {
+      return t.convention != Convention::kTransformers && !info(t.convention).must_be_listed;
+    });
     for (ConventionTable& table : out_.conventions)
       for (StoredRule& rule : table.rules) {
-        rename(rule.stored);
+        if (table.convention == Convention::kTransformers) rename(rule.stored);
         std::for_each(rule.parts.begin(), rule.parts.end(), rename);
       }
   }
@@ -357,6 +366,19 @@ class FamilyReader {
     return {};
   }
 
+  // Drops the conventions that `names` has to mention and does not.
+  void drop_unlisted(const Json* names) {
+    std::set<std::string, std::less<>> listed;
+    if (names && names->is_object()) {
+      const std::span<const Json::Member> members = *names->as_object();
+      for (const Json::Member& m : members)
+        for (const std::string& name : split(m.key, ',')) listed.insert(name.substr(name.starts_with(' ') ? 1 : 0));
+    }
+    std::erase_if(out_.conventions, [&](const ConventionTable& t) {
+      return info(t.convention).must_be_listed && !listed.contains(info(t.convention).option);
+    });
+  }
+
   bool are_known(const std::vector<std::string>& parts) const {
     return std::all_of(parts.begin(), parts.end(), [&](const std::string& part) {
       return std::any_of(out_.rules.begin(), out_.rules.end(), [&](const NameRule& r) { return r.hf == part; });
@@ -364,25 +386,131 @@ class FamilyReader {
   }
 
   Status read_stored(const Json& json, Convention convention) {
-    TRY(only(json, {"stored", "form", "parts", "sections", "section", "layers"}));
+    TRY(only(json, {"stored", "form", "parts", "sections", "section", "layers", "axes", "columns", "pairs", "unstacked",
+                    "rest", "blocks", "from", "to", "values", "root_of"}));
     StoredRule rule;
     rule.stored = TRY(text(json, "stored"));
     TRY(check_pattern("stored", rule.stored));
-    rule.form = TRY(word(json, "form", kForms, rule.form));
+    rule.form = TRY(word(json, "form", kForms, json.contains("axes") ? Form::kAxes : rule.form));
     TRY(each(json, "parts", [&](const Json& item) -> Status {
       rule.parts.emplace_back(TRY(item.as_string()));
       if (are_known({rule.parts.back()})) return {};
       return corrupt("'" + printable(rule.parts.back()) + "' is not a parameter of this family");
     }));
+    TRY(read_axes(json, info(convention).in_pairs, rule));
     TRY(read_section(json, rule));
+    TRY(read_change(json, rule.change));
     rule.of_prediction = TRY(word(json, "layers", kLayers, Layers::kAll)) == Layers::kPrediction;
     const auto [least, most] = part_counts(rule.form);
     if (rule.parts.size() < least || rule.parts.size() > most)
       return corrupt("parts: expected " + std::to_string(least) + ", got " + std::to_string(rule.parts.size()));
-    return put(table_of(convention).rules, std::move(rule), &StoredRule::stored, info(convention).option);
+    for (StoredRule& one : TRY(expand(json, rule, info(convention).layers_apart)))
+      TRY(put(table_of(convention).rules, std::move(one), &StoredRule::stored, info(convention).option));
+    return {};
+  }
+
+  // "1 layers 0:num_attention_heads 0"
+  static Status read_axes(const Json& json, bool in_pairs, StoredRule& rule) {
+    if (json.contains("axes") != (rule.form == Form::kAxes))
+      return corrupt("axes: expected with form axes, and only there");
+    if (rule.form != Form::kAxes) return {};
+    for (const std::string& word : split(TRY(text(json, "axes")), ' ')) rule.axes.push_back(TRY(axis_of(word)));
+    if (rule.axes.size() > static_cast<std::size_t>(kMaxRank))
+      return corrupt("axes: expected at most " + std::to_string(kMaxRank) + ", got " +
+                     std::to_string(rule.axes.size()));
+    if (json.contains("columns")) {
+      rule.columns = TRY(number(json, "columns", 2, 16));
+      rule.section = static_cast<std::size_t>(TRY(number(json, "section", 0, rule.columns - 1)));
+    }
+    rule.pairs = in_pairs && json.contains("pairs") && TRY(json.get_bool("pairs"));
+    rule.layers.from = TRY(text(json, "from"));
+    rule.layers.to = TRY(text(json, "to"));
+    for (const std::string* formula : {&rule.layers.from, &rule.layers.to})
+      if (!formula->empty()) TRY(check_formula(*formula));
+    return check_axes(rule);
+  }
+
+  static Result<StoredAxis> axis_of(const std::string& word) {
+    if (word == "layers") return StoredAxis{StoredAxis::Of::kLayers};
+    if (word == "experts") return StoredAxis{StoredAxis::Of::kExperts};
+    const std::size_t colon = std::min(word.find(':'), word.size());
+    const auto dim = parse_number(std::string_view(word).substr(0, colon));
+    if (!dim || *dim >= kMaxRank)
+      return corrupt("axes: expected a dimension, layers or experts, got '" + printable(word) + "'");
+    StoredAxis out{StoredAxis::Of::kPart, static_cast<int>(*dim)};
+    if (colon == word.size()) return out;
+    out.size = word.substr(colon + 1);
+    TRY(check_formula(out.size));
+    return out;
+  }
+
+  // Fails unless the dimensions are 0, 1, ..., each once or as a quotient followed by its remainder.
+  static Status check_axes(const StoredRule& rule) {
+    std::map<int, std::vector<const StoredAxis*>> by_dim;
+    for (const StoredAxis& axis : rule.axes)
+      if (axis.of == StoredAxis::Of::kPart) by_dim[axis.dim].push_back(&axis);
+    int next = 0;
+    for (const auto& [dim, axes] : by_dim) {
+      const bool fits = axes.size() == 1 ? axes[0]->size.empty()
+                                         : axes.size() == 2 && !axes[0]->size.empty() && axes[1]->size.empty();
+      if (dim != next++ || !fits)
+        return corrupt("axes: expected each dimension of the part once, or as DIM:COUNT and later DIM");
+    }
+    return {};
+  }
+
+  static Status read_change(const Json& json, ValueChange& change) {
+    change.kind = TRY(word(json, "values", kChanges, change.kind));
+    change.rounds_to_bf16 = TRY(text(json, "values")) == "times_bfloat16_root";
+    change.of = TRY(text(json, "root_of"));
+    const bool has_root = change.kind == ValueChange::Kind::kTimesRoot || change.kind == ValueChange::Kind::kOverRoot;
+    if (has_root == change.of.empty()) return corrupt("root_of: expected with values that have a root, and only there");
+    return has_root ? check_formula(change.of) : Status();
+  }
+
+  // Returns the rules that an item stands for: with "unstacked", the layers have one tensor each under that name, too;
+  // with "rest", those beyond whole blocks; with "blocks", names with {block} are those of every n-th layer. The first
+  // are written.
+  static Result<std::vector<StoredRule>> expand(const Json& json, const StoredRule& rule, bool layers_apart) {
+    if (!json.contains("unstacked")) return std::vector{rule};
+    std::vector<std::string> blocks;
+    TRY(each(json, "blocks", [&](const Json& item) -> Status {
+      blocks.emplace_back(TRY(item.as_string()));
+      return {};
+    }));
+    const std::string n = std::to_string(blocks.size()), whole_blocks = "num_hidden_layers/" + n + "*" + n;
+    const bool has_rest = json.contains("rest") && !blocks.empty();
+    std::vector<StoredRule> stacked, apart;
+    StoredRule one = rule;
+    if (has_rest) one.layers.to = whole_blocks;
+    add_blocks(one, rule.stored, blocks, stacked);
+    one = rule;
+    std::erase_if(one.axes, [](const StoredAxis& axis) { return axis.of == StoredAxis::Of::kLayers; });
+    add_blocks(one, TRY(text(json, "unstacked")), blocks, apart);
+    one.layers.from = whole_blocks;
+    if (has_rest) add_blocks(one, TRY(text(json, "rest")), {}, stacked);
+    if (layers_apart) std::swap(stacked, apart);
+    stacked.insert(stacked.end(), apart.begin(), apart.end());
+    return stacked;
+  }
+
+  // Adds a rule of this name, or one for each block.
+  static void add_blocks(StoredRule rule, const std::string& name, const std::vector<std::string>& blocks,
+                         std::vector<StoredRule>& out) {
+    constexpr std::string_view kBlock = "{block}";
+    const std::size_t at = name.find(kBlock);
+    rule.stored = name;
+    if (at == std::string::npos) out.push_back(rule);
+    for (std::size_t b = 0; b < blocks.size() && at != std::string::npos; ++b) {
+      rule.stored = name.substr(0, at) + blocks[b] + name.substr(at + kBlock.size());
+      rule.layers.block = static_cast<Index>(b);
+      rule.layers.step = std::ssize(blocks);
+      out.push_back(rule);
+    }
   }
 
   static Status read_section(const Json& json, StoredRule& rule) {
+    if (rule.columns > 1) return {};
     if (json.contains("sections") != rule.is_section() || json.contains("section") != rule.is_section())
       return corrupt("section, sections: expected both with form section or transposed_section, and only there");
     TRY(each(json, "sections", [&](const Json& item) -> Status {
@@ -484,18 +612,51 @@ const Family* builtin_family(std::size_t i) {
   return reader->at(i);
 }
 
-const Family& numbered(const Family& family, Index layers) {
-  static std::mutex mutex;
-  static auto* const made = new std::map<std::pair<const Family*, Index>, Family>;
-  const auto is_numbered = [](const ConventionTable& table) {
-    return std::any_of(table.rules.begin(), table.rules.end(), [](const StoredRule& r) { return r.of_prediction; });
+namespace {
+
+// Returns the numbers that the family's names depend on: the number of layers, and the value of each formula.
+std::vector<Index> numbers_of(const Family& family, const ModelConfig& config) {
+  std::vector<Index> out = {config.num_hidden_layers()};
+  const auto add = [&](const std::string& formula, Index otherwise) {
+    const auto n = formula.empty() ? Result<Index>(otherwise) : evaluate(formula, config.numbers());
+    out.push_back(n ? *n : otherwise);
   };
-  if (layers < 1 || family.layers == layers ||
+  for (const ConventionTable& table : family.conventions)
+    for (const StoredRule& rule : table.rules) {
+      if (rule.form != Form::kAxes) continue;
+      add(rule.layers.from, 0);
+      add(rule.layers.to, config.num_hidden_layers());
+    }
+  return out;
+}
+
+void set_numbers(Family& family, const std::vector<Index>& numbers) {
+  std::size_t next = 0;
+  family.layers = numbers[next++];
+  for (ConventionTable& table : family.conventions)
+    for (StoredRule& rule : table.rules) {
+      if (rule.form != Form::kAxes) continue;
+      rule.layers.first = numbers[next++];
+      rule.layers.end = numbers[next++];
+    }
+}
+
+}  // namespace
+
+const Family& numbered(const Family& family, const ModelConfig* config) {
+  static std::mutex mutex;
+  static auto* const made = new std::map<std::pair<const Family*, std::vector<Index>>, Family>;
+  const auto is_numbered = [](const ConventionTable& table) {
+    return std::any_of(table.rules.begin(), table.rules.end(),
+                       [](const StoredRule& r) { return r.of_prediction || r.form == Form::kAxes; });
+  };
+  if (!config || config->num_hidden_layers() < 1 || family.layers > 0 ||
       std::none_of(family.conventions.begin(), family.conventions.end(), is_numbered))
     return family;
+  const std::vector<Index> numbers = numbers_of(family, *config);
   const std::lock_guard lock(mutex);
-  const auto [found, is_new] = made->try_emplace({&family, layers}, family);
-  found->second.layers = layers;
+  const auto [found, is_new] = made->try_emplace({&family, numbers}, family);
+  if (is_new) set_numbers(found->second, numbers);
   return found->second;
 }
 

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lib/model/model.h"
 
+#include <algorithm>
+
 #include "lib/base/text.h"
 #include "lib/model/class_family.h"
 
@@ -13,7 +15,19 @@ bool is_named_otherwise(const Family& family, const ModelConfig& config) {
 }
 
 const Family* numbered_for(const Family& family, const std::optional<ModelConfig>& config) {
-  return &numbered(family, config ? config->num_hidden_layers() : 0);
+  return &numbered(family, config ? &*config : nullptr);
+}
+
+// Sets the convention that the user chose, if the names can be of it.
+Status choose_convention(const Catalog& catalog, const ModelChoice& choice, Model& model) {
+  if (!choice.convention || !model.family || *choice.convention == model.convention) return {};
+  const auto alike = alike_conventions(*model.family, catalog, model.convention);
+  if (std::find(alike.begin(), alike.end(), *choice.convention) == alike.end())
+    return usage_error(catalog.root + ": --source-names " + std::string(info(*choice.convention).option) +
+                       ": the tensors have " + std::string(info(model.convention).title) + " (" +
+                       std::string(info(model.convention).option) + ")");
+  model.convention = *choice.convention;
+  return {};
 }
 
 }  // namespace
@@ -37,6 +51,7 @@ Result<Model> recognise(const Catalog& catalog, const ModelChoice& choice, std::
     if (model.config) TRY(model.config->check().context(model.config->path));
     model.family = numbered_for(*choice.family, model.config);
     model.convention = *convention;
+    TRY(choose_convention(catalog, choice, model));
     return model;
   }
   const Family* said = model.config ? describing_family(*model.config) : nullptr;
@@ -46,6 +61,7 @@ Result<Model> recognise(const Catalog& catalog, const ModelChoice& choice, std::
     model.family = numbered_for(*detected->family, model.config);
     model.convention = detected->convention;
   }
+  TRY(choose_convention(catalog, choice, model));
   return model;
 }
 

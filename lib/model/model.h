@@ -10,9 +10,10 @@ namespace reshard {
 
 // The user's choice with --family.
 struct ModelChoice {
-  bool detect = true;              // from the config and the tensors' names
-  const Family* family = nullptr;  // if not detected; null: none, names and rows stay as they are
-  Families families = {};          // the candidates, including the user's own
+  bool detect = true;                         // from the config and the tensors' names
+  const Family* family = nullptr;             // if not detected; null: none, names and rows stay as they are
+  std::optional<Convention> convention = {};  // --source-names: of the source's names; nothing: detected
+  Families families = {};                     // the candidates, including the user's own
   bool is_none() const { return !detect && !family; }
 };
 
@@ -29,9 +30,10 @@ struct Model {
 // model's quantization, or if the model's class has other parameter names.
 const Family* describing_family(const ModelConfig& config);
 
-// Recognises the model of a catalog and its config, if any. The config takes precedence over names: if no family
-// describes its model, or no tensor is named as in that family, the result has no family. Unsupported if no tensor is
-// named as in the chosen family; a usage error if the config describes a model of another family.
+// Recognises the model of a catalog and its config, if any. A usage error if the names are not of `choice.convention`.
+// The config takes precedence over names: if no family describes its model, or no tensor is named as in that family,
+// the result has no family. Unsupported if no tensor is named as in the chosen family; a usage error if the config
+// describes a model of another family.
 Result<Model> recognise(const Catalog& catalog, const ModelChoice& choice, std::optional<ModelConfig> config);
 
 // Returns the family of a model given only by a config; `choice` may name it. If no family describes the model, its

@@ -85,7 +85,97 @@ FragmentList shift_last(const FragmentList& in, Index by, int rank) {
   return out;
 }
 
-FragmentList part_fragments(const FragmentList& in, const PackedPart& part, int rank, Index element_bytes) {
+// A run of a part's indices along one dimension, and where in a fragment they are stored, in elements.
+struct AxisRun {
+  Index origin = 0, count = 0, start = 0, stride = 0;
+};
+
+// Adds the runs of one quotient, whose remainders [begin, begin + count) of `all` are stored from `start` on.
+void add_remainders(std::vector<AxisRun>& out, Index quotient, Index all, Index begin, Index count, Index start,
+                    Index stride, bool pairs) {
+  if (!pairs) {
+    out.push_back({quotient * all + begin, count, start, stride});
+    return;
+  }
+  for (Index t = 0; t < 2; ++t) {  // remainder t * all / 2 + j is stored as 2j + t
+    const Index skipped = begin % 2 == t ? 0 : 1;
+    if (count <= skipped) continue;
+    out.push_back({quotient * all + t * (all / 2) + (begin + skipped) / 2, ceil_div(count - skipped, 2),
+                   start + skipped * stride, 2 * stride});
+  }
+}
+
+// Returns the runs along dimension `dim` of the part in a fragment of a tensor of shape `stored`.
+std::vector<AxisRun> runs_of(const Fragment& f, const Dims& stored, const PackedPart& part, int dim) {
+  std::vector<int> at;
+  for (std::size_t a = 0; a < part.axes.size(); ++a)
+    if (part.axes[a].dim == dim) at.push_back(static_cast<int>(a));
+  const int last = at.back();
+  const Index begin = f.box.begin(last), count = f.box.shape[last], stride = f.strides[last];
+  std::vector<AxisRun> out;
+  if (at.size() == 1) {
+    if (part.columns == 1 || dim != part.shape.rank() - 1) return {{begin, count, 0, stride}};
+    for (Index i = 0; i < count; ++i) out.push_back({(begin + i) * part.columns + part.first, 1, i * stride, stride});
+    return out;
+  }
+  const int first = at.front();
+  const Index all = stored[last], quotients = f.box.shape[first], step = f.strides[first];
+  if (!part.pairs && count == all && step == all * stride)
+    return {{f.box.begin(first) * all, quotients * all, 0, stride}};
+  for (Index q = 0; q < quotients; ++q)
+    add_remainders(out, f.box.begin(first) + q, all, begin, count, q * step, stride, part.pairs);
+  return out;
+}
+
+// Returns where in the fragment the part's layer and expert begin, in elements; nothing if it has none of them.
+std::optional<Index> start_in(const Fragment& f, const PackedPart& part) {
+  if (f.box.empty()) return std::nullopt;
+  Index start = 0;
+  for (std::size_t a = 0; a < part.axes.size(); ++a) {
+    if (part.axes[a].of == StoredAxis::Of::kPart) continue;
+    const int axis = static_cast<int>(a);
+    const Index at = part.axes[a].of == StoredAxis::Of::kLayers ? part.layer : part.expert;
+    if (at < f.box.begin(axis) || at >= f.box.end(axis)) return std::nullopt;
+    start += (at - f.box.begin(axis)) * f.strides[axis];
+  }
+  return start;
+}
+
+// Returns the fragments of a part of Form::kAxes: one for each combination of runs.
+FragmentList by_axes(const FragmentList& in, const Dims& stored, const PackedPart& part, Index element_bytes) {
+  const int rank = part.shape.rank();
+  FragmentList out(rank);
+  for (std::size_t i = 0; i < in.size(); ++i) {
+    const Fragment f = in.get(i);
+    const auto start = start_in(f, part);
+    if (!start) continue;
+    std::vector<std::vector<AxisRun>> runs;
+    Index combinations = 1;
+    for (int d = 0; d < rank; ++d) combinations *= std::ssize(runs.emplace_back(runs_of(f, stored, part, d)));
+    for (Index n = 0; n < combinations; ++n) {
+      Fragment one = f;
+      one.box = {Dims::filled(rank, 0), Dims::filled(rank, 0)};
+      one.strides = Dims::filled(rank, 0);
+      Index rest = n, offset = *start;
+      for (int d = rank - 1; d >= 0; --d) {
+        const std::vector<AxisRun>& of = runs[static_cast<std::size_t>(d)];
+        const AxisRun& run = of[static_cast<std::size_t>(rest % std::ssize(of))];
+        rest /= std::ssize(of);
+        one.box.origin[d] = run.origin;
+        one.box.shape[d] = run.count;
+        one.strides[d] = run.stride;
+        offset += run.start;
+      }
+      one.start += offset * element_bytes;
+      out.add(one);
+    }
+  }
+  return out;
+}
+
+FragmentList part_fragments(const FragmentList& in, const Dims& stored, const PackedPart& part, Index element_bytes) {
+  if (!part.axes.empty()) return by_axes(in, stored, part, element_bytes);
+  int rank = stored.rank();
   FragmentList out = part.index < 0 ? in : slice(in, part.index, rank, element_bytes);
   if (part.index >= 0) --rank;
   if (!part.rows.empty()) out = map_rows(out, part.rows, rank, element_bytes);
@@ -150,6 +240,8 @@ class Unpacker {
         return transposed();
       case Form::kTransposedQkv:
         return transposed_by_head();
+      case Form::kAxes:
+        return axes();
       case Form::kSame:
       case Form::kDropped:
         break;
@@ -332,6 +424,71 @@ class Unpacker {
     return out;
   }
 
+  Status check_axis(std::size_t a, Index due, const std::string& why) const {
+    if (shape_[static_cast<int>(a)] == due) return {};
+    return corrupt(what_ + ": " + (config_ ? config_->path : "config.json") + " says " + with_commas(due) + " (" + why +
+                   ") in dimension " + std::to_string(a) + ", got shape " + to_string(shape_));
+  }
+
+  // Checks the axes and returns the part's shape.
+  Result<Dims> part_shape() const {
+    const StoredRule& stored = *name_.stored;
+    if (static_cast<std::size_t>(shape_.rank()) != stored.axes.size())
+      return corrupt(what_ + ": expected " + count_of(std::ssize(stored.axes), "dimension") + ", got shape " +
+                     to_string(shape_));
+    int rank = 0;
+    for (const StoredAxis& axis : stored.axes) rank = std::max(rank, axis.dim + 1);
+    Dims out = Dims::filled(rank, 1);
+    for (std::size_t a = 0; a < stored.axes.size(); ++a) {
+      const StoredAxis& axis = stored.axes[a];
+      const Index extent = shape_[static_cast<int>(a)];
+      if (axis.of == StoredAxis::Of::kLayers) TRY(check_axis(a, stored.layers.count(), "layers"));
+      if (axis.of == StoredAxis::Of::kExperts && extent > kMaxExperts)
+        return corrupt(what_ + ": expected at most " + with_commas(kMaxExperts) + " experts, got shape " +
+                       to_string(shape_));
+      if (axis.of != StoredAxis::Of::kPart) continue;
+      out[axis.dim] *= extent;
+      if (!axis.size.empty() && config_)
+        TRY(check_axis(a, TRY(evaluate(axis.size, config_->numbers()).context(config_->path)), axis.size));
+    }
+    out[rank - 1] *= stored.columns;
+    return out;
+  }
+
+  Index extent_of(StoredAxis::Of of) const {
+    const auto& axes = name_.stored->axes;
+    const auto axis = std::find_if(axes.begin(), axes.end(), [&](const StoredAxis& a) { return a.of == of; });
+    return axis == axes.end() ? Index{1} : shape_[static_cast<int>(axis - axes.begin())];
+  }
+
+  Result<std::vector<PackedPart>> axes() const {
+    const StoredRule& stored = *name_.stored;
+    if (stored.has_layers() && stored.layers.end < 0)
+      return usage_error(what_ + ": holds several layers, and no config.json says how many there are; give one with " +
+                         "--config");
+    PackedPart part;
+    part.shape = TRY(part_shape());
+    part.axes = stored.axes;
+    part.columns = stored.columns;
+    part.first = static_cast<Index>(stored.section);
+    part.pairs = stored.pairs && hf_rows_;
+    if (part.pairs) {
+      part.row_group = shape_[shape_.rank() - 1];
+      if (part.row_group % 2 != 0)
+        return corrupt(what_ + ": expected an even last dimension for rotary pairs, got shape " + to_string(shape_));
+    }
+    const Index layers = extent_of(StoredAxis::Of::kLayers);
+    std::vector<PackedPart> out;
+    for (std::string& name : part_names(name_, extent_of(StoredAxis::Of::kExperts))) {
+      const Index i = std::ssize(out);
+      part.name = std::move(name);
+      part.layer = i % layers;
+      part.expert = i / layers;
+      out.push_back(part);
+    }
+    return out;
+  }
+
   const ParsedName& name_;
   const Form form_;
   const Dims& shape_;
@@ -348,8 +505,8 @@ Tensor unpack(const Tensor& packed, const PackedPart& part, std::string name) {
   out.dtype = packed.dtype;
   out.model_dtype = packed.model_dtype;
   out.shape = part.shape;
-  out.fragments = part_fragments(packed.fragments, part, packed.shape.rank(), byte_size(packed.dtype));
-  out.replicas = part_fragments(packed.replicas, part, packed.shape.rank(), byte_size(packed.dtype));
+  out.fragments = part_fragments(packed.fragments, packed.shape, part, byte_size(packed.dtype));
+  out.replicas = part_fragments(packed.replicas, packed.shape, part, byte_size(packed.dtype));
   out.path = packed.path;
   out.located = packed.located;
   out.row_group = part.row_group;
@@ -359,6 +516,15 @@ Tensor unpack(const Tensor& packed, const PackedPart& part, std::string name) {
 std::vector<std::string> part_names(const ParsedName& name, Index experts) {
   std::vector<std::string> out;
   const StoredRule& stored = *name.stored;
+  if (stored.form == Form::kAxes) {
+    const Index layers = stored.has_layers() ? stored.layers.count() : 1;
+    const Index all = stored.has_experts() ? std::min(experts, kMaxExperts) : 1;
+    for (Index e = 0; e < all; ++e)
+      for (Index n = 0; n < layers; ++n)
+        out.push_back(format_pattern(stored.parts[0], stored.has_layers() ? stored.layers.layer(n) : name.layer,
+                                     stored.has_experts() ? e : name.expert));
+    return out;
+  }
   if (stored.is_stacked()) {
     for (Index e = 0; e < std::min(experts, kMaxExperts); ++e)
       for (const std::string& part : stored.parts) out.push_back(format_pattern(part, name.layer, e));
@@ -374,7 +540,39 @@ Result<std::vector<PackedPart>> parts_of(const ParsedName& name, const Dims& sha
   return Unpacker(name, shape, config, hf_rows, what).parts();
 }
 
+namespace {
+
+Result<Dims> shape_by_axes(const StoredRule& stored, std::span<const Dims> parts, const ModelConfig* config) {
+  const std::string what = "'" + stored.stored + "'";
+  for (const Dims& part : parts)
+    if (part != parts[0])
+      return unsupported("parts of shapes " + to_string(parts[0]) + " and " + to_string(part) +
+                         " do not make one tensor");
+  const Index layers = stored.has_layers() ? std::max<Index>(1, stored.layers.count()) : 1;
+  Dims rest = parts[0], out;
+  for (const StoredAxis& axis : stored.axes)
+    if (axis.dim >= rest.rank()) return unsupported(what + " cannot be made of a tensor of shape " + to_string(rest));
+  if (rest.rank() > 0) rest[rest.rank() - 1] /= stored.columns;
+  for (const StoredAxis& axis : stored.axes) {
+    Index extent = axis.of == StoredAxis::Of::kLayers ? layers : std::ssize(parts) / layers;
+    if (axis.of == StoredAxis::Of::kPart) extent = rest[axis.dim];
+    if (!axis.size.empty()) {
+      const ModelConfig& c = *TRY(need_head_counts(config, what));
+      extent = TRY(evaluate(axis.size, c.numbers()).context(c.path));
+      if (extent < 1 || rest[axis.dim] % extent != 0)
+        return corrupt(c.path + ": " + axis.size + " " + std::to_string(extent) + " does not divide " + what +
+                       ", which is made of tensors of shape " + to_string(parts[0]));
+      rest[axis.dim] /= extent;
+    }
+    out.push_back(extent);
+  }
+  return out;
+}
+
+}  // namespace
+
 Result<Dims> packed_shape(const StoredRule& stored, std::span<const Dims> parts, const ModelConfig* config) {
+  if (stored.form == Form::kAxes) return shape_by_axes(stored, parts, config);
   Dims out = parts[0];
   if (stored.is_section()) {
     const int dim = stored.form == Form::kSection ? 0 : out.rank() - 1;
@@ -425,27 +623,29 @@ Result<std::vector<PackedGroup>> pack(const Family& family, Convention conventio
     const StateKey key = split_state_key(canonical);
     const auto parsed = key.parameter.empty() ? std::nullopt : parse_name(family, key.parameter);
     const bool has_rule = parsed && !parsed->is_of_quantized();
-    const StoredRule* stored = has_rule ? stored_rule(family, *parsed->rule, convention, parsed->layer) : nullptr;
-    const std::string name = rename_key(family, canonical, convention);
-    if (stored && stored->is_section()) {
-      for (const StoredRule* section : stored_sections(family, *parsed->rule, convention, parsed->layer))
-        out.push_back(
-            {key.prefix + stored_name(family, *section, parsed->layer, parsed->expert) + key.suffix, section, {i}});
+    const auto rules =
+        has_rule ? stored_sections(family, *parsed->rule, convention, parsed->layer) : std::vector<const StoredRule*>();
+    if (rules.empty() || !rules[0]->is_packed()) {
+      out.push_back({rename_key(family, canonical, convention), nullptr, {i}});
       continue;
     }
-    if (!stored || !stored->is_packed()) {
-      out.push_back({name, nullptr, {i}});
-      continue;
+    for (const StoredRule* const stored : rules) {
+      const std::string name = key.prefix + stored_name(family, *stored, parsed->layer, parsed->expert) + key.suffix;
+      if (stored->is_section() && stored->form != Form::kAxes) {
+        out.push_back({name, stored, {i}});
+        continue;
+      }
+      ParsedName packed = *parsed;
+      packed.stored = stored;
+      const auto [it, is_new] = open.try_emplace(name, Open{out.size(), packed, key, {}});
+      if (is_new) out.push_back({name, stored, {}});
+      it->second.parts.emplace(key.parameter, i);
     }
-    ParsedName packed = *parsed;
-    packed.stored = stored;
-    const auto [it, is_new] = open.try_emplace(name, Open{out.size(), packed, key, {}});
-    if (is_new) out.push_back({name, stored, {}});
-    it->second.parts.emplace(key.parameter, i);
   }
   for (const auto& [name, group] : open) {
     const StoredRule& stored = *group.name.stored;
-    const Index experts = ceil_div(std::ssize(group.parts), std::ssize(stored.parts));
+    const Index layers = stored.has_layers() ? std::max<Index>(1, stored.layers.count()) : 1;
+    const Index experts = ceil_div(std::ssize(group.parts), std::ssize(stored.parts) * layers);
     for (const std::string& part : part_names(group.name, experts)) {
       const auto found = group.parts.find(part);
       if (found == group.parts.end())

@@ -32,13 +32,18 @@ struct PackedPart {
   bool transposed = false;       // in its last two dimensions, after the rows were selected
   Index row_group = 1;           // of the part, as in Tensor
   Index first = 0;               // offset in the last dimension of `shape`, after all that
+  // Instead of the above, for Form::kAxes: the stored axes, the index along those of layers and experts, and the
+  // columns of `shape` that it has: `first`, `first` + columns, ...
+  std::span<const StoredAxis> axes = {};
+  Index layer = 0, expert = 0, columns = 1;
+  bool pairs = false;  // the remainder of a split axis is in rotary pairs
 };
 
 // Returns the part as a tensor named `name` over the same bytes.
 Tensor unpack(const Tensor& packed, const PackedPart& part, std::string name);
 
 // Returns the canonical names of the parts of a packed tensor. `experts` is the number in a stacked one; numbers beyond
-// any model's are ignored.
+// any model's are ignored. A stack of layers has as many as the numbered() family says.
 std::vector<std::string> part_names(const ParsedName& name, Index experts);
 
 // Returns the parts of a tensor of this shape as a convention stores it (not of an optimizer's scalar). A tensor whose

@@ -57,7 +57,7 @@ class ViewBuilder {
     const auto parsed =
         key.parameter.empty()
             ? std::nullopt
-            : TRY(parse_tensor(*options_.family, key.parameter, tensor.shape, options_.config, what(tensor)));
+            : as_named(TRY(parse_tensor(*options_.family, key.parameter, tensor.shape, options_.config, what(tensor))));
     if (!parsed) {
       if (tensor.is_buffer && dropped_ && !options_.keep_unknown) {
         dropped_->push_back(tensor.name);
@@ -78,6 +78,19 @@ class ViewBuilder {
     Tensor as = renamed(tensor, key.prefix + canonical_name(*parsed) + key.suffix);
     TRY(unflatten(as, *parsed));
     return put(std::move(as));
+  }
+
+  // Returns the parsed name in the convention of the view, if that has the same name.
+  std::optional<ParsedName> as_named(std::optional<ParsedName> parsed) const {
+    if (!parsed || !parsed->stored || parsed->convention == options_.convention) return parsed;
+    for (const ConventionTable& table : options_.family->conventions)
+      for (const StoredRule& rule : table.rules)
+        if (table.convention == options_.convention && rule.stored == parsed->stored->stored) {
+          parsed->stored = &rule;
+          parsed->convention = table.convention;
+          return parsed;
+        }
+    return parsed;
   }
 
   // Gives a one-dimensional tensor with all elements of a parameter, as FSDP's flat parameters leave it, its shape.
@@ -123,7 +136,7 @@ class ViewBuilder {
   Status add_parts(const Tensor& tensor, const StateKey& key, const ParsedName& parsed) {
     const bool is_section = parsed.stored->is_section();
     if (tensor.shape.rank() == 0) {  // an optimizer's step applies to all parts; stored, it belongs to the first
-      const bool has_experts = parsed.stored->is_stacked();
+      const bool has_experts = parsed.stored->has_experts();
       std::vector<std::string> names = part_names(parsed, has_experts ? TRY(experts_of(tensor, key)) : 0);
       if (options_.as_stored) names.resize(1);
       for (const std::string& name : names)
@@ -141,6 +154,8 @@ class ViewBuilder {
   Status put_section(Tensor section, const ParsedName& parsed) {
     Sections& known = sections_[section.name];
     known.of = parsed;
+    if (const auto part = parse_name(*options_.family, split_state_key(section.name).parameter))
+      known.of.layer = part->layer;  // of a stack of layers
     if (!known.found.insert(parsed.stored->section).second) {
       twice_.push_back(std::move(section));
       return {};
@@ -238,6 +253,15 @@ class ViewBuilder {
 
 }  // namespace
 
+bool same_values(const Family& family, Convention a, Convention b) {
+  const auto change = [&](const NameRule& rule, Convention convention) {
+    const StoredRule* const stored = stored_rule(family, rule, convention);
+    return stored ? stored->change : ValueChange();
+  };
+  return std::all_of(family.rules.begin(), family.rules.end(),
+                     [&](const NameRule& rule) { return change(rule, a) == change(rule, b); });
+}
+
 Result<Catalog> canonical_view(const Catalog& catalog, const ViewOptions& options, std::vector<std::string>* dropped,
                                std::vector<std::string>* reshaped) {
   return ViewBuilder(catalog, options, dropped, reshaped).build();
@@ -265,8 +289,14 @@ Result<Catalog> recorded_view(const Json& manifest, const Catalog& catalog, cons
                               Families families) {
   const Family* const family = TRY(recorded_family(manifest, families));
   if (!family) return catalog;
-  const Family& numbered_family = numbered(*family, config ? config->num_hidden_layers() : 0);
-  return canonical_view(catalog, {&numbered_family, config, TRY(manifest.get_bool("hf_rows")), true, true}, nullptr);
+  const Family& numbered_family = numbered(*family, config);
+  const Json* const options = manifest.find("options");
+  const auto title = options ? options->get_string("names") : Result<std::string_view>(std::string_view());
+  Convention convention = Convention::kHf;
+  for (const ConventionInfo& row : kConventions)
+    if (title && row.title == *title) convention = row.convention;
+  return canonical_view(catalog, {&numbered_family, config, TRY(manifest.get_bool("hf_rows")), true, true, convention},
+                        nullptr);
 }
 
 Result<Identity> check_against_config(const Catalog& view, const Family& family, const ModelConfig& config,

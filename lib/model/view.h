@@ -23,7 +23,12 @@ struct ViewOptions {
   // Whether every stored element occurs once: without a tied head next to its embedding, and with an optimizer's scalar
   // of a packed tensor as the first part's only.
   bool as_stored = false;
+  // Of the names. It decides between conventions with the same names.
+  Convention convention = Convention::kHf;
 };
+// Returns whether two conventions store the same values of every parameter (ValueChange).
+bool same_values(const Family& family, Convention a, Convention b);
+
 // Returns the canonical view of a catalog; optimizer state is renamed and permuted with its parameter. The
 // participating tensors must be located if rows change. Model tensors that no rule knows are an error that lists them
 // all. `dropped` receives the names of tensors left out (NameRule::is_dropped()), and `reshaped` those of tensors

@@ -24,6 +24,7 @@ struct ConversionNotes {
   std::vector<std::string> warnings;  // whole sentences
   std::vector<LeftOut> left_out;
   Json repairs = Json::array();
+  Json arithmetic = Json::array();  // how values were changed, for the manifest
 };
 
 }  // namespace reshard

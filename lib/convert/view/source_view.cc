@@ -228,7 +228,7 @@ Result<SourceView> view_source(const Catalog& source, const Selected& selected, 
         canonical != t.name || canonical != t.key() || is_tied(canonical))
       view.natives.emplace(std::move(canonical), SourceView::SourceName{t.name, t.key()});
   std::vector<std::string> dropped;
-  const ViewOptions how{model.family, model.config_or_null(), names.hf_rows, keep_unknown};
+  const ViewOptions how{model.family, model.config_or_null(), names.hf_rows, keep_unknown, false, model.convention};
   std::vector<std::string> reshaped;
   view.catalog = TRY(canonical_view(chosen, how, &dropped, &reshaped));
   if (!reshaped.empty())

@@ -52,6 +52,31 @@ bool resumes_adapters(const Catalog& source, const Naming& naming, const Format&
          std::any_of(tensors.begin(), tensors.end(), [](const Tensor& t) { return is_adapter(t.key()); });
 }
 
+// Decides between conventions that have the same names and other row orders: an output with names of their kind keeps
+// the rows. Fails (usage) for other outputs, unless the user chose one.
+Status choose_row_order(const Catalog& source, const ModelChoice& choice, Convention to, Model& model) {
+  if (choice.convention || !info(model.convention).must_be_listed) return {};
+  std::vector<Convention> others = alike_conventions(*model.family, source, model.convention);
+  std::erase_if(others, [&](Convention c) {
+    return !info(c).must_be_listed || same_row_order(*model.family, model.convention, c);
+  });
+  if (others.empty()) return {};
+  if (info(to).must_be_listed) {
+    others.insert(others.begin(), model.convention);
+    model.convention =
+        *std::find_if(others.begin(), others.end(), [&](Convention c) { return same_row_order(*model.family, c, to); });
+    return {};
+  }
+  std::string choices;
+  others.insert(others.begin(), model.convention);
+  for (const Convention c : others)
+    if (!info(c).models.empty())
+      choices += "\n  --source-names " + std::string(info(c).option) + " for " + std::string(info(c).models);
+  return usage_error(source.root + ": the names are " + std::string(info(model.convention).title) +
+                     ", which order the rows of queries and keys in two ways, and neither names nor shapes nor " +
+                     "config.json say which this is. Choose one:" + choices);
+}
+
 }  // namespace
 
 Result<ConfigFile> read_config_file(Reader& source, const Request& wanted, ConversionNotes& notes) {
@@ -100,6 +125,7 @@ Result<Translation> translate(const Catalog& source, const ModelChoice& choice, 
   if (!out.model.family->has_convention(*out.to))
     return unsupported("family " + std::string(out.model.family->name) + " has no " + std::string(info(*out.to).title) +
                        "; add --names keep to leave the names as they are");
+  TRY(choose_row_order(source, choice, *out.to, out.model));
   out.hf_rows = naming.common_rows || !same_row_order(*out.model.family, out.model.convention, *out.to);
   return out;
 }

@@ -229,6 +229,63 @@ TEST(Packing, TorchtitansFusedProjectionIsAlsoPaired) {
   EXPECT_EQ(places_of(view, "model.layers.0.self_attn.q_proj.weight"), q);
 }
 
+// MaxText: layers along the second axis of [in, heads, head_dim] and [heads, head_dim, out], rotary pairs in llama3.1.
+TEST(Packing, AxesAreMovedSplitAndStacked) {
+  std::mt19937 random(9);
+  constexpr Index kIn = 3, kLayers = 2, kHeads = 4, kDim = 6;
+  ModelConfig config = config_of(kHeads, 2, kDim);
+  config.set("num_hidden_layers", kLayers);
+  const Family& llama = numbered(*find_family("llama"), &config);
+  const auto view_as = [&](Convention convention, const std::string& name, const Dims& shape) {
+    Catalog catalog;
+    EXPECT_TRUE(catalog.add(stored_tensor(name, shape, random)));
+    auto view = canonical_view(catalog, {&llama, &config, true, false, false, convention}, nullptr);
+    EXPECT_TRUE(view) << (view ? "" : view.error().message());
+    return view ? *std::move(view) : Catalog();
+  };
+  for (const bool pairs : {false, true}) {
+    const Catalog view = view_as(pairs ? Convention::kMaxTextInterleaved : Convention::kMaxText,
+                                 "decoder.layers.self_attention.query.kernel", {kIn, kLayers, kHeads, kDim});
+    for (Index layer = 0; layer < kLayers; ++layer) {
+      std::vector<Index> q;
+      for (Index h = 0; h < kHeads; ++h)
+        for (Index d = 0; d < kDim; ++d)
+          for (Index e = 0; e < kIn; ++e) {
+            const Index stored = !pairs ? d : d < kDim / 2 ? 2 * d : 2 * (d - kDim / 2) + 1;
+            q.push_back(((e * kLayers + layer) * kHeads + h) * kDim + stored);
+          }
+      EXPECT_EQ(places_of(view, "model.layers." + std::to_string(layer) + ".self_attn.q_proj.weight"), q) << pairs;
+    }
+  }
+  const Catalog view =
+      view_as(Convention::kMaxText, "decoder.layers.self_attention.out.kernel", {kHeads, kLayers, kDim, kIn});
+  std::vector<Index> o;
+  for (Index e = 0; e < kIn; ++e)
+    for (Index h = 0; h < kHeads; ++h)
+      for (Index d = 0; d < kDim; ++d) o.push_back(((h * kLayers + 1) * kDim + d) * kIn + e);
+  EXPECT_EQ(places_of(view, "model.layers.1.self_attn.o_proj.weight"), o);
+}
+
+// MaxText's gpt-oss: gate and up of every second layer, [experts, layers, in, out], are the even and odd columns.
+TEST(Packing, ColumnsAlternate) {
+  std::mt19937 random(10);
+  constexpr Index kExperts = 2, kIn = 3, kOut = 4;
+  ModelConfig config = config_of(2, 1, 2, kExperts);
+  config.set("num_hidden_layers", 4);
+  const Family& family = numbered(*find_family("gpt_oss"), &config);
+  Catalog catalog;
+  for (const char* name : {"wi_0", "wi_1"})
+    EXPECT_TRUE(catalog.add(
+        stored_tensor("decoder.layers.layers_1.GptOssMlp." + std::string(name), {kExperts, 2, kIn, kOut}, random)));
+  const auto view = canonical_view(catalog, {&family, &config, true, false, false, Convention::kMaxText}, nullptr);
+  ASSERT_TRUE(view) << view.error().message();
+  std::vector<Index> both;
+  for (Index x = 0; x < kExperts; ++x)
+    for (Index e = 0; e < kIn; ++e)
+      for (Index f = 0; f < 2 * kOut; ++f) both.push_back(((x * 2 + 1) * kIn + e) * kOut + f / 2);
+  EXPECT_EQ(places_of(*view, "model.layers.3.mlp.experts.gate_up_proj"), both);
+}
+
 // The tensors of pack() unpack into the original tensors.
 TEST(Packing, PackingAndUnpackingAreInverse) {
   std::mt19937 random(6);

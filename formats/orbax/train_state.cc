@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "formats/orbax/train_state.h"
+
+#include <algorithm>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "lib/base/text.h"
+#include "lib/checkpoint/state_key.h"
+
+namespace reshard {
+namespace {
+
+constexpr std::string_view kOptimizer = "opt_state.", kAux = "nnx_aux.", kOther = "extra_state.";
+constexpr std::string_view kRoot = "params.params.";
+constexpr std::string_view kEmbedding = "token_embedder.", kStep = "optimizer.param_groups.0.step";
+
+// Returns the prefix of a MaxText model's names, or nothing if this is none.
+std::optional<std::string> root_of_maxtext(const Catalog& catalog) {
+  for (const Tensor& t : catalog.tensors()) {
+    if (t.name.starts_with(kOptimizer) || t.name.starts_with(kAux)) continue;
+    const std::size_t at = t.name.find(kEmbedding);
+    if (at == 0 || (at != std::string::npos && t.name[at - 1] == '.')) return t.name.substr(0, at);
+  }
+  return std::nullopt;
+}
+
+// Joins numbers to what they number, and drops a last "value".
+std::string usual_spelling(std::string_view name) {
+  std::vector<std::string> parts = split(name, '.');
+  if (parts.size() > 1 && parts.back() == "value") parts.pop_back();
+  std::string out = parts.front();
+  for (std::size_t i = 1; i < parts.size(); ++i) out += (is_digits(parts[i]) ? "_" : ".") + parts[i];
+  return out;
+}
+
+// Finds the moments of optax's ScaleByAdamState in "opt_state.0.mu....".
+struct Moment {
+  std::string_view of;      // the parameter's name
+  std::string_view suffix;  // of the key
+  std::string_view state;   // "opt_state.0."
+};
+std::optional<Moment> moment_of(std::string_view name) {
+  if (!name.starts_with(kOptimizer)) return std::nullopt;
+  for (const auto& [word, suffix] : {std::pair(".mu.", kMomentSuffix), std::pair(".nu.", kSecondMomentSuffix)})
+    if (const std::size_t at = name.find(word); at != std::string_view::npos)
+      return Moment{name.substr(at + 4), suffix, name.substr(0, at + 1)};
+  return std::nullopt;
+}
+
+class StateKeys {
+ public:
+  explicit StateKeys(const Catalog& catalog) : root_(root_of_maxtext(catalog)) {
+    for (const Tensor& t : catalog.tensors())
+      if (const auto moment = moment_of(t.name); moment && count_.empty())
+        count_ = std::string(moment->state) + "count";
+  }
+
+  // Returns an empty key for names that say what they are.
+  std::string key(const std::string& name) const {
+    if (!root_) return {};
+    if (const auto moment = moment_of(name))
+      return "optimizer.state." + usual_spelling(moment->of) + std::string(moment->suffix);
+    if (name == count_) return std::string(kStep);
+    if (name == "step" || name.starts_with(kOptimizer)) return std::string(kOther) + name;
+    if (name.starts_with(kAux)) return aux_key(name);
+    return name.starts_with(*root_) ? *root_ + usual_spelling(name.substr(root_->size())) : std::string();
+  }
+
+ private:
+  // Of what NNX keeps beside parameters, the bias of a router belongs to the model.
+  std::string aux_key(const std::string& name) const {
+    const std::string usual = usual_spelling(name);
+    return usual.ends_with(".gate.bias") ? *root_ + usual : std::string(kOther) + name;
+  }
+
+  std::optional<std::string> root_;
+  std::string count_;  // the name of Adam's step
+};
+
+// Returns the trainer's name for a key, or an empty text if it has none.
+std::string tree_name(const std::string& key) {
+  const StateKey parts = split_state_key(key);
+  if (parts.kind == StateKind::kModel) return key.starts_with(kAux) ? key : std::string(kRoot) + key;
+  if (parts.kind == StateKind::kOther && key.starts_with(kOther)) {
+    const std::string rest = key.substr(kOther.size());
+    return rest == "step" || rest.starts_with(kOptimizer) || rest.starts_with(kAux) ? rest : std::string();
+  }
+  if (parts.suffix == kMomentSuffix) return "opt_state.0.mu.params." + parts.parameter;
+  if (parts.suffix == kSecondMomentSuffix) return "opt_state.0.nu.params." + parts.parameter;
+  return {};
+}
+
+}  // namespace
+
+void set_tree_names(std::vector<TargetTensor>& tensors) {
+  if (std::none_of(tensors.begin(), tensors.end(),
+                   [](const TargetTensor& t) { return t.name == "token_embedder.embedding"; }))
+    return;
+  for (TargetTensor& t : tensors) {
+    std::string name = tree_name(t.name);
+    if (name.empty()) continue;
+    t.plain_key = std::exchange(t.name, std::move(name));
+    t.path.clear();
+  }
+}
+
+void set_state_keys(Catalog& catalog) {
+  const StateKeys keys(catalog);
+  for (std::size_t i = 0; i < catalog.tensors().size(); ++i)
+    if (std::string key = keys.key(catalog.tensors()[i].name); !key.empty() && key != catalog.tensors()[i].name)
+      catalog.tensor(i).plain_key = std::move(key);
+  for (Blob& blob : catalog.blobs)
+    if (std::string key = keys.key(blob.name); !key.empty() && key != blob.name) blob.plain_key = std::move(key);
+}
+
+}  // namespace reshard

@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+// The plain keys of a JAX training state: flax.training.train_state.TrainState with optax's Adam, and what MaxText
+// 0.2.5 (checkpoint_conversion/utils, trainers/pre_train) writes and reads.
+//
+//   params.params.decoder.norm.scale            the model
+//   opt_state.0.mu.params.decoder.norm.scale    its first moment: optimizer.state.params.decoder.norm.scale.exp_avg
+//   opt_state.0.nu.params.decoder.norm.scale    its second moment
+//   opt_state.0.count                           Adam's step: optimizer.param_groups.0.step
+//   step, opt_state.2.count, nnx_aux....        other state
+#pragma once
+
+#include <vector>
+
+#include "lib/checkpoint/catalog.h"
+#include "lib/checkpoint/format.h"
+
+namespace reshard {
+
+// Sets the plain keys of a MaxText checkpoint (it has a token_embedder): of its optimizer and other state, of the
+// spellings that MaxText reads (layers.0 for layers_0, a last component "value"), and of parameters under nnx_aux,
+// which become nnx_aux... next to the others. Leaves other checkpoints alone.
+void set_state_keys(Catalog& catalog);
+
+// Names the tensors of a MaxText model and their Adam moments as MaxText's trainer does. Sets their plain keys to the
+// names that they had. Leaves other checkpoints alone.
+void set_tree_names(std::vector<TargetTensor>& tensors);
+
+}  // namespace reshard
