@@ -340,9 +340,7 @@ bool means_something_else(const std::string& path, const std::string& word) {
       {"meta", {"lib/model/packed_layouts.cc"}},               // a tensor of compressed-tensors' marlin-24
       {"bin", {"tools/job_options.cc"}},                       // a container, of --shard-format
       {"ranks", {"tools/", "lib/audit/"}},                     // a member of JSON objects, a row of a table
-      {"hdf5", {"tools/delta.cc"}},                            // what a delta is stored in
       // Of a file that the user names, in an example; of an output that is one file.
-      {".h5", {"tools/convert.cc", "tools/delta.cc", "tools/watch.cc"}},
       {"--to hf", {"lib/convert/weights/requantization.cc"}},  // the names that a refusal asks for
   };
   const auto meanings = kMeanings.find(word);
