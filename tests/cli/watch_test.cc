@@ -130,10 +130,11 @@ TEST_F(Watch, ResumesAfterItIsKilledAtAnyTime) {
     std::this_thread::sleep_for(std::chrono::milliseconds(20 + 25 * k));
     ::kill(child, SIGKILL);
     ::waitpid(child, nullptr, 0);
-    if (std::filesystem::exists(models_))
-      for (const std::string& name : names(models_))
-        if (name.find(".p") == std::string::npos)  // .partial, .publishing
-          EXPECT_TRUE(std::filesystem::exists(models_ + "/" + name + "/reshard_manifest.json")) << name;
+    if (!std::filesystem::exists(models_)) continue;
+    for (const std::string& name : names(models_)) {
+      if (name.find(".p") != std::string::npos) continue;  // .partial, .publishing
+      EXPECT_TRUE(std::filesystem::exists(models_ + "/" + name + "/reshard_manifest.json")) << name;
+    }
   }
   ASSERT_EQ(watch({"--then", "echo {} >> " + log}).exit_code, 0);
   EXPECT_THAT(names(models_), ElementsAre("step-100", "step-200", "step-300"));

@@ -47,8 +47,10 @@ std::vector<std::string> names_of(const std::map<std::string, std::string>& file
 // Compares the texts one by one: a failure shows names and not megabytes.
 void expect_equal(const std::map<std::string, std::string>& got, const std::map<std::string, std::string>& wanted) {
   EXPECT_EQ(names_of(got), names_of(wanted));
-  for (const auto& [name, text] : wanted)
-    if (const auto at = got.find(name); at != got.end()) EXPECT_TRUE(at->second == text) << name;
+  for (const auto& [name, text] : wanted) {
+    const auto at = got.find(name);
+    EXPECT_TRUE(at == got.end() || at->second == text) << name;
+  }
 }
 
 class Uploads : public testing::Test {
@@ -177,7 +179,9 @@ TEST_F(Uploads, GetOverFaultsOrLeaveNothing) {
     EXPECT_THAT(got.err, HasSubstr(says));
     EXPECT_THAT(got.err + got.out, Not(HasSubstr("s3cr3t")));
     const bool is_incomplete = got.err.find("rerun the same command to complete it") != std::string::npos;
-    if (is_incomplete) EXPECT_EQ(server.run({"convert", source, "s3://bucket/out", "--to", "hf"}).exit_code, 0);
+    if (is_incomplete) {
+      EXPECT_EQ(server.run({"convert", source, "s3://bucket/out", "--to", "hf"}).exit_code, 0);
+    }
     if (exit_code == 0 || is_incomplete) {
       const CommandResult read = server.run({"verify", "s3://bucket/out"});
       EXPECT_EQ(read.exit_code, 0) << read.out << read.err;
@@ -230,7 +234,9 @@ TEST_F(Uploads, ResumeAfterAKillAtAnyTime) {
     const std::string log = server.take_requests();
     if (keeps_parts) {
       EXPECT_THAT(second.out, HasSubstr("resuming s3://bucket/out"));
-      if (match[0] != 'p') EXPECT_EQ(count_in(log, "partNumber="), 0);  // the third may overtake the others
+      if (match[0] != 'p') {  // the third may overtake the others
+        EXPECT_EQ(count_in(log, "partNumber="), 0);
+      }
     }
     expect_equal(stored("out"), wanted);
     EXPECT_TRUE(stored("out.partial").empty());

@@ -112,10 +112,10 @@ Status fill(TensorSource& before, const ChangedTensor& changed, const Box& box, 
   // Narrow elements are read to the end of `out`, and widened from its beginning without overtaking them.
   const MutableBytes stored = wide.empty() ? out.subspan(n * sizeof(float) - bytes, bytes) : MutableBytes(wide);
   TRY(before.read(changed.tensor, box, stored, scratch));
-  constexpr std::size_t kBlock = 4096;
-  std::array<float, kBlock> block;
-  for (std::size_t i = 0; i < n; i += kBlock) {
-    const std::size_t count = std::min(kBlock, n - i);
+  constexpr std::size_t kWidened = 4096;
+  std::array<float, kWidened> block;
+  for (std::size_t i = 0; i < n; i += kWidened) {
+    const std::size_t count = std::min(kWidened, n - i);
     convert(dtype, DType::kFloat32, stored.data() + i * static_cast<std::size_t>(byte_size(dtype)),
             reinterpret_cast<std::byte*>(block.data()), static_cast<Index>(count));
     for (std::size_t k = 0; k < count; ++k) apply(changed.steps, block[k]);

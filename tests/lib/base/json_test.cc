@@ -269,8 +269,10 @@ TEST(Json, HandsOverOneMemberInParts) {
   EXPECT_EQ(message(read(R"({"b":{"c":1,"c":2}})")), "t.json@0xe: duplicate key 'c'");
   EXPECT_THAT(message(read("[1]")), testing::HasSubstr("expected an object"));
   // What was passed on takes no room, but for its keys.
-  EXPECT_TRUE(read(R"({"b":[[1,2],[3,4],[5,6],[7,8]]})", {.values = 6}));
-  EXPECT_FALSE(read(R"({"b":[[1,2,3,4,5]]})", {.values = 6}));
+  JsonLimits few;
+  few.values = 6;
+  EXPECT_TRUE(read(R"({"b":[[1,2],[3,4],[5,6],[7,8]]})", few));
+  EXPECT_FALSE(read(R"({"b":[[1,2,3,4,5]]})", few));
 }
 
 TEST(Json, AListMadeItemByItemIsWrittenAsItStands) {
