@@ -128,6 +128,10 @@ class Watch {
  private:
   Status prepare() {
     if (!is_directory(run_)) return io_error(printable(run_) + ": not found, or not a directory");
+    if (lies_in(parent_path(root_), run_))
+      return usage_error(printable(root_) +
+                         ": lies in the run, so that its outputs would be taken for steps; choose a "
+                         "directory elsewhere");
     if (!path_exists(root_)) TRY(make_directory(root_));
     lock_ = TRY(DirectoryLock::take(root_));
     if (!lock_->is_held()) return usage_error(printable(root_) + ": another reshard watch writes there");
@@ -263,6 +267,7 @@ class Watch {
       TRY(write_record());
       tell("converted", step, human_seconds(Seconds(Clock::now() - start).count()));
     }
+    TRY(remove_work_of(output));
     Done& done = done_[step.name];
     if (options_.then.empty() || done.then) return {};
     const std::string command = replaced_braces(options_.then, output);
@@ -271,6 +276,16 @@ class Watch {
     done.then = true;
     TRY(write_record());
     tell("then", step, command);
+    return {};
+  }
+
+  // Removes the work directories of a run that was killed when its output had just appeared.
+  static Status remove_work_of(const std::string& output) {
+    for (const std::string& work : {work_directory(output), publishing_directory(output)}) {
+      if (!path_exists(work)) continue;
+      const DirectoryLock lock = TRY(claim_work(work));
+      TRY(remove_work(work));
+    }
     return {};
   }
 

@@ -79,6 +79,11 @@ class ArchitectureComparison {
       else if (is_required(p) && !others_.contains(name_of(p)) && !uses_any(p.row->counts, contradicted_))
         missing_.push_back(&p);
     }
+    if (known_.empty()) {
+      out_.skipped =
+          "no tensor has a name of " + printable(architecture_.name) + " of transformers " + architecture_.transformers;
+      return std::move(out_);
+    }
     out_.unknown = std::ssize(stored_) - std::ssize(known_);
     report_shapes();
     report_missing();

@@ -328,7 +328,7 @@ TEST(MountRefuses, PlacesThatWouldHideSomething) {
   refused(dir / "full", 2, "not empty; its files would be hidden");
   const CommandResult view = reshard_cli({"mount", dir / "checkpoint", dir / "empty", "--as", "hdf5-view"});
   EXPECT_EQ(view.exit_code, 4) << view.err;
-  EXPECT_THAT(view.err, HasSubstr("copies nothing"));
+  EXPECT_THAT(view.err, HasSubstr("stores no tensor data of its own"));
   const CommandResult packed =
       reshard_cli({"mount", dir / "checkpoint", dir / "empty", "--as", "hdf5", "--codec", "zstd:3"});
   EXPECT_EQ(packed.exit_code, 4) << packed.err;

@@ -185,7 +185,7 @@ TEST_F(SecondHop, AManifestOfOtherFilesIsNotUsed) {
     EXPECT_FALSE(fs::exists(to));
     const CommandResult inspected = reshard_cli({"inspect", middle});
     EXPECT_EQ(inspected.exit_code, 0) << inspected.err;
-    EXPECT_THAT(inspected.out, HasSubstr("is not used"));
+    EXPECT_THAT(inspected.out, HasSubstr("provenance is ignored"));
   }
   write_file(manifest, whole);
   EXPECT_FALSE(model_of(middle).empty());

@@ -216,7 +216,7 @@ TEST(UnknownFamilies, TheRowOfTheConfigIsAlwaysThere) {
   EXPECT_THAT(text_of(reshard_cli({"verify", model, "--family", "none"})),
               HasSubstr("config.json: not checked: --family none"));
   EXPECT_THAT(text_of(reshard_cli({"verify", model})),
-              HasSubstr("config.json: not checked: the tensors are not named as in family llama"));
+              HasSubstr("config.json: not checked: the tensor names do not match family llama"));
 }
 
 }  // namespace

@@ -35,9 +35,8 @@ TEST(PlaceTest, NoFormatListsADirectoryTwice) {
   std::map<std::string_view, int> opened;  // by format
   for (const std::string& below : {sample(""), test_data("")})
     for (const fs::directory_entry& there : fs::recursive_directory_iterator(below)) {
-      if (!there.is_directory() && there.path().extension() != ".json" &&
-          !there.path().filename().string().ends_with(".pt"))
-        continue;
+      const std::string ending = there.path().extension();
+      if (!there.is_directory() && ending != ".json" && ending != ".pt" && ending != ".gguf") continue;
       listed.clear();
       const auto open = open_if_known(there.path());
       if (!open || !*open) continue;

@@ -69,7 +69,7 @@ TEST(LoadRanks, SaysOnceWhatIsWrong) {
   const TempDir dir;
   const RanksResult r = program_ranks(2, {kLoadRanks, kCheckpoint, "tp=3"}, dir / "logs");
   EXPECT_NE(r.command.exit_code, 0);
-  EXPECT_THAT(r.err[0], HasSubstr("mesh tp=3 has 3 ranks, but the transport has 2"));
+  EXPECT_THAT(r.err[0], HasSubstr("mesh tp=3 has 3 ranks, but this job has 2"));
   EXPECT_EQ(r.err[1], "");
 }
 

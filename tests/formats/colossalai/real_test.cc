@@ -242,7 +242,7 @@ TEST_F(RealColossalai, AnOptimizerDirectoryHasTheParametersOfModelingBesideIt) {
   const CommandResult verified =
       reshard_cli({"verify", path + "/optimizer", "--config", config, "--fail-on", "warning"});
   EXPECT_EQ(verified.exit_code, 0) << verified.out << verified.err;
-  EXPECT_THAT(verified.out, HasSubstr("there is optimizer state but no model"));
+  EXPECT_THAT(verified.out, HasSubstr("there is optimizer state and no model"));
   fs::rename(path + "/modeling", dir_ / "elsewhere");
   EXPECT_THAT(opened(path + "/optimizer")->catalog().warnings, ElementsAre(HasSubstr("29 ids for 0 parameters")));
 }
@@ -264,7 +264,7 @@ TEST_F(RealColossalai, MomentsOfFusedLayersMayBePermuted) {
 }
 
 TEST_F(RealColossalai, OnlyAnApplicationsStepNeedsItsRunningStates) {
-  EXPECT_THAT(opened(kData + "tied_pp2")->catalog().notes, ElementsAre(HasSubstr("There is no running_states.json")));
+  EXPECT_THAT(opened(kData + "tied_pp2")->catalog().notes, ElementsAre(HasSubstr("running_states.json is missing")));
   const std::string step = copy("tied_pp2", "epoch-0_step-2");
   EXPECT_THAT(opened(step)->catalog().warnings, ElementsAre(HasSubstr("so this save did not finish")));
   fs::remove_all(step + "/optimizer");

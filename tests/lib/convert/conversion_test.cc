@@ -225,7 +225,7 @@ TEST_F(RowsOfAView, AreNotJudgedWithoutAConfig) {
   source_.write();
   begin("");
   EXPECT_EQ(must(repair_it()), std::nullopt);
-  EXPECT_THAT(notes_.warnings, ElementsAre(HasSubstr("no config.json: the names are those of family llama")));
+  EXPECT_THAT(notes_.warnings, ElementsAre(HasSubstr("no config.json: the names match family llama")));
   fit_.repairs.vocabulary = true;
   EXPECT_THAT(error_of(repair_it()), HasSubstr("--repair needs the model's config.json"));
 }
@@ -323,8 +323,9 @@ TEST_F(ObjectsOfAView, OfParametersThatBecomeOneAreEqual) {
   EXPECT_EQ(must(names(kAll, kAsMegatron)), (Objects{{packed, "7"}}));
   source_.add_object("optimizer.state.model.layers.0.mlp.gate_proj.weight.step", "7");
   source_.add_object("optimizer.state.model.layers.0.mlp.up_proj.weight.step", "8");
-  EXPECT_THAT(error_of(names(kAll, kAsMegatron)),
-              AllOf(HasSubstr("up_proj.weight.step' differs from another that becomes"), HasSubstr("linear_fc1")));
+  EXPECT_THAT(
+      error_of(names(kAll, kAsMegatron)),
+      AllOf(HasSubstr("up_proj.weight.step' differs from another object that also becomes"), HasSubstr("linear_fc1")));
   EXPECT_EQ(must(names(kAll, kAsMegatron, false)).size(), 2U) << "nobody looks at them";
 }
 

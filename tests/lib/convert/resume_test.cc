@@ -415,7 +415,7 @@ TEST_F(ResumeTest, WhatWasChangedMeanwhileIsLeftWhereResumingIsRequired) {
   ASSERT_FALSE(status);
   EXPECT_EQ(status.error().code(), ErrorCode::kUsage);
   EXPECT_THAT(status.error().message(),
-              testing::AllOf(StartsWith(work_ + ": cannot resume: what the killed run wrote of tensor '"),
+              testing::AllOf(StartsWith(work_ + ": cannot resume: the data that the killed run wrote of tensor '"),
                              HasSubstr("has changed since")));
   EXPECT_TRUE(read_file(file) == bytes);
   EXPECT_FALSE(fs::exists(out_));

@@ -562,7 +562,7 @@ TEST(Load, RefusesWhatMakesNoSense) {
     return {};
   });
   ASSERT_FALSE(done);
-  EXPECT_THAT(done.error().message(), HasSubstr("mesh tp=2 has 2 ranks, but the transport has 3"));
+  EXPECT_THAT(done.error().message(), HasSubstr("mesh tp=2 has 2 ranks, but this job has 3"));
 }
 
 TEST(Load, RefusesDestinationsThatDoNotFit) {

@@ -46,7 +46,7 @@ TEST(Formula, SubtractsRoundsUpAndRaises) {
 }
 
 TEST(Formula, SaysWhatIsWrong) {
-  EXPECT_EQ(error_of("experts*heads"), "experts is not given");
+  EXPECT_EQ(error_of("experts*heads"), "experts is missing");
   EXPECT_EQ(error_of("heads/zero"), "'heads/zero' divides by zero, which is 0");
   EXPECT_EQ(error_of("huge*heads"), "'huge*heads' overflows");
   EXPECT_EQ(error_of("huge+huge"), "'huge+huge' overflows");

@@ -48,7 +48,9 @@ TEST(Recognise, NamesAloneTellFamilyAndConvention) {
 }
 
 TEST(Recognise, AConfigWinsOverWhatNamesSuggest) {
-  EXPECT_EQ(recognised(kHuggingFace, {}, config_of("mistral")).family, family_named("mistral"));
+  const Model mistral = recognised(kHuggingFace, {}, config_of("mistral"));
+  ASSERT_TRUE(mistral.family);
+  EXPECT_EQ(mistral.family->name, "mistral");
   const Model unknown = recognised(kHuggingFace, {}, config_of("notamodel"));
   EXPECT_EQ(unknown.family, nullptr);
   ASSERT_TRUE(unknown.config);

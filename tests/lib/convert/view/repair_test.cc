@@ -82,7 +82,7 @@ TEST_F(Fit, OtherRowsBeyondTheVocabularyAreCutOnlyWhenAsked) {
   store_.write();
   const auto refused = repair_to_config(store_.catalog(), store_.files(), options(config_));
   ASSERT_FALSE(refused);
-  EXPECT_THAT(refused.error().message(), HasSubstr("not zeros"));
+  EXPECT_THAT(refused.error().message(), HasSubstr("not zero"));
   EXPECT_THAT(refused.error().message(), HasSubstr("--repair vocab"));
   RepairOptions asked = options(config_);
   asked.repairs.vocabulary = true;

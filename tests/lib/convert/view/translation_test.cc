@@ -179,7 +179,7 @@ TEST(NamesOfAnOutput, OfAModelWithoutWordsAreConfirmedByWhatItSees) {
   const Checked confirmed = check(made.catalog(), {}, kModels, config + R"(, "patch_size": 2})");
   EXPECT_EQ(confirmed.error, "");
   EXPECT_THAT(confirmed.notes.warnings, ElementsAre(AllOf(HasSubstr("c.json: checked num_hidden_layers"),
-                                                          HasSubstr("no family describes model_type 'vit'"))));
+                                                          HasSubstr("no tensor has a name of ViTModel"))));
   EXPECT_NE(check(made.catalog(), {}, kModels, config + R"(, "patch_size": 4})").error, "");
   EXPECT_NE(check(made.catalog(), {}, kModels, config + "}").error, "");
 }
@@ -205,7 +205,7 @@ TEST(NamesOfAnOutput, AreNoModelsWithAdaptersBesideTheWeights) {
   ASSERT_TRUE(source.add(std::move(adapter)));
   EXPECT_THAT(
       check(source, {}, kModels, kUnknown).error,
-      HasSubstr("it holds adapters beside the weights they change ('base_model.model.body.blocks.0.mix.lora_A"));
+      HasSubstr("it contains adapters next to the weights they change ('base_model.model.body.blocks.0.mix.lora_A"));
 }
 
 TEST(NamesOfAnOutput, LeaveNothingOutOfAModelsFiles) {

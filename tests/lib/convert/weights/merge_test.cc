@@ -94,10 +94,10 @@ TEST_F(Merging, SourcesHaveTheSameTensors) {
   a_.add("x", {1}, {1});
   a_.add("y", {1}, {1});
   b_.add("x", {1}, {3});
-  EXPECT_THAT(error_of(match()), HasSubstr("path/b: not the same model as path/a: without 1 tensor of it: 'y'"));
+  EXPECT_THAT(error_of(match()), HasSubstr("path/b: not the same model as path/a: lacks 1 tensor: 'y'"));
   std::swap(options_.merge->sources[0].reader, options_.merge->sources[1].reader);
   EXPECT_THAT(error_of(make_draft(b_, kModels, options_)),
-              HasSubstr("path/a: not the same model as path/b: without 1 tensor of it: 'y'"));
+              HasSubstr("path/a: not the same model as path/b: lacks 1 tensor: 'y'"));
 }
 
 TEST_F(Merging, SourcesHaveTheSameShapes) {
