@@ -245,7 +245,7 @@ Status set_shape(const Input& in, const std::vector<Index>& extents, TensorInfo&
   for (auto e = extents.rbegin(); e != extents.rend(); ++e) out.shape.push_back(*e);
   if (type.is_quantized()) {
     if (extents.empty() || extents[0] % type.block != 0)
-      return in.error("expected rows of a multiple of " + std::to_string(type.block) + " elements for " +
+      return in.error("expected rows of a multiple of " + count_of(type.block, "element") + " for " +
                       std::string(type.name) + ", got shape " + to_string(out.shape));
     const auto row = checked_mul(extents[0] / type.block, type.bytes);
     if (!row) return in.error("the size of its rows is 2^63 bytes or more");

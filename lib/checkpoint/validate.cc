@@ -180,7 +180,7 @@ Status check_file_range(const Catalog& catalog, const Extent& e, const std::stri
   if (fits_inside(e.offset, e.length, file.size)) return {};
   const auto end = checked_add(e.offset, e.length);
   return corrupt(at(path, e.offset) + ": " + what + ": data ends at byte " + (end ? with_commas(*end) : "2^63") +
-                 ", but the file has " + with_commas(file.size) + " bytes: it is truncated or belongs to another save");
+                 ", but the file has " + count_of(file.size, "byte") + ": it is truncated or belongs to another save");
 }
 
 // Checks that every stored element of a tensor is in an existing file.

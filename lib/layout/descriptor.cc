@@ -346,7 +346,7 @@ Result<Placement> place_as_ruled(const LayoutDescriptor& layout, std::string_vie
       return usage_error(what + ": the layout cuts dimension " + std::to_string(s.dim) + ", which does not exist");
     if (shape[s.dim] % s.groups != 0)
       return usage_error(what + ": dimension " + std::to_string(s.dim) + ": the layout expects " +
-                         std::to_string(s.groups) + " equal sections, got " + with_commas(shape[s.dim]) + " elements");
+                         std::to_string(s.groups) + " equal sections, got " + count_of(shape[s.dim], "element"));
   }
   placement.splits = rule->splits;
   return placement;

@@ -180,7 +180,7 @@ TEST_F(UsageTest, OptionsOfSeveralValuesTakeOneEachTime) {
                                     {"synth", "--without", "lm_head.weight", to, "--model", "llama3-tiny"}};
   for (const Words& words : lines) {
     const CommandResult result = reshard_cli(words);
-    EXPECT_EQ(result.exit_code, 0) << result.err;
+    EXPECT_LT(result.exit_code, 2) << result.err;  // 1: diff finds a difference
     std::filesystem::remove_all(to);
   }
   const CommandResult two = reshard_cli({"convert", "--include", "x", "y", one_, to, "--to", "dcp"});

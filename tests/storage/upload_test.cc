@@ -319,7 +319,7 @@ TEST_F(Uploads, RefuseWhatCannotBeWritten) {
       {{"convert", source, "s3://nobucket/out", "--to", "hf"}, 5, "there is no such bucket"},
       {{"convert", source, "s3://bucket/v.h5", "--to", "hdf5-view"}, 2, "expected a local path, got a URL"},
       {{"mount", source, "s3://bucket/out", "--as", "hf"}, 2, "expected a local path, got a URL"},
-      {{"convert", source, "s3://bucket/out", "--to", "hdf5", "--codec", "zstd:3"}, 4, "leave the compression out"},
+      {{"convert", source, "s3://bucket/out", "--to", "hdf5", "--codec", "zstd:3"}, 4, "drop the compression"},
       {{"synth", "s3://bucket/out", "--model", "llama3-tiny", "--headers-only"}, 2, "has no sparse files"},
       {{"convert", model, model, "--to", "hf", "--force"}, 2, "is s3://bucket/run/model, which this job reads"},
       {{"convert", model, "s3://bucket/run", "--to", "hf", "--force"}, 2, "which this job reads"},
