@@ -136,7 +136,7 @@ TEST_F(Delta, DamagedIsFound) {
   const std::string d1 = delta(steps_[0], steps_[1], "d1.h5");
   const std::string whole = read_file(d1);
   constexpr std::string_view kFrame = "\x28\xb5\x2f\xfd";  // begins a zstd frame
-  constexpr std::size_t kInside = 14;                       // from there into its data
+  constexpr std::size_t kInside = 14;                      // from there into its data
   int damaged = 0;
   for (std::size_t at = whole.find(kFrame); at != std::string::npos && damaged < 10; at = whole.find(kFrame, at + 1)) {
     std::string bytes = whole;

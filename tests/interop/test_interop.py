@@ -1798,7 +1798,7 @@ class Conventions(Case):
                 repair = [] if fill == "zero" else ["--repair", "vocab"]
                 if repair:  # reshard_manifest.json would say how many rows are the model's
                     (out / "reshard_manifest.json").unlink()
-                    self.assertIn("not zeros", reshard("convert", out, back, "--to", "hf", "--config",
+                    self.assertIn("not zero", reshard("convert", out, back, "--to", "hf", "--config",
                                                        saved / "config.json", code=3))
                 reshard("convert", out, back, "--to", "hf", "--config", saved / "config.json", "--quiet", *repair)
                 self.assert_same_tensors(load_file(back / "model.safetensors"), hf)

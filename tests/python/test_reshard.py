@@ -574,8 +574,8 @@ class Loading(Case):
             ("a matrix", lambda a: numpy.asmatrix(a), None),
             ("big-endian", lambda a: a.astype(">f4"), "byte order"),
             ("reversed", lambda a: strided(a, (1, -1)), "negative"),
-            ("one element many times", lambda a: numpy.lib.stride_tricks.as_strided(a, a.shape, (0, 4), writeable=True), "share"),
-            ("rows that overlap", lambda a: numpy.lib.stride_tricks.as_strided(a, a.shape, (4, 4), writeable=True), "share"),
+            ("one element many times", lambda a: numpy.lib.stride_tricks.as_strided(a, a.shape, (0, 4), writeable=True), "no two elements at the same address"),
+            ("rows that overlap", lambda a: numpy.lib.stride_tricks.as_strided(a, a.shape, (4, 4), writeable=True), "no two elements at the same address"),
             ("strides of odd bytes", lambda a: numpy.zeros(a.shape, [("x", "f4"), ("y", "u1")])["x"], "strides"),
             ("read-only", lambda a: numpy.frombuffer(bytes(a.nbytes), a.dtype).reshape(a.shape), "written"),
             ("a map that is read-only", lambda a: numpy.memmap(self.tmp / "mapped", mode="r", dtype=a.dtype, shape=a.shape), "written"),
@@ -633,7 +633,7 @@ class Loading(Case):
             ("DLPack of before 1.0", lambda a: OldDlpack(torch.zeros(a.shape)), None),
             ("negated", lambda a: torch._neg_view(torch.zeros(a.shape)), "negative bit"),
             ("an imaginary part of a conjugate", complex_view, "negative bit"),
-            ("expanded", lambda a: torch.zeros(1, a.shape[1]).expand(a.shape), "share"),
+            ("expanded", lambda a: torch.zeros(1, a.shape[1]).expand(a.shape), "no two elements at the same address"),
             ("freed", freed, "storage"),
             ("cut", cut, "storage"),
             ("meta", lambda a: torch.zeros(a.shape, device="meta"), "meta device"),
@@ -847,7 +847,7 @@ class Modules(Case):
             self.assertEqual(got["embed.weight"].dtype, torch.bfloat16, dtype)
         for dtype in (numpy.float16, numpy.dtype("float16"), "fp16"):
             self.assertEqual(reshard.load(path, dtype=dtype, family="none")["embed.weight"].dtype, numpy.float16, dtype)
-        with self.assertRaisesRegex(reshard.UsageError, "dtype= converts while loading"):
+        with self.assertRaisesRegex(reshard.UsageError, "convert while loading with dtype="):
             reshard.load(path, into=self.model(torch.float16))
 
     def test_new_tensors_of_torch(self):

@@ -273,6 +273,7 @@ def convert(src, dst, *, to, names=None, mesh=None, layout=None, dtype=None, kee
             shuffle=None, allow=None, repair=None, donor=None, vocab_divisible_by=None, vocab_padding=None,
             merge_adapter=False, adapter=None, lora_alpha=None, keep_unknown=False, source_layout=None,
             source_mesh=None, strip_prefix=None, part=None, rename=None, weights=None, family=None, family_file=None,
+            source_names=None,
             config=None, memory=None, threads=None, device=None, gpu_memory=None, transport=None, dry_run=False,
             force=False, resume=None, progress=False):  # fmt: skip
     """Writes a checkpoint in another format, layout, naming or dtype. Returns a Conversion.
@@ -295,7 +296,8 @@ def plan(src, dst=None, *, to, names=None, mesh=None, layout=None, dtype=None, k
          include=None, exclude=None, max_shard_size=None, shard_format=None, strategy=None, codec=None, shuffle=None,
          allow=None, repair=None, donor=None, vocab_divisible_by=None, vocab_padding=None, merge_adapter=False,
          adapter=None, lora_alpha=None, keep_unknown=False, source_layout=None, source_mesh=None, strip_prefix=None,
-         part=None, rename=None, weights=None, family=None, family_file=None, config=None, memory=None, threads=None,
+         part=None, rename=None, weights=None, family=None, family_file=None,
+         source_names=None, config=None, memory=None, threads=None,
          device=None, gpu_memory=None, transport=None, ranks=None, ranks_per_machine=None,
          html=None):  # fmt: skip
     """Returns a ConversionPlan: what convert() would do with these options. Reads metadata only."""
@@ -311,7 +313,8 @@ def _audit(cls, data, **more):
     return _of(cls, dict(members, **more), json=data)
 
 
-def verify(path, *, config=None, family=None, family_file=None, layout=None, mesh=None, against=None, bytes=False,
+def verify(path, *, config=None, family=None, family_file=None,
+           source_names=None, layout=None, mesh=None, against=None, bytes=False,
            values=False, replicas=False, lineage=False, source=None, source_layout=None, source_mesh=None,
            strip_prefix=None, part=None, rename=None, weights=None, junit=None, html=None, fail_on=None, memory=None,
            threads=None, device=None, gpu_memory=None, transport=None, progress=False):  # fmt: skip
@@ -326,7 +329,8 @@ def verify(path, *, config=None, family=None, family_file=None, layout=None, mes
     return _audit(VerifyReport, _run("verify", options, (path,), progress, path)[1])
 
 
-def check(*, config, mesh, family=None, family_file=None, world=None, sequence=None, dtype=None, grad_dtype=None,
+def check(*, config, mesh, family=None, family_file=None,
+          source_names=None, world=None, sequence=None, dtype=None, grad_dtype=None,
           tensors=False, junit=None, html=None, fail_on=None):  # fmt: skip
     """Checks from a config.json if a model can be trained on a mesh, and the memory of each rank. Returns a CheckReport."""
     data = _run("check", dict(locals()), (), None, config)[1]
@@ -336,7 +340,8 @@ def check(*, config, mesh, family=None, family_file=None, world=None, sequence=N
 
 
 def diff(a, b, *, tolerance=None, source_layout=None, source_mesh=None, strip_prefix=None, part=None, rename=None,
-         weights=None, family=None, family_file=None, config=None, memory=None, threads=None, device=None,
+         weights=None, family=None, family_file=None,
+         source_names=None, config=None, memory=None, threads=None, device=None,
          gpu_memory=None, transport=None, html=None, progress=False):  # fmt: skip
     """Compares the tensors of two checkpoints, in any formats and layouts. Returns a DiffReport."""
     options = {k: v for k, v in locals().items() if k not in ("a", "b", "progress")}

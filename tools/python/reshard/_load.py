@@ -26,7 +26,8 @@ class LoadReport:
 
 
 def load(path, *, into=None, mesh=None, rank=None, names=None, layout=None, dtype=None, keep_dtype=None, include=None,
-         exclude=None, part=None, strict=True, config=None, family=None, family_file=None, vocab_padding=None,
+         exclude=None, part=None, strict=True, config=None, family=None, family_file=None,
+         source_names=None, vocab_padding=None,
          vocab_divisible_by=None, keep_unknown=False, source_layout=None, source_mesh=None, strip_prefix=None,
          rename=None, weights=None, memory=None, threads=None, check_whole_items=False, framework=None, device=None,
          progress=False):  # fmt: skip

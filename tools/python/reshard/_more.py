@@ -15,7 +15,8 @@ def merge(sources, dst, *, to, average=False, weights=None, ema=None, expression
           others_from=None, names=None, mesh=None, layout=None, dtype=None, keep_dtype=None, include=None, exclude=None,
           max_shard_size=None, shard_format=None, strategy=None, codec=None, shuffle=None, allow=None, repair=None,
           donor=None, vocab_divisible_by=None, vocab_padding=None, keep_unknown=False, source_layout=None,
-          source_mesh=None, strip_prefix=None, part=None, rename=None, family=None, family_file=None, config=None,
+          source_mesh=None, strip_prefix=None, part=None, rename=None, family=None, family_file=None,
+          source_names=None, config=None,
           memory=None, threads=None, device=None, gpu_memory=None, transport=None, dry_run=False, force=False,
           progress=False):  # fmt: skip
     """Merges checkpoints of one model, element by element, and writes the result. Returns a Conversion.

@@ -8,8 +8,8 @@
 def load(source, *, config, model_class=None, **options):
     """Returns the transformers model of a checkpoint of any format. Nothing is written, and no second copy is made.
 
-    config: the model's config.json, its directory, or a PretrainedConfig. model_class: default AutoModelForCausalLM.
-    options: those of reshard.load(), such as dtype, memory, strip_prefix. Fails (CorruptError) if the checkpoint lacks
+    config: the model's config.json, its directory, or a PretrainedConfig. model_class: default the class that the config
+    names. options: those of reshard.load(), such as dtype, memory, strip_prefix. Fails (CorruptError) if the checkpoint lacks
     parameters of the model.
     """
     import os
@@ -26,7 +26,9 @@ def load(source, *, config, model_class=None, **options):
         config.save_pretrained(directory)  # so that shapes are checked against the config that makes the model
         tensors = load_tensors(source, names="hf", part="model", framework="torch",
                                config=os.path.join(directory, "config.json"), **options)  # fmt: skip
-    model_class = model_class or transformers.AutoModelForCausalLM
+    if model_class is None:
+        named = getattr(transformers, (config.architectures or [""])[0], None)
+        model_class = named or transformers.AutoModelForCausalLM._model_mapping[type(config)]
     dtype = next((t.dtype for t in tensors.values() if t.is_floating_point()), None)
     model, report = model_class.from_pretrained(None, config=config, state_dict=tensors, dtype=dtype,
                                                 output_loading_info=True)  # fmt: skip
