@@ -142,8 +142,8 @@ class CommandLine {
     for (const Choice<T>& choice : choices) out.push_back({choice.word, choice.meaning});
     return out;
   }
-  // `take` receives the index of each word that is given.
-  Option add_words(const std::string& name, const WordTexts& words, bool repeats, const std::string& fallback,
+  // `take` receives the index of the row of each word that is given.
+  Option add_words(const std::string& name, const WordTexts& rows, bool repeats, const std::string& fallback,
                    const std::string& help, std::function<void(std::size_t)> take);
   Option with_hints(CLI::Option* option);
 

@@ -275,7 +275,7 @@ Result<Catalog> generated_view(const Target& target, const Subject& subject) {
 
 // Writes the model to a bucket. `written` is `target`, or a part of it without tensors.
 Status upload(const SynthOptions& options, const Subject& subject, SynthSource& source, const Target& written,
-              const Target& target, RunOptions run) {
+              const Target& target, const RunOptions& run) {
   if (options.headers_only)
     return usage_error(options.destination + ": a bucket has no sparse files; --headers-only needs a local path");
   const Catalog view = options.metadata_only ? Catalog() : TRY(generated_view(target, subject));

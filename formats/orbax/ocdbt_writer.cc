@@ -127,7 +127,7 @@ Status DatabaseWriter::add_inline(std::string_view key, std::string_view value) 
   return {};
 }
 
-Status DatabaseWriter::write_node(std::string body, WrittenNode node, std::vector<WrittenNode>& level) {
+Status DatabaseWriter::write_node(std::string_view body, WrittenNode node, std::vector<WrittenNode>& level) {
   const std::string bytes = wrap(kNodeMagic, body);
   node.offset = size_;
   node.length = std::ssize(bytes);
@@ -147,7 +147,7 @@ Status DatabaseWriter::end_leaf() {
   for (const std::string* column : {&leaf.prefixes, &leaf.suffix_lengths, &leaf.suffixes, &leaf.lengths, &leaf.kinds,
                                     &leaf.file_numbers, &leaf.offsets, &leaf.values})
     body += *column;
-  return write_node(std::move(body), {leaf.first_key, 0, 0, leaf.keys, 0, leaf.value_bytes, 0}, leaves_);
+  return write_node(body, {leaf.first_key, 0, 0, leaf.keys, 0, leaf.value_bytes, 0}, leaves_);
 }
 
 // Writes the nodes above one level.
@@ -175,7 +175,7 @@ Result<std::vector<WrittenNode>> DatabaseWriter::write_parents(const std::vector
     put(body, std::uint64_t{zeros.size()});
     body += keys.prefixes + keys.suffix_lengths + zeros + keys.suffixes;  // the keys of no child share a prefix
     body += zeros + offsets + lengths + counts + tree_bytes + value_bytes;
-    TRY(write_node(std::move(body), std::move(node), out));
+    TRY(write_node(body, std::move(node), out));
   }
   return out;
 }

@@ -58,7 +58,7 @@ class DatabaseWriter {
 
   Status add_key(std::string_view key);
   Status end_leaf();
-  Status write_node(std::string body, WrittenNode node, std::vector<WrittenNode>& level);
+  Status write_node(std::string_view body, WrittenNode node, std::vector<WrittenNode>& level);
   Result<std::vector<WrittenNode>> write_parents(const std::vector<WrittenNode>& children);
 
   std::span<const CatalogFile> files_;

@@ -12,6 +12,7 @@
 
 #include "lib/base/storage/object_writer.h"
 #include "lib/base/storage/sha256.h"
+#include "tests/support/soak.h"
 #include "tests/support/stand_in_server.h"
 #include "tests/support/temp_dir.h"
 
@@ -43,6 +44,10 @@ std::vector<std::string> names_of(const std::map<std::string, std::string>& file
   for (const auto& [name, text] : files) out.push_back(name);
   return out;
 }
+
+// What the sanitizers take comes on top.
+constexpr const char* kEnoughMemory = kSanitized ? "400MB" : "100MB";
+constexpr const char* kLittleMemory = kSanitized ? "300MB" : "70MB";
 
 // Compares the texts one by one: a failure shows names and not megabytes.
 void expect_equal(const std::map<std::string, std::string>& got, const std::map<std::string, std::string>& wanted) {
@@ -135,7 +140,8 @@ TEST_F(Uploads, InManyPartsAreTheSameBytes) {
   expect_as_on_disk(server, {"convert", large()}, {"--to", "dcp"}, "dcp");
   // From the bucket to the bucket, in little memory.
   const CommandResult copied = server.run(
-      {"convert", "s3://bucket/dcp", "s3://bucket/copy", "--to", "hf", "--memory", "100MB", "--threads", "2"}, kSigned);
+      {"convert", "s3://bucket/dcp", "s3://bucket/copy", "--to", "hf", "--memory", kEnoughMemory, "--threads", "2"},
+      kSigned);
   EXPECT_EQ(copied.exit_code, 0) << copied.err;
   EXPECT_TRUE(stored("copy")["model.safetensors"] == stored("hf")["model.safetensors"]);
 }
@@ -214,8 +220,8 @@ Index count_in(const std::string& log, const std::string& pattern) {
 // A run that is killed at any of these requests is resumed by the same command.
 TEST_F(Uploads, ResumeAfterAKillAtAnyTime) {
   const StandInServer server(served());
-  const std::vector<std::string> line = {"convert",  large(), "s3://bucket/out", "--to", "hf",
-                                         "--memory", "70MB",  "--threads",       "2"};  // so two parts at a time
+  const std::vector<std::string> line = {"convert",  large(),       "s3://bucket/out", "--to", "hf",
+                                         "--memory", kLittleMemory, "--threads",       "2"};  // so two parts at a time
   const CommandResult here = reshard_cli({"convert", large(), directory_ / "here", "--to", "hf"});
   ASSERT_EQ(here.exit_code, 0) << here.err;
   const auto wanted = files_in(directory_ / "here");
@@ -248,7 +254,7 @@ TEST_F(Uploads, StartOverWhereTheyMayNotResume) {
   const StandInServer server(served());
   const auto leave_half = [&] {
     kill_at(server, "partNumber=3&", "PUT", 0,
-            {"convert", large(), "s3://bucket/out", "--to", "hf", "--memory", "70MB", "--threads", "2"});
+            {"convert", large(), "s3://bucket/out", "--to", "hf", "--memory", kLittleMemory, "--threads", "2"});
   };
   leave_half();
   const CommandResult other =

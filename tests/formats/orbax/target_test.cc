@@ -170,7 +170,8 @@ TEST_F(OrbaxTarget, NamesBecomeATreeUnlessTheyCannot) {
     write(values, dir_ / "out", 0, 1);
     std::vector<std::string> out;
     const Json metadata = json(dir_ / "out/_METADATA");
-    for (const Json::Member& leaf : metadata.get_object("tree_metadata").value()) out.push_back(leaf.key);
+    const std::span<const Json::Member> leaves = *metadata.get_object("tree_metadata");
+    for (const Json::Member& leaf : leaves) out.push_back(leaf.key);
     fs::remove_all(dir_ / "out");
     return out;
   };
