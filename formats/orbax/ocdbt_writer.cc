@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "formats/orbax/ocdbt.h"
+#include "lib/base/text.h"
 #include "lib/device/crc32.h"
 
 namespace reshard::orbax {
