@@ -95,9 +95,8 @@ void add_patch(CommandLine& line) {
                  {"reshard patch step-100 d101.h5 d102.h5 d103.h5 step-103 --to hf", "in one pass"}});
   line.description(
       "Deltas are those that 'reshard delta' wrote. A delta that was made from another model is refused, and the "
-      "result "
-      "is compared with the digests of the new model before it appears. The config and the tokenizer are copied from "
-      "the old model.");
+      "result is compared with the digests of the new model before it appears. The config and the "
+      "tokenizer are copied from the old model.");
   line.action([options] { return patch(*options); });
 }
 

@@ -84,15 +84,13 @@ struct Backoff {
   Seconds wait{0};
 };
 
-extern "C" char** environ;
-
 // Runs a shell command and returns its exit code, or 128 plus the number of the signal that ended it.
 Result<int> run_shell(const std::string& command) {
   std::fflush(nullptr);
   std::string shell = "/bin/sh", option = "-c", text = command;
   char* const argv[] = {shell.data(), option.data(), text.data(), nullptr};
   pid_t child = 0;
-  if (const int error = ::posix_spawn(&child, shell.c_str(), nullptr, nullptr, argv, environ); error != 0)
+  if (const int error = ::posix_spawn(&child, shell.c_str(), nullptr, nullptr, argv, ::environ); error != 0)
     return io_error(shell + ": " + std::strerror(error));
   int status = 0;
   while (::waitpid(child, &status, 0) < 0)
@@ -130,8 +128,7 @@ class Watch {
     if (!is_directory(run_)) return io_error(printable(run_) + ": not found, or not a directory");
     if (lies_in(parent_path(root_), run_))
       return usage_error(printable(root_) +
-                         ": lies in the run, so that its outputs would be taken for steps; choose a "
-                         "directory elsewhere");
+                         ": is inside the run, so its outputs would be taken for steps; choose another directory");
     if (!path_exists(root_)) TRY(make_directory(root_));
     lock_ = TRY(DirectoryLock::take(root_));
     if (!lock_->is_held()) return usage_error(printable(root_) + ": another reshard watch writes there");

@@ -5,39 +5,17 @@
 #include <numeric>
 
 #include "lib/base/text.h"
-#include "lib/checkpoint/side_files.h"
+#include "lib/convert/lineage.h"
 
 namespace reshard {
 namespace {
 
 constexpr std::string_view kNew = "new", kOld = "old";
 
-// Returns digest `source` of "merged_digests", or an empty text if there is none.
-std::string recorded_digest(const Json& tensor, std::size_t source) {
-  const Json* const digests = tensor.find("merged_digests");
-  const auto items = digests ? digests->as_array() : Result<std::span<const Json>>(corrupt("none"));
-  if (!items || source >= items->size()) return "";
-  const auto text = (*items)[source].as_string();
-  return text ? std::string(*text) : "";
-}
-std::string digest_of_new(const Json& tensor) { return recorded_digest(tensor, 0); }
-std::string digest_of_old(const Json& tensor) { return recorded_digest(tensor, 1); }
-
-std::string digest_of_delta(const Json& tensor) {
-  const auto text = tensor.get_string("digest");
-  return text ? std::string(*text) : "";
-}
-
-// Returns the recorded path of the old model if the manifest is that of a delta.
-Result<std::string> recorded_old(const Json& manifest) {
-  const Json* const merge = manifest.find("merge");
-  if (merge == nullptr || TRY(merge->get_string("expression")) != xor_of({std::string(kNew), std::string(kOld)}))
-    return corrupt("records no delta");
-  const Json* const sources = merge->find("sources");
-  if (sources == nullptr) return corrupt("records no sources");
-  const std::span<const Json> items = TRY(sources->as_array());
-  if (items.size() != 2) return corrupt("records another number of sources than 2");
-  return std::string(TRY(items[1].get_string("path")));
+// Returns the recorded digest of the new model's tensor, or of the old one's; "none" if there is none.
+std::string digest_of(const Json* tensor, std::string_view model) {
+  const std::vector<std::string> digests = merged_digests(tensor);
+  return digests.size() == 2 ? digests[model == kNew ? 0 : 1] : "none";
 }
 
 // Returns the plan's tensors in the order of their sizes.
@@ -77,22 +55,18 @@ Result<DeltaChain> DeltaChain::open(const MergeOptions& merge) {
   out.base_ = merge.sources.front().path;
   for (std::size_t s = 1; s < merge.sources.size(); ++s) {
     const std::string& path = merge.sources[s].path;
-    const auto text = TRY(merge.sources[s].reader->side_file(std::string(kManifestFile), kMaxManifestBytes));
-    if (!text) return unsupported(path + ": not a delta: it has no " + std::string(kManifestFile));
-    const Json manifest = TRY(parse_json(*text, path));
-    const auto old_path = recorded_old(manifest);
-    const Json* const tensors = manifest.find("tensors");
-    if (!old_path || tensors == nullptr)
-      return unsupported(path + ": not a delta: its " + std::string(kManifestFile) + " " +
-                         (old_path ? "records no tensors" : old_path.error().message()) +
-                         "; deltas are written by 'reshard delta OLD NEW D'");
-    out.links_.push_back({path, *old_path, *tensors});
+    const auto recorded = recorded_merge(*merge.sources[s].reader);
+    if (!recorded && recorded.error().code() == ErrorCode::kCorrupt) return recorded.error();
+    const Json* const tensors = recorded ? recorded->manifest.find("tensors") : nullptr;
+    if (tensors == nullptr || recorded->merge.expression != delta_options("", "").expression)
+      return unsupported(path + ": not a delta; deltas are written by 'reshard delta OLD NEW D'");
+    out.links_.push_back({path, recorded->merge.sources.back().path, *tensors});
   }
   for (std::size_t k = 1; k < out.links_.size(); ++k) {
     const std::span<const Json::Member> before = TRY(out.links_[k - 1].tensors.as_object());
     for (const Json::Member& tensor : before) {
       const Json* const next = out.links_[k].tensors.find(tensor.key);
-      if (next == nullptr || digest_of_new(tensor.value) == digest_of_old(*next)) continue;
+      if (next == nullptr || digest_of(&tensor.value, kNew) == digest_of(next, kOld)) continue;
       return usage_error(out.links_[k].path + ": made from another model than the result of " + out.links_[k - 1].path +
                          ": their digests of " + tensor_text(tensor.key) + " differ. It was made from " +
                          printable(out.links_[k].old_path) + "; give all deltas, in the order they were made");
@@ -101,12 +75,9 @@ Result<DeltaChain> DeltaChain::open(const MergeOptions& merge) {
   return out;
 }
 
-const Json* DeltaChain::record(const Link& link, const std::string& tensor) const { return link.tensors.find(tensor); }
-
 Status DeltaChain::check_base(const std::string& tensor, const Digest& digest) const {
   const Link& first = links_.front();
-  const Json* const recorded = record(first, tensor);
-  const std::string expected = recorded ? digest_of_old(*recorded) : "none";
+  const std::string expected = digest_of(first.tensors.find(tensor), kOld);
   if (expected == digest.hex()) return {};
   return unsupported(base_ + ": not the model that " + first.path + " was made from, which was " +
                      printable(first.old_path) + ": " + tensor_text(tensor) + ": expected digest " +
@@ -141,15 +112,14 @@ Status DeltaChain::check(const Conversion& patch, const std::vector<TensorProof>
     const std::vector<Digest>& digests = read.of(planned.from);
     TRY(check_base(made.name, digests.front()));
     for (std::size_t k = 0; k < links_.size(); ++k) {
-      const Json* const recorded = record(links_[k], made.name);
-      const std::string expected = recorded ? digest_of_delta(*recorded) : "none";
+      const std::string expected = recorded_digest(links_[k].tensors.find(made.name));
       if (expected != digests[k + 1].hex())
         return corrupt(links_[k].path + ": " + tensor_text(made.name) + ": expected digest " + printable(expected) +
                        ", got " + digests[k + 1].hex() + ": the delta was damaged or changed; make or copy it again");
     }
     if (made.dtype != patch.merge()->stored.tensors()[planned.from].dtype) continue;  // of another dtype than NEW
-    const Json* const last = record(links_.back(), made.name);
-    if (const std::string expected = last ? digest_of_new(*last) : "none"; expected != proofs[i].target.hex())
+    const std::string expected = digest_of(links_.back().tensors.find(made.name), kNew);
+    if (expected != proofs[i].target.hex())
       return corrupt(links_.back().path + ": " + tensor_text(made.name) + ": expected digest " + printable(expected) +
                      " of the new model, got " + proofs[i].target.hex());
   }

@@ -44,7 +44,6 @@ class DeltaChain {
     Json tensors;          // the manifest's
   };
   Status check_base(const std::string& tensor, const Digest& digest) const;
-  const Json* record(const Link& link, const std::string& tensor) const;
 
   std::string base_;
   std::vector<Link> links_;

@@ -50,18 +50,6 @@ Status read(const Json& json, RecordedMerge& out) {
   return {};
 }
 
-std::string digest_of(const Json* tensor) {
-  const auto digest = tensor ? tensor->get_string("digest") : Result<std::string_view>(corrupt("none"));
-  return digest ? std::string(*digest) : std::string("none");
-}
-
-// Returns the digests of each source; none if they are not recorded.
-std::vector<std::string> merged_digests(const Json* tensor) {
-  const auto digests =
-      tensor ? texts(tensor->find("merged_digests")) : Result<std::vector<std::string>>(corrupt("none"));
-  return digests ? *digests : std::vector<std::string>();
-}
-
 // Compares a recorded merge with `again`, the manifest of the same merge computed now.
 std::vector<Finding> compare_lineage(const RecordedMerge& merge, const Json& again) {
   const Json& recorded = merge.manifest;
@@ -85,7 +73,7 @@ std::vector<Finding> compare_lineage(const RecordedMerge& merge, const Json& aga
         changed[s].push_back(member.key);
         is_named = true;
       }
-      if (!is_named && digest_of(a) != digest_of(b)) others.push_back(member.key);
+      if (!is_named && recorded_digest(a) != recorded_digest(b)) others.push_back(member.key);
     }
   }
   std::vector<Finding> out;
@@ -110,6 +98,17 @@ std::vector<Finding> compare_lineage(const RecordedMerge& merge, const Json& aga
 }
 
 }  // namespace
+
+std::string recorded_digest(const Json* tensor) {
+  const auto digest = tensor ? tensor->get_string("digest") : Result<std::string_view>(corrupt("none"));
+  return digest ? std::string(*digest) : std::string("none");
+}
+
+std::vector<std::string> merged_digests(const Json* tensor) {
+  const auto digests =
+      tensor ? texts(tensor->find("merged_digests")) : Result<std::vector<std::string>>(corrupt("none"));
+  return digests ? *digests : std::vector<std::string>();
+}
 
 Result<RecordedMerge> recorded_merge(Reader& checkpoint) {
   RecordedMerge out;

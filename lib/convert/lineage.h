@@ -26,6 +26,10 @@ struct RecordedMerge {
   // Sets the directory that the source `name` is in now. Fails (usage) with all names if there is no such source.
   Status move(std::string_view name, const std::string& directory);
 };
+// Return what a manifest records of a tensor, which may be null: the digest of the output, "none" if there is none, and
+// the digests of each source of a merge, empty if there are none.
+std::string recorded_digest(const Json* tensor);
+std::vector<std::string> merged_digests(const Json* tensor);
 // Reads the merge that the manifest of a checkpoint records. Fails (usage) if it records none, (corrupt) if it cannot
 // be read.
 Result<RecordedMerge> recorded_merge(Reader& checkpoint);

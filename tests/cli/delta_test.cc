@@ -3,12 +3,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <algorithm>
-#include <cstring>
 #include <filesystem>
 #include <string>
 #include <vector>
 
+#include "tests/support/changed_model.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/run_command.h"
 #include "tests/support/temp_dir.h"
@@ -27,18 +26,11 @@ class Delta : public testing::Test {
 
   // Each step changes one element in 50, in its lowest bits, of what is left of the step before it.
   std::string model(const std::string& name, unsigned step) const {
-    const std::string path = dir_ / name, file = path + "/model.safetensors";
-    const CommandResult made = reshard_cli({"synth", path, "--config", sample("tp8") + "/config.json", "--to", "hf"});
-    EXPECT_EQ(made.exit_code, 0) << made.err;
-    std::string bytes = read_file(file);
-    std::uint64_t header = 0;
-    std::memcpy(&header, bytes.data(), sizeof header);
-    for (unsigned s = 1; s <= step; ++s)
-      for (std::size_t i = 8 + header; i < bytes.size(); i += 2)
-        if ((i * 2654435761u + s * 40502u) % 50 == 0) bytes[i] = static_cast<char>(bytes[i] ^ 1);
-    write_file(file, bytes);
-    std::filesystem::remove(path + "/reshard_manifest.json");  // whose digests are of what was there
-    return path;
+    return write_changed_model(dir_ / name, [&](std::size_t at, char byte) {
+      for (unsigned s = 1; s <= step; ++s)
+        if ((at * 2654435761u + s * 40502u) % 50 == 0) byte = static_cast<char>(byte ^ 1);
+      return byte;
+    });
   }
 
   CommandResult run(std::vector<std::string> args) const { return reshard_cli(std::move(args)); }
@@ -46,13 +38,6 @@ class Delta : public testing::Test {
     const CommandResult made = run({"delta", from, to, dir_ / name});
     EXPECT_EQ(made.exit_code, 0) << made.err;
     return dir_ / name;
-  }
-  std::string converted(const std::string& from, const std::string& name, std::vector<std::string> options) const {
-    const std::string path = dir_ / name;
-    options.insert(options.begin(), {"convert", from, path});
-    const CommandResult made = run(options);
-    EXPECT_EQ(made.exit_code, 0) << made.err;
-    return path;
   }
 
   const TempDir dir_;
@@ -73,9 +58,9 @@ TEST_F(Delta, ChainGivesTheLastModelInOnePass) {
 // The formats, names and layouts of both models, of the base and of the output do not matter.
 TEST_F(Delta, HoldsForAnyFormatsAndNames) {
   const std::string sharded =
-      converted(steps_[1], "dcp", {"--to", "dcp", "--names", "torchtitan", "--mesh", "tp=2,dp_shard=2"});
+      converted(steps_[1], dir_ / "dcp", {"--to", "dcp", "--names", "torchtitan", "--mesh", "tp=2,dp_shard=2"});
   const std::string d1 = delta(steps_[0], sharded, "d1.h5");
-  const std::string base = converted(steps_[0], "megatron", {"--to", "megatron", "--mesh", "tp=2"});
+  const std::string base = converted(steps_[0], dir_ / "megatron", {"--to", "megatron", "--mesh", "tp=2"});
   for (const std::string& from : {steps_[0], base}) {
     for (const std::vector<std::string>& to : {std::vector<std::string>{"--to", "hf"},
                                                {"--to", "dcp", "--mesh", "tp=4"},
@@ -152,7 +137,7 @@ TEST_F(Delta, DamagedIsFound) {
 
 // An exclusive or covers integers and bools, and needs equal dtypes.
 TEST_F(Delta, TakesTensorsOfAllDtypes) {
-  const std::string wide = converted(steps_[1], "wide", {"--to", "hf", "--dtype", "float32"});
+  const std::string wide = converted(steps_[1], dir_ / "wide", {"--to", "hf", "--dtype", "float32"});
   const CommandResult r = run({"delta", steps_[0], wide, dir_ / "d.h5"});
   EXPECT_EQ(r.exit_code, 4);
   EXPECT_THAT(r.err, HasSubstr("float32"));

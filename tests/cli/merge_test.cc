@@ -3,12 +3,12 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <cstring>
 #include <filesystem>
 
 #include "lib/base/json.h"
 #include "lib/base/text.h"
 #include "lib/device/convert.h"
+#include "tests/support/changed_model.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/mpirun.h"
 #include "tests/support/run_command.h"
@@ -36,24 +36,9 @@ CommandResult merge(std::vector<std::string> args) {
 class MergeTest : public testing::Test {
  protected:
   std::string model(const std::string& name, unsigned seed) {
-    const std::string path = dir_ / name, file = path + "/model.safetensors";
-    const CommandResult made = reshard_cli({"synth", path, "--config", sample("tp8") + "/config.json", "--to", "hf"});
-    EXPECT_EQ(made.exit_code, 0) << made.err;
-    std::string bytes = read_file(file);
-    std::uint64_t header = 0;
-    std::memcpy(&header, bytes.data(), sizeof header);
-    for (std::size_t i = 8 + header; i < bytes.size(); i += 2)  // mantissas of bfloat16
-      bytes[i] = static_cast<char>(bytes[i] ^ static_cast<char>((i * 31 * seed + i / 977) % 128));
-    write_file(file, bytes);
-    std::filesystem::remove(path + "/reshard_manifest.json");  // its digests describe the old values
-    return path;
-  }
-  std::string converted(const std::string& from, const std::string& name, std::vector<std::string> options) {
-    const std::string path = dir_ / name;
-    options.insert(options.begin(), {"convert", from, path});
-    const CommandResult made = reshard_cli(options);
-    EXPECT_EQ(made.exit_code, 0) << made.err;
-    return path;
+    return write_changed_model(dir_ / name, [&](std::size_t at, char byte) {
+      return static_cast<char>(byte ^ static_cast<char>((at * 31 * seed + at / 977) % 128));  // mantissas of bfloat16
+    });
   }
   const TempDir dir_;
 };
@@ -61,8 +46,9 @@ class MergeTest : public testing::Test {
 TEST_F(MergeTest, IsTheExpressionOfEachElementWhateverTheSourcesForm) {
   const std::string a = model("a", 1), b = model("b", 2), c = model("c", 3);
   const TensorValues of_a = load_checkpoint(a), of_b = load_checkpoint(b), of_c = load_checkpoint(c);
-  const std::string dcp = converted(b, "b-dcp", {"--to", "dcp", "--mesh", "tp=2,dp_shard=2", "--names", "torchtitan"});
-  const std::string wide = converted(c, "c-wide", {"--to", "bin", "--dtype", "float32"});
+  const std::string dcp =
+      converted(b, dir_ / "b-dcp", {"--to", "dcp", "--mesh", "tp=2,dp_shard=2", "--names", "torchtitan"});
+  const std::string wide = converted(c, dir_ / "c-wide", {"--to", "bin", "--dtype", "float32"});
   const CommandResult r = merge({"base=" + a, "x=" + dcp, "y=" + wide, dir_ / "out", "--expression",
                                  "base + 0.7*(x - base) - y/3", "--to", "hf", "--dtype", "float32"});
   ASSERT_EQ(r.exit_code, 0) << r.err;
@@ -88,13 +74,13 @@ TEST_F(MergeTest, IsTheExpressionOfEachElementWhateverTheSourcesForm) {
   // In bfloat16, the dtype of the first source, rounded once, whatever the other dtypes are.
   ASSERT_EQ(merge({a, dcp, dir_ / "mean", "--average", "--to", "hf"}).exit_code, 0);
   ASSERT_EQ(merge({a, dcp, dir_ / "mean32", "--average", "--to", "hf", "--dtype", "float32"}).exit_code, 0);
-  const std::string narrow = converted(dir_ / "mean32", "narrow", {"--to", "hf", "--dtype", "bfloat16"});
+  const std::string narrow = converted(dir_ / "mean32", dir_ / "narrow", {"--to", "hf", "--dtype", "bfloat16"});
   EXPECT_TRUE(load_checkpoint(dir_ / "mean") == load_checkpoint(narrow));
 }
 
 TEST_F(MergeTest, OfOneSourceByItselfIsThatSource) {
   const std::string a = model("a", 1);
-  const std::string dcp = converted(a, "dcp", {"--to", "dcp", "--mesh", "tp=4"});
+  const std::string dcp = converted(a, dir_ / "dcp", {"--to", "dcp", "--mesh", "tp=4"});
   ASSERT_EQ(merge({a, dcp, dir_ / "out", "--weights", "0.5,0.5", "--to", "hf"}).exit_code, 0);
   EXPECT_TRUE(load_checkpoint(dir_ / "out") == load_checkpoint(a));
   ASSERT_EQ(merge({dcp, a, dir_ / "back", "--ema", "0.5", "--to", "dcp", "--mesh", "dp_shard=3"}).exit_code, 0);
@@ -103,7 +89,7 @@ TEST_F(MergeTest, OfOneSourceByItselfIsThatSource) {
 }
 
 TEST_F(MergeTest, IsTheSameForAnyNumberOfThreadsAndRanks) {
-  const std::string a = model("a", 1), b = converted(model("b", 2), "dcp", {"--to", "dcp", "--mesh", "tp=8"});
+  const std::string a = model("a", 1), b = converted(model("b", 2), dir_ / "dcp", {"--to", "dcp", "--mesh", "tp=8"});
   const std::vector<std::string> how = {"--weights", "0.3,0.7", "--to", "hf"};
   const auto merged = [&](const std::string& name, std::vector<std::string> more) {
     std::vector<std::string> args = {a, b, dir_ / name};
@@ -168,7 +154,7 @@ TEST_F(MergeTest, RefusesWhatDoesNotFit) {
   refused({a, out, "--average"}, 2, HasSubstr("at least two sources"));
   refused({a, dir_ / "absent", out, "--average"}, 5, HasSubstr("absent: not found"));
   refused({a, b, out, "--average", "--others-from", "x"}, 2, HasSubstr("unknown source 'x'"));
-  const std::string less = converted(b, "less", {"--to", "dcp", "--exclude", "*norm.weight", "--names", "hf"});
+  const std::string less = converted(b, dir_ / "less", {"--to", "dcp", "--exclude", "*norm.weight", "--names", "hf"});
   refused({a, less, out, "--average"}, 3, HasSubstr("9 tensors"));
   refused({a, less, out, "--average", "--allow", "config"}, 4, HasSubstr("lacks 9 tensors"));
 }
