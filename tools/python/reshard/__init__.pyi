@@ -756,6 +756,7 @@ def mount(
     config: Optional[_Path] = None,
     family: Optional[str] = None,
     family_file: Optional[_Path] = None,
+    source_names: Optional[str] = None,
     part: Optional[str] = None,
     strip_prefix: Optional[str] = None,
     rename: Optional[_Renames] = None,

@@ -127,9 +127,9 @@ class Mount:
 
 # Like the other functions, so that a call says in Python what it says on the command line; `as` is a keyword.
 def mount(src, directory, *, to, names=None, dtype=None, keep_dtype=None, quantize=None, include=None, exclude=None,
-          max_shard_size=None, config=None, family=None, family_file=None, part=None, strip_prefix=None, rename=None,
-          weights=None, source_layout=None, source_mesh=None, allow=None, check=False, log=None, memory=None,
-          threads=None):  # fmt: skip
+          max_shard_size=None, config=None, family=None, family_file=None, source_names=None, part=None,
+          strip_prefix=None, rename=None, weights=None, source_layout=None, source_mesh=None, allow=None, check=False,
+          log=None, memory=None, threads=None):  # fmt: skip
     """Mounts a checkpoint at an empty directory in another format, without writing anything. Returns a Mount.
 
     The files are computed when they are read, by a process of its own that ends with the mount. Needs FUSE
