@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """merge, latest, synth, families and mount: more commands of the program, with options of the same names."""
 
+import ctypes
 import os
 import subprocess
 import sys
@@ -113,7 +114,11 @@ class Mount:
             if done.returncode:
                 raise of(5, f"{self.path}: {done.stderr.strip()}")
             return
-        raise UsageError("expected fusermount3 on PATH: install fuse3")
+        # Root mounts without fusermount3, and can unmount without it.
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.umount2(os.fsencode(self.path), 0):
+            why = os.strerror(ctypes.get_errno())
+            raise UsageError(f"{self.path}: cannot unmount: {why}; expected fusermount3 on PATH: install fuse3")
 
     def __enter__(self):
         return self
