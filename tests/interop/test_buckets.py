@@ -100,7 +100,8 @@ class Buckets(unittest.TestCase):
             dcp.load(state, storage_reader=reader, no_dist=True)
             return state
 
-        got = load(FsspecReader(f"s3://{BUCKET}/torch", key=self.key, secret=self.secret, endpoint_url=self.url))
+        where = {"client_kwargs": {"endpoint_url": self.url}}  # the one spelling that all releases of s3fs take
+        got = load(FsspecReader(f"s3://{BUCKET}/torch", key=self.key, secret=self.secret, **where))
         wanted = load(dcp.FileSystemReader(str(self.directory / "torch")))
         self.assertEqual(sorted(got), sorted(wanted))
         for name, tensor in wanted.items():
