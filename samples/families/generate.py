@@ -390,37 +390,23 @@ def compare(model):
     return lines, kept_names, tensors
 
 
-def shown(names):
-    """Returns the distinct names, with their numbers removed."""
-    return ", ".join(f"`{name}`" for name in sorted({re.sub(r"(?<=\.)\d+(?=\.)", "N", name) for name in names}))
-
-
 def report(found):
-    by_kept = collections.defaultdict(list)
-    for model_type, (_, always, more) in found.items():
-        if always or more:
-            by_kept[always, more].append(model_type)
-    rows = [f"| {', '.join(sorted(types))} | {always} | {more} |" for (always, more), types in by_kept.items()]
-    models, tensors = sum(n for n, _, _ in found.values()), len(found)
-    return "\n".join([f"`samples/families/generate.py tables` with transformers {transformers.__version__}: names, shapes, ties and dtypes of {models} tiny "
-                      f"models of {tensors} model types are those of the tables. `--dtype` leaves in float32, as transformers "
-                      "does:", "", "| `model_type` | with bfloat16 and float16 | with float16 only |", "| --- | --- | --- |",
-                      *sorted(rows)])
+    models, types = sum(found.values()), len(found)
+    text = (f"`samples/families/generate.py tables` with transformers {transformers.__version__}: the names, shapes, ties and "
+            f"dtypes of {models} tiny models of {types} model types are those of the tables.")
+    return "\n".join(textwrap.wrap(text, 120))
 
 
 def tables(arguments):
-    found, failures, samples = {}, [], {}
+    found, failures, samples = collections.Counter(), [], {}
     for name, (model_type, members) in tiny_models().items():
         if arguments.names and name not in arguments.names:
             continue
         model = make_tiny(model_type, members)
         lines, kept_names, _ = compare(model)
         failures += [f"{name}: {line}" for line in lines]
-        always = set(kept_names[torch.bfloat16])
-        more = set(kept_names[torch.float16]) - always
-        count, before, before_more = found.get(model_type, (0, "", ""))
-        found[model_type] = count + 1, shown(always) or before, shown(more) or before_more
-        if always or more:
+        found[model_type] += 1
+        if any(kept_names[dtype] for dtype in NARROW):
             samples[name] = {str(dtype).removeprefix("torch."): kept_names[dtype] for dtype in NARROW}
     print("\n".join(failures) or report(found))
     if arguments.write and not failures:
@@ -572,20 +558,19 @@ def architectures(arguments):
 
 
 def architectures_report(lines, reports):
-    """What docs/families.md says of the types that were tried."""
-    classes = [c for t in lines for c in json.loads(reports[t])["classes"] if "rows" in c]
+    """Returns what docs/families.md says about the types that were tried."""
+    reports = {t: json.loads(report)["classes"] for t, report in reports.items()}
+    classes = [c for t in lines for c in reports[t] if "rows" in c]
     sizes, unknown = sum(c["sizes"] for c in classes), sum(c["unknown"] for c in classes)
-    names = ", ".join(f"{t} {sum('rows' in c for c in json.loads(reports[t])['classes'])}" for t in sorted(lines))
-    refused = collections.defaultdict(list)
-    for t in sorted(t for t in reports if not any("rows" in c for c in json.loads(reports[t])["classes"])):
-        refused[json.loads(reports[t])["classes"][0]["why"]].append(t)
     text = (f"`generate.py architectures` with transformers {transformers.__version__}: {len(lines)} model types, {len(classes)} "
-           f"classes. Formulas give {sizes - unknown:,} of {sizes:,} sizes; the rows hold for {derivation.CONFIRMATIONS} further random "
-           f"configs of each class ({sum(c['configs'] == derivation.CONFIRMATIONS for c in classes)} classes) and for its default "
-           f"({sum(c['default'] is True for c in classes)}). Types, with the number of classes:")
-    out = [*textwrap.wrap(text, 118), "", *textwrap.wrap(names, 118)]
+            f"classes. Formulas give {sizes - unknown:,} of {sizes:,} sizes; the rows hold for {derivation.CONFIRMATIONS} further random "
+            f"configs of each class ({sum(c['configs'] == derivation.CONFIRMATIONS for c in classes)} classes) and for its default "
+            f"({sum(c['default'] is True for c in classes)}).")
+    out = textwrap.wrap(text, 120)
+    refused = sorted(t for t, found in reports.items() if not any("rows" in c for c in found))
     if refused:
-        out += ["", "| not derived | why |", "| --- | --- |", *(f"| {', '.join(t)} | `{why.replace('|', ' ')[:90]}` |" for why, t in refused.items())]
+        text = f"Not derived, because transformers or a package that it needs fails: {', '.join(refused)}."
+        out += ["", *textwrap.wrap(text, 120)]
     return "\n".join(out) + "\n"
 
 
