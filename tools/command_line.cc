@@ -329,7 +329,7 @@ Option CommandLine::add_words(const std::string& name, const WordTexts& rows, bo
 }
 
 Option CommandLine::option(const std::string& name) {
-  // get_option() would end the process where there is no memory.
+  // get_option() would end the process if memory runs out.
   return with_hints(app_.get_options([&](const CLI::Option* o) { return o->check_name(name); }).at(0));
 }
 

@@ -33,7 +33,7 @@ struct FindingsOptions {
 
 // Prints at most `shown` findings with their evidence, and the number of the others.
 void print_findings(const AuditReport& report, std::size_t shown = 20);
-// Prints the last line: "1 error, 0 warnings, 1 note   723 tensors looked at in 12 ms, headers only".
+// Prints the last line: "1 error, 0 warnings, 1 note   723 tensors checked in 12 ms, headers only".
 void print_summary(const AuditReport& report);
 
 // Sets "ok" (whether the exit code is 0), "findings", "checks" and "seconds" of an object; docs/cli.md describes them.

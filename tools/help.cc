@@ -16,7 +16,7 @@ namespace {
 // The headings of options, in the order in which --help shows them. Others follow.
 constexpr std::array<std::string_view, 8> kGroups = {"Source", "Target", "Model",  "Rows and types",
                                                      "Merge",  "Checks", "Report", "Run"};
-constexpr std::size_t kWidthOfFile = 100;  // columns where standard output is no terminal
+constexpr std::size_t kWidthOfFile = 100;  // columns if standard output is not a terminal
 constexpr std::size_t kWidestNames = 28;   // of the column of names
 constexpr std::size_t kNarrowScreen = 80;  // below it descriptions are on lines of their own
 constexpr std::size_t kNarrowIndent = 8;

@@ -14,7 +14,7 @@ namespace reshard::tools {
 // Adds --html.
 void add_html_option(CommandLine& line, std::string& path);
 
-// Returns the text of the viewer, with kDataMark where the data belong.
+// Returns the text of the viewer, which has kDataMark in place of the data.
 std::string_view report_viewer();
 inline constexpr std::string_view kDataMark = "{{data}}";
 

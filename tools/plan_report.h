@@ -28,7 +28,7 @@ ChosenStrategy choose_strategy(const Conversion& conversion, const ConvertOption
 std::string mesh_text(const std::vector<Index>& bytes_of_ranks);
 void print_strategy(const ChosenStrategy& chosen, Index ranks, Index machines);
 
-// About how many requests a conversion sends to object stores; 0 where a side is local.
+// Approximate numbers of requests that a conversion sends to object stores; 0 for a local side.
 struct RequestCounts {
   Index read = 0, write = 0;
 };

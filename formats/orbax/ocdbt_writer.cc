@@ -39,7 +39,7 @@ std::string wrap(std::uint32_t magic, std::string_view body) {
   return out;
 }
 
-// Writes the strings of a table, each sharing a prefix with the previous one.
+// The columns of a table of strings, in which each string shares a prefix with the previous one.
 struct Shared {
   std::string prefixes, suffix_lengths, suffixes;
   std::string last;

@@ -20,7 +20,7 @@ namespace reshard::orbax {
 struct WrittenNode {
   std::string first_key;
   Index offset = 0, length = 0;  // in the file of nodes
-  // Of itself and all nodes below it: keys, bytes of nodes, bytes of values outside of nodes.
+  // Counts for itself and all nodes below it: keys, bytes of nodes, bytes of values outside nodes.
   Index keys = 0, tree_bytes = 0, value_bytes = 0;
   int height = 0;
 };
@@ -30,11 +30,11 @@ class DatabaseWriter {
   // Receives the bytes of the file of nodes, from its beginning on.
   using Emit = std::function<Status(std::string_view bytes)>;
 
-  // `files` are those of values, and `nodes_file` is that of nodes, relative to the database's directory. `files` must
+  // `files` contain the values and `nodes_file` the nodes; paths are relative to the database's directory. `files` must
   // outlive the writer.
   DatabaseWriter(std::span<const CatalogFile> files, std::string nodes_file, Emit emit);
 
-  // Add a value. Keys must be added in ascending order of their bytes, and have at most 65,535 bytes.
+  // Adds a value. Keys must be added in ascending order of their bytes, and have at most 65,535 bytes.
   Status add(std::string_view key, const Extent& value);  // its file is an index into `files`
   Status add_inline(std::string_view key, std::string_view value);
 

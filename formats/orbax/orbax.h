@@ -52,7 +52,7 @@ Result<Parts> find_parts_of(const PathSnapshot& place);
 Result<std::unique_ptr<Reader>> open(const PathSnapshot& place, const OpenOptions& options);
 
 // Lays out an item: arrays in uncompressed chunks, cut as the mesh cuts tensors. Strings are leaves of the tree; other
-// objects are in files of reshard's own, which JAX does not look at. Fails with kUnsupported for a dtype that zarr has
+// objects are in files of reshard's own, which JAX ignores. Fails with kUnsupported for a dtype that zarr has
 // no name for.
 Result<std::unique_ptr<Target>> lay_out(LayoutRequest request);
 

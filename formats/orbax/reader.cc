@@ -466,7 +466,7 @@ Status OrbaxReader::read_objects(const Reading& now) {
   return {};
 }
 
-// The item's other files, so that they count as the checkpoint's.
+// Adds the item's other files, so that they count as the checkpoint's.
 Status OrbaxReader::list_files(const Reading& now) {
   std::set<std::string> data;
   for (const CatalogFile& file : catalog_.files) data.insert(file.path);
@@ -553,7 +553,7 @@ Status OrbaxReader::describe_checkpoint(const Parts& parts) {
       catalog_.attributes.emplace_back("saved", "from a mesh of " + mesh);
       break;
     }
-  // An item that is opened alone is described by its step, if that can be listed.
+  // If an item is opened alone, its step's metadata describes it, provided the step can be listed.
   const bool is_inside = parts.directory->has_file(kCheckpointMetadata);
   const auto parent = parts.directory->parent();
   if (!is_inside && !parent) return {};
@@ -704,7 +704,7 @@ Status OrbaxReader::locate_in_shard(Job& job) {
   for (const InnerChunk& chunk : inner) {
     Box box = chunk.box;
     for (int d = 0; d < box.rank(); ++d) box.origin[d] += job.item.box.origin[d];
-    bool is_outside = false;  // behind the end of the array
+    bool is_outside = false;  // beyond the end of the array
     for (int d = 0; d < box.rank(); ++d) is_outside = is_outside || box.origin[d] >= array.shape[d];
     if (is_outside) continue;
     box = intersect(box, whole(array.shape));

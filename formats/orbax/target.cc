@@ -108,7 +108,7 @@ std::string python_repr(std::string_view text) {
   return out + quote;
 }
 
-// Returns the path of a name whose tree is not known: its components.
+// Returns the path of a name whose place in the source's tree is unknown: its components.
 KeyPath components_of(std::string_view name) {
   KeyPath out;
   for (std::size_t begin = 0; begin <= name.size();) {
@@ -217,7 +217,7 @@ class OrbaxTarget : public Target {
   Status seal_at(const Extent& place, const PayloadCrc& crc, const EmitBytes& emit) const override;
 
  private:
-  // A file of text, which is made each time that it is needed.
+  // A text file, whose content is computed each time it is needed.
   struct Text {
     std::uint32_t file = 0;
     std::function<Status(const EmitText& emit)> write;
@@ -246,10 +246,10 @@ class OrbaxTarget : public Target {
 
   LayoutRequest request_;     // its tensors' names move to the catalog
   std::vector<Dims> grids_;   // of each tensor
-  std::vector<Extent> gaps_;  // bytes of chunks' files that are no tensor's, in order
-  // The arrays in the order of their database keys: tensors, and after them by number random keys.
+  std::vector<Extent> gaps_;  // bytes of the chunks' files that belong to no tensor, in order
+  // The arrays in the order of their database keys. Numbers after those of the tensors are random keys.
   std::vector<std::uint32_t> sorted_;
-  bool is_nested_ = true;  // names are trees: no name is also the beginning of another one
+  bool is_nested_ = true;  // names form a tree: none is also the beginning of another one
   std::vector<ObjectLeaf> leaves_;
   std::vector<RandomKey> keys_;
   std::uint32_t chunk_files_ = 0;
@@ -338,7 +338,7 @@ Dims OrbaxTarget::grid_of(std::uint32_t array) const {
   return is_random_key(array) ? random_key(array).shape : grids_[array];
 }
 
-// Finds the objects that JAX's tree can hold, too.
+// Finds the objects that JAX's tree can hold.
 void OrbaxTarget::find_leaves() {
   for (const TargetBlob& blob : request_.blobs) {
     const auto document = torch_archive::read_object_item(blob.bytes);
@@ -493,8 +493,8 @@ Status OrbaxTarget::write_array_metadata(const EmitText& emit) const {
   return arrays.end("]}");
 }
 
-// Returns which axes of the mesh shard each dimension. A dimension that they do not divide is not sharded, as JAX needs
-// it.
+// Returns which axes of the mesh shard each dimension. JAX shards evenly only, so a dimension that the axes do not
+// divide has none.
 Json partition_of(const Dims& shape, const Placement& placement, const Mesh& mesh) {
   std::vector<std::vector<std::string>> axes(static_cast<std::size_t>(shape.rank()));
   for (const Split& split : placement.splits)

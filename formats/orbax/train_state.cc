@@ -18,7 +18,7 @@ constexpr std::string_view kOptimizer = "opt_state.", kAux = "nnx_aux.", kOther 
 constexpr std::string_view kRoot = "params.params.";
 constexpr std::string_view kEmbedding = "token_embedder.", kStep = "optimizer.param_groups.0.step";
 
-// Returns the prefix of a MaxText model's names, or nothing if this is none.
+// Returns the prefix of a MaxText model's names, or nothing if this is not one.
 std::optional<std::string> root_of_maxtext(const Catalog& catalog) {
   for (const Tensor& t : catalog.tensors()) {
     if (t.name.starts_with(kOptimizer) || t.name.starts_with(kAux)) continue;
@@ -28,7 +28,7 @@ std::optional<std::string> root_of_maxtext(const Catalog& catalog) {
   return std::nullopt;
 }
 
-// Joins numbers to what they number, and drops a last "value".
+// Writes "layers.0" as "layers_0", and drops a last component "value".
 std::string usual_spelling(std::string_view name) {
   std::vector<std::string> parts = split(name, '.');
   if (parts.size() > 1 && parts.back() == "value") parts.pop_back();
@@ -37,7 +37,7 @@ std::string usual_spelling(std::string_view name) {
   return out;
 }
 
-// Finds the moments of optax's ScaleByAdamState in "opt_state.0.mu....".
+// The name of a moment of optax's ScaleByAdamState, "opt_state.0.mu.params.decoder...", in its parts.
 struct Moment {
   std::string_view of;      // the parameter's name
   std::string_view suffix;  // of the key
@@ -59,7 +59,7 @@ class StateKeys {
         count_ = std::string(moment->state) + "count";
   }
 
-  // Returns an empty key for names that say what they are.
+  // Returns an empty key for a name that is its own key.
   std::string key(const std::string& name) const {
     if (!root_) return {};
     if (const auto moment = moment_of(name))
@@ -71,7 +71,7 @@ class StateKeys {
   }
 
  private:
-  // Of what NNX keeps beside parameters, the bias of a router belongs to the model.
+  // A router's bias belongs to the model although NNX keeps it outside the parameters; the rest is other state.
   std::string aux_key(const std::string& name) const {
     const std::string usual = usual_spelling(name);
     return usual.ends_with(".gate.bias") ? *root_ + usual : std::string(kOther) + name;

@@ -16,9 +16,9 @@
 
 namespace reshard {
 
-// Sets the plain keys of a MaxText checkpoint (it has a token_embedder): of its optimizer and other state, of the
-// spellings that MaxText reads (layers.0 for layers_0, a last component "value"), and of parameters under nnx_aux,
-// which become nnx_aux... next to the others. Leaves other checkpoints alone.
+// Sets the plain keys of a MaxText checkpoint, which is recognised by its token_embedder: of the optimizer, of other
+// state, and of parameters that are spelled as MaxText also reads them (layers.0 for layers_0, a last component
+// "value"). The router biases under nnx_aux become the model's. Leaves other checkpoints alone.
 void set_state_keys(Catalog& catalog);
 
 // Names the tensors of a MaxText model and their Adam moments as MaxText's trainer does. Sets their plain keys to the

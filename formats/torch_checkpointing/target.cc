@@ -49,9 +49,9 @@ Axes axes_of(const Mesh& mesh, Index stage) {
   return out;
 }
 
-// Returns whether the loader gives every rank the rows that fully_shard cut for it, with `size` rows cut in `first`
-// parts and each of those in `second`. The loader treats all first parts on a rank as one and cuts it in `first`
-// (torch/distributed/tensor/_utils.py).
+// Returns whether the loader gives every rank the rows that fully_shard cut for it, if `size` rows are cut into `first`
+// parts and each of these into `second`. The loader computes a rank's rows by another formula, which differs from
+// fully_shard's for uneven parts (torch/distributed/tensor/_utils.py).
 bool is_cut_alike(Index size, Index first, Index second) {
   const auto length = [](const Interval& part) { return part.end - part.begin; };
   for (Index k = 0; k < second; ++k) {

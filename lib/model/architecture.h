@@ -1,38 +1,38 @@
 // SPDX-License-Identifier: Apache-2.0
-// Classes of models as transformers has them: the names of their parameters, and their shapes as formulas over
-// config.json. Made by samples/families/generate.py, which builds every class at many configs without its weights, and
-// compiled in (samples/families/architectures.jsonl). A family (family.h) knows more of a model and comes first.
+// Model classes of transformers: the names of their parameters, and their shapes as formulas over config.json.
+// samples/families/generate.py derives them by building every class with many configs, without weights; the result is
+// compiled in (samples/families/architectures.jsonl). A family (family.h) knows more about a model and takes
+// precedence.
 //
 // The file has one line of JSON for each model_type:
 //
 //   {"type":"bert", "prefix": "bert.", "transformers": "5.24.0",
-//    "classes": ["BertModel", "BertForMaskedLM"], "bare": [0],   those whose names have no prefix
-//    "defaults": {"vocab_size": 30522},                   of members that a config may leave out
-//    "computed": {"head_dim": "hidden_size/num_heads"},   of numbers that a config without them computes; "?": unknown
-//    "fixed": {"norm": "group"},                          members for which only this value was tried
-//    "texts": ["hidden_size", "hidden_size,intermediate_size", "num_layers"],
-//    "base": [{"in": [0, 1], "rows": "..."}, ...],        rows of these classes, after the prefix or without it
-//    "own": [{"in": [1], "rows": "..."}, ...]}            rows of these classes that have no prefix
+//    "classes": ["BertModel", "BertForMaskedLM"], "bare": [0],   classes whose names have no prefix
+//    "defaults": {"vocab_size": 30522},                   values of members that a config may leave out
+//    "computed": {"head_dim": "hidden_size/num_heads"},   numbers that are computed if the config lacks them; "?":
+//    unknown "fixed": {"norm": "group"},                          members that were tried with this value only "texts":
+//    ["hidden_size", "hidden_size,intermediate_size", "num_layers"], "base": [{"in": [0, 1], "rows": "..."}, ...], rows
+//    whose names may begin with the prefix "own": [{"in": [1], "rows": "..."}, ...]}            rows whose names do not
 //
-// Rows are separated by spaces, their columns by "|": NAME|DIMENSIONS|COUNTS|CONDITION. The last three are numbers of
-// texts, or empty; empty columns at the end are left out. A name begins with a digit: the number of components that it
-// shares with the name before. Then may follow a mark: "<" for names only in files, ">" for names only in memory, "~"
-// for names in memory of what another name stands for in files.
+// Rows are separated by spaces, their columns by "|": NAME|DIMENSIONS|COUNTS|CONDITION. The last three are indices into
+// "texts", or empty; empty columns at the end are left out. A name begins with a digit, the number of components that
+// it shares with the previous name. A mark may follow: "<" for a name that is only in files, ">" for one that is only
+// in memory, "~" for one in memory whose parameter has another name in files.
 //
 //   0encoder.layer.{}.output.dense.bias|0|2 5weight|1|2
 //
-// Each {} of a name is a number below the count of its place. Dimensions and counts are formulas (formula.h); a
-// dimension "?" may have any size. Of alternatives "a;b" the first counts whose members are all given. Members of parts
-// are paths, "vision_config.hidden_size"; elements of lists too, "depths.0", and "id2label.#" is the length of a list
-// or an object. "layer_types[#]" is the element for the number of the first {}.
+// Each {} of a name is a number below the count at its position. Dimensions and counts are formulas (formula.h); a
+// dimension "?" may have any size. Of alternatives "a;b" the first one whose members all exist is used. Members of
+// parts and elements of lists are paths: "vision_config.hidden_size", "depths.0". "id2label.#" is the length of a list
+// or an object, and "layer_types[#]" the element whose index is the number in the first {}.
 //
-// The condition says when the parameter is there: alternatives of ";" of terms joined by "&", each possibly negated by
-// "!". "?": it may be missing.
+// The condition says when the parameter exists: alternatives separated by ";", each of terms joined by "&" and possibly
+// negated by "!". With "?" the parameter is optional.
 //
 //   tie_word_embeddings     the member is not 0, false or null
 //   norm='group'            text             num_heads=8  a<b   numbers: formulas on the right
-//   #=0   #<first_dense     the number of the first {}          #@layers   it is in that list
-//   #%interval=1            the rest of a division
+//   #=0   #<first_dense     the number of the first {}          #@layers   it is in the list
+//   #%interval=1            the remainder of a division
 #pragma once
 
 #include <optional>
@@ -47,12 +47,12 @@
 
 namespace reshard {
 
-// Where a name stands.
+// Where a name occurs.
 enum class StandsIn {
   kEverywhere,
   kFiles,
   kMemory,
-  kMemoryTied,  // for what another name stands for in files
+  kMemoryTied,  // in memory; in files the parameter has another name
 };
 
 struct ArchitectureRow {
@@ -66,19 +66,19 @@ struct ArchitectureRow {
 
 struct Architecture {
   std::string transformers;     // "5.24.0"
-  std::string name;             // of the class: "BertForMaskedLM"
+  std::string name;             // the class: "BertForMaskedLM"
   std::string prefix;           // "bert."; may be empty
-  bool has_prefix = false;      // in what transformers saves of the class
-  bool is_other_class = false;  // the class is unknown: another one of the type, of which nothing must be there
+  bool has_prefix = false;      // whether names in saved files begin with it
+  bool is_other_class = false;  // the class is unknown: rows of the type's other classes, none of them required
   std::vector<ArchitectureRow> rows;
   Json defaults, computed, fixed;  // objects, by members of the config: "text_config.hidden_size"
 };
 
-// Reads the class of a model_type. If the class is unknown, the rows that its type's classes share. Nothing if the type
-// is unknown.
+// Reads the class `name` of a model_type. If the class is unknown, returns the rows that the type's classes share;
+// nothing if the type is unknown.
 std::optional<Architecture> find_architecture(std::string_view model_type, std::string_view name);
 
-inline constexpr Index kAnySize = -1;  // of a dimension for which no formula was found
+inline constexpr Index kAnySize = -1;  // a dimension for which no formula was found
 
 // A parameter of the architecture, which may be optional.
 struct ArchitectureParameter {
@@ -93,8 +93,8 @@ struct ArchitectureModel {
   Index not_derived = 0;  // rows whose formulas need a number that the config lacks
 };
 
-// Lists the parameters of the model that a config describes, each name once. Fails if the config has another value than
-// those that were tried for a member, or describes more parameters than any model has.
+// Lists the parameters of the model that a config describes, each name once. Fails if a member of the config has a
+// value that was not tried, or if the config describes more parameters than any model has.
 Result<ArchitectureModel> parameters_of(const Architecture& architecture, const Json& config);
 
 // Returns the table as text, with one line per model_type, in order.

@@ -29,8 +29,7 @@ struct Float8Scales {
   // Returns the shape of the scales of a matrix of this shape.
   Dims shape(const Dims& matrix) const;
 };
-// Returns whether scales of shape `shape` are acceptable if `due` is expected: a single scale may have any number of
-// dimensions.
+// Returns whether scales may have `shape` where `due` is expected: a single scale may have any number of dimensions.
 bool is_shape_of_scales(const Dims& shape, const Dims& due);
 
 inline constexpr Index kMaxConfigBytes = Index{16} << 20;  // of a config.json; real ones have a few thousand
@@ -131,7 +130,7 @@ Result<ModelConfig> read_config(const std::string& path, Families families = {})
 // Returns the rope_scaling of Llama 3.1 and later: a context of 8192 stretched by `factor`.
 Json llama3_rope_scaling(double factor);
 
-// Returns the path of a file next to a checkpoint: in its directory, beside its files, or in the directory's parent.
+// Returns the path of a file next to a checkpoint: in its directory, next to its files, or in the directory's parent.
 // Empty if there is none.
 std::string find_beside(const Catalog& catalog, std::string_view name);
 

@@ -50,7 +50,7 @@ struct ConventionInfo {
   bool must_be_listed = false;   // a family that extends another has it only if its file mentions it
   bool in_pairs = false;         // rows that its tables call "pairs" are in rotary pairs
   bool layers_apart = false;     // writes each layer under a name of its own if its tables have both
-  std::string_view models = {};  // whose models use it, where another convention has the same names
+  std::string_view models = {};  // the models that use it, if another convention has the same names
 };
 // If names match several conventions equally well, the first one counts.
 inline constexpr std::array kConventions = {

@@ -29,11 +29,11 @@ struct PackedPart {
   Dims shape;                    // of the part
   Index index = -1;              // index along the first dimension of a stacked tensor; -1: not stacked
   std::vector<RowSegment> rows;  // ascending in the stored rows of a head; empty: rows are in order
-  bool transposed = false;       // in its last two dimensions, after the rows were selected
-  Index row_group = 1;           // of the part, as in Tensor
-  Index first = 0;               // offset in the last dimension of `shape`, after all that
-  // Instead of the above, for Form::kAxes: the stored axes, the index along those of layers and experts, and the
-  // columns of `shape` that it has: `first`, `first` + columns, ...
+  bool transposed = false;       // whether its last two dimensions are swapped, after the rows were selected
+  Index row_group = 1;           // as in Tensor
+  Index first = 0;               // offset in the last dimension of `shape`, after the above
+  // For Form::kAxes, instead of the above: the stored axes, the indices along the axes of layers and experts, and the
+  // columns of `shape` that are stored: `first`, `first` + columns, ...
   std::span<const StoredAxis> axes = {};
   Index layer = 0, expert = 0, columns = 1;
   bool pairs = false;  // the remainder of a split axis is in rotary pairs
@@ -42,19 +42,19 @@ struct PackedPart {
 // Returns the part as a tensor named `name` over the same bytes.
 Tensor unpack(const Tensor& packed, const PackedPart& part, std::string name);
 
-// Returns the canonical names of the parts of a packed tensor. `experts` is the number in a stacked one; numbers beyond
-// any model's are ignored. A stack of layers has as many as the numbered() family says.
+// Returns the canonical names of the parts of a packed tensor. `experts` is the number of experts in a stacked tensor;
+// a number larger than any model's is ignored. The number of stacked layers is that of the numbered() family.
 std::vector<std::string> part_names(const ParsedName& name, Index experts);
 
-// Returns the parts of a tensor of this shape as a convention stores it (not of an optimizer's scalar). A tensor whose
-// rows are in rotary pairs is one part. So is a section, with the shape of the whole, of which it has a box. With
-// `hf_rows` rows are brought into Hugging Face's order, otherwise they keep theirs. `config` may be null if the form
-// needs no head counts. Errors say what `what` (the tensor, for messages) should have been.
+// Returns the parts of a stored tensor of this shape, which must not be an optimizer's scalar. A tensor whose rows are
+// in rotary pairs has one part. So does a section: its part has the shape of the whole tensor and covers one box of it.
+// With `hf_rows` the rows are put into Hugging Face's order, otherwise they keep theirs. `config` may be null if the
+// form needs no head counts. `what` names the tensor in errors, which give the expected shape.
 Result<std::vector<PackedPart>> parts_of(const ParsedName& name, const Dims& shape, const ModelConfig* config,
                                          bool hf_rows, const std::string& what);
 
-// Returns the shape of the packed tensor for parts of these shapes, in the order of part_names(). Unsupported if they
-// do not fit together; a usage error if it is a section and there is no config.
+// Returns the shape of the packed tensor for parts of these shapes, in the order of part_names(). Fails with
+// unsupported if they do not fit together, and with a usage error if it is a section and there is no config.
 Result<Dims> packed_shape(const StoredRule& stored, std::span<const Dims> parts, const ModelConfig* config);
 
 // A tensor that a convention stores, and the canonical tensors it consists of.
@@ -69,8 +69,7 @@ struct PackedGroup {
 Result<std::vector<PackedGroup>> pack(const Family& family, Convention convention, const Catalog& view,
                                       const std::vector<std::size_t>& tensors);
 
-// Returns the canonical names of a catalog's key: one for each part if it names a packed tensor. Also for keys of
-// objects.
+// Returns the canonical names of a key, of a tensor or an object: one for each part if it names a packed tensor.
 std::vector<std::string> canonical_keys(const Family& family, const Catalog& catalog, const ModelConfig* config,
                                         std::string_view key);
 

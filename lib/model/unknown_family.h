@@ -9,14 +9,18 @@
 
 namespace reshard {
 
-// Returns whether the config is that of the tensors: its numbers of words, of its width and of layers are the tensors'
-// (of a model without words those of queries, or of what an image's patches are made of), and names are like those that
-// a model has in transformers: a module of numbered layers, in another one but where the config's class has no head,
-// and something beside it. Where only configs of its parts say them ("encoder", "text_config"): one part's, and every
-// part has its number of layers.
+// Returns whether the config describes these tensors:
+//
+//   1. Its vocabulary, width and number of layers are those of the tensors. A model without words is compared by its
+//      number of queries or the shape of its patch embedding.
+//   2. The names have the structure of transformers' models: a module of numbered layers with something next to it,
+//      inside another module unless the config's class has no head.
+//
+// If only the configs of the model's parts have these numbers ("encoder", "text_config"), one part must match, and
+// every part must have its number of layers.
 bool is_config_of(const Catalog& catalog, const ModelConfig& config);
 
-// Whether a parameter is named as the embedding of words is in some family: "shared.embed_tokens.weight".
+// Returns whether a parameter has the name that some family gives to its word embedding: "shared.embed_tokens.weight".
 bool is_embedding(std::string_view parameter, Families families);
 
 }  // namespace reshard

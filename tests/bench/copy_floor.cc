@@ -1,4 +1,5 @@
-// The floor: what two threads copying the same bytes with plain pread and pwrite take. Nothing is looked at.
+// The floor: the time that two threads take to copy the same bytes with plain pread and pwrite, without processing
+// them.
 //
 //   copy_floor OUTPUT THREADS SOURCE...    all sources one after the other into one new file of their total length
 #include <fcntl.h>

@@ -1,5 +1,5 @@
 // What it costs one rank of many to know what it is to load: Load::prepare() over metadata alone (`reshard synth
-// --metadata-only`), without the headers that lie in files. For docs/cluster.md.
+// --metadata-only`), without the headers in the data files. For docs/cluster.md.
 //
 //   reshard_bench_load_plan CHECKPOINT MESH [RANK ...]
 #include <malloc.h>

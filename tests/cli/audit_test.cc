@@ -182,7 +182,7 @@ std::string wrapped(const std::string& name, const std::string& wrapper) {
   return is_module && !key.parameter.empty() ? key.prefix + wrapper + key.parameter + key.suffix : name;
 }
 
-// Metadata of a DCP directory written anew, with `wrapper` before all names. Its data files hold none.
+// Rewrites the metadata of a DCP directory with `wrapper` before all names. Its data files contain no names.
 void wrap_dcp(const std::string& metadata, const std::string& directory, const std::string& wrapper) {
   OpenOptions how{.files_too = false, .validated = false};
   const auto open = open_checkpoint(directory, how);

@@ -33,7 +33,7 @@ Json report_of(const std::vector<std::string>& arguments) {
   return parsed ? *std::move(parsed) : Json();
 }
 
-// A check that was not made looked at nothing and found nothing.
+// A skipped check reports no tensors checked and no findings.
 void expect_skipped_are_empty(const Json& report) {
   const auto checks = *report.get_array("checks");
   for (const Json& check : checks)

@@ -163,7 +163,7 @@ TEST_P(EveryTarget, OfAPartOfAModelIsOpenedAgainOrRefused) {
   }
 }
 
-// By the format's own checksums, or by the manifest that lies beside it.
+// Damage is found by the format's own checksums or by the manifest.
 TEST_P(EveryTarget, DamageIsSeenByWhoConvertsItFurther) {
   for (const Source& source : {sources_[0], sources_[2]}) {
     const std::string path = convert(source, "");

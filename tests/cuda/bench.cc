@@ -27,7 +27,7 @@
 namespace reshard {
 namespace {
 
-constexpr int kNoDevice = 77;  // what test runners take for "skipped"
+constexpr int kNoDevice = 77;  // test runners count this exit code as "skipped"
 
 struct Options {
   std::string device = "cuda";
@@ -36,7 +36,7 @@ struct Options {
   Index file_bytes = Index{4} << 30;
   std::vector<Index> chunks;  // bytes
   std::vector<Index> threads;
-  int rounds = 7, times = 10;  // medians of so many, of so many runs each
+  int rounds = 7, times = 10;  // the median of `rounds` is reported, each with `times` runs
   double warm_up = 2;          // seconds
   bool checks = true;
   bool exchange = true;
@@ -50,7 +50,7 @@ double seconds_of(const std::function<Status()>& work, Status& status) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
-// The median of some rounds after one that does not count.
+// Returns the median of some rounds, after one round to warm up.
 Result<double> median_seconds(int n, const std::function<Status()>& work) {
   std::vector<double> rounds;
   for (int i = 0; i <= n; ++i) {
@@ -141,7 +141,7 @@ class Table {
   Table(const std::string& what, const std::string& limit) {
     std::printf("\n| %-52s | %8s | %s |\n| --- | ---: | ---: |\n", what.c_str(), "GB/s", limit.c_str());
   }
-  // A `limit` of 0: the first line's rate is everybody's.
+  // With a `limit` of 0, all lines are compared with the first line's rate.
   void add(const std::string& what, double rate, double limit = 0) {
     if (first_ == 0) first_ = rate;
     std::printf("| %-52s | %8.2f | %5.1f %% |\n", what.c_str(), rate, 100 * rate / (limit > 0 ? limit : first_));
@@ -165,7 +165,7 @@ Status column_shards(Stream& stream, Index bytes, Index run, bool pack, std::byt
   return {};
 }
 
-// Rows of heads of 128, in pairs to in halves, of matrices with 8,192 columns of 2 bytes.
+// The rotary permutation: reorders rows of heads of 128 from pairs to halves, in matrices of 8,192 2-byte columns.
 Status rotary(Stream& stream, Index bytes, std::byte* from, std::byte* to) {
   constexpr Index kColumns = 8192, kHead = 128;
   const Index heads = bytes / (2 * kColumns * kHead);
@@ -173,7 +173,7 @@ Status rotary(Stream& stream, Index bytes, std::byte* from, std::byte* to) {
                          {kHead * kColumns, kHead / 2 * kColumns, kColumns, 1});
 }
 
-// The largest square matrices of at most 8,192 rows that fit.
+// Returns the size of the largest square matrices that fit, at most 8,192 rows.
 Index matrix_side(Index bytes, Index element) {
   Index side = 8192;
   while (side * side * element > bytes) side /= 2;
@@ -193,12 +193,12 @@ Result<double> time_kernels(Device& device, const Options& options) {
   std::byte *from = a->buffer().device.data(), *to = b->buffer().device.data();
   const auto copy = [&] { return stream->copy_box({bytes}, 1, from, {1}, to, {1}); };
 
-  // Repeats work so that starting it weighs little, and waits.
+  // Repeats the work, so that the cost of launching it is negligible, and waits.
   const auto repeated = [&](Index times, const std::function<Status()>& work) -> Status {
     for (Index i = 0; i < times; ++i) TRY(work());
     return stream->wait();
   };
-  // Clocks take a while to come up, and all lines are compared with the first.
+  // A GPU takes a while to raise its clocks, and all lines are compared with the first.
   Status warm;
   for (double warmed = 0; warm && warmed < options.warm_up;)
     warmed += seconds_of([&] { return repeated(options.times, copy); }, warm);
@@ -258,7 +258,7 @@ Result<double> time_kernels(Device& device, const Options& options) {
 }
 
 struct Rates {
-  double up = 0, down = 0, both = 0;  // GB/s; both: of each direction, when both are under way
+  double up = 0, down = 0, both = 0;  // GB/s; both: each direction while both are busy
 };
 
 Result<Rates> time_transfers(Device& device, const Options& options) {
@@ -302,8 +302,8 @@ struct Worker {
 // The path of a file's bytes to the memory where they are processed.
 enum class Way { kHost, kDevice, kCuFile };
 
-// Reads a file, chunk by chunk on several threads: into host memory and no further; through that into the device; or
-// straight into it. Their digests, but on the host.
+// Reads a file, chunk by chunk on several threads: into host memory only, through host memory into the device, or
+// directly into the device. In the device, also digests the chunks.
 Status read_file(const std::shared_ptr<const File>& file, Index size, Way way, Index chunk,
                  std::vector<Worker>& workers) {
   return parallel_for(ceil_div(size, chunk), static_cast<int>(workers.size()), [&](int thread, Index i) -> Status {
@@ -355,7 +355,7 @@ Result<Source> make_source(const Options& options) {
   return out;
 }
 
-// The most that the file was read with into host memory, GB/s.
+// The highest rate of reading the file into host memory, GB/s.
 struct FileRates {
   double cached = 0, direct = 0;
 };
@@ -412,8 +412,8 @@ Status time_reading(Device& device, const Options& options, const Source& source
   return {};
 }
 
-// Copies a file, chunk by chunk on several threads, each to a file of its own (one's inode takes one writer at a time):
-// through the device and a digest, or through host memory only.
+// Copies a file, chunk by chunk on several threads: through the device with a digest, or through host memory only. Each
+// thread writes a file of its own, because an inode admits one writer at a time.
 Status copy_file(const Source& from, const std::vector<File>& to, bool through_device, Index chunk,
                  std::vector<Worker>& workers) {
   return parallel_for(ceil_div(from.size, chunk), static_cast<int>(workers.size()), [&](int thread, Index i) -> Status {
@@ -457,8 +457,8 @@ Status time_pipeline(Device& device, const Options& options, const Source& sourc
   return {};
 }
 
-// What NCCL does between logical ranks of one GPU says that it works, not how fast links are. `of_copy`: the rate of
-// copying there, read and written.
+// Runs NCCL between logical ranks of one GPU, which shows that it works but not how fast links are. `of_copy`: the rate
+// of copying within the GPU, bytes read and written.
 Status time_exchange(Device& device, const Options& options, double of_copy) {
   Table table("logical ranks on one GPU, over NCCL", "of copying there");
   for (const int n : {2, 4, 8}) {
@@ -511,7 +511,7 @@ Result<double> time_ring(const std::vector<int>& gpus, const Options& options) {
   return *std::min_element(rates.begin(), rates.end());
 }
 
-// Link by link, each way with both under way, and all of them at once: those of a switch do not slow each other.
+// Times each link in both directions at once, then all links together: through a switch they do not slow each other.
 Status time_links(const Options& options) {
   const int count = TRY(count_cuda_devices());
   if (count < 2) return {};
@@ -601,7 +601,8 @@ Result<Options> parse_options(int argc, char** argv) {
   return options;
 }
 
-// A machine is dear: whatever fails, what can be measured is. The first failure that is not for want of something.
+// Measures as much as possible even if a part fails, because machines are expensive. Returns the first failure that is
+// not a missing requirement.
 Status run(Device& device, const Options& options) {
   Status first;
   const auto note = [&](Status done) {

@@ -219,7 +219,8 @@ TEST_F(FaultTest, EveryFailingCallLeavesNothingOrEverything) {
   Index way = 0;
   Index runs = 0, errors = 0, survived = 0;
   std::map<std::string, Index> survivors;
-  // Pieces large enough for direct writes, and for direct reads where the file system allows and they are not cached.
+  // Pieces large enough for direct writes, and for direct reads if the file system allows them and the data is not
+  // cached.
   const TempDir large;
   write_dcp({{"layers.0.a", {DType::kUint8, {1024, 640}, std::string(1024 * 640, 'a')}},
              {"layers.0.b", {DType::kUint8, {400, 1000}, std::string(400 * 1000, 'b')}}},
@@ -519,7 +520,7 @@ TEST_P(Interrupt, CleansUpBehindItself) {
 
 INSTANTIATE_TEST_SUITE_P(Signals, Interrupt, testing::Values(SIGTERM, SIGHUP));
 
-// A full disk: a tmpfs of 1 MiB where mounting is allowed, else a limit on the size of files.
+// A full disk: a tmpfs of 1 MiB if mounting is allowed, otherwise a limit on the size of files.
 TEST(FullDisk, IsSaidBeforeAnythingIsWritten) {
   const TempDir dir;
   const std::string disk = dir / "disk", source = sample("fsdp2_tp2_optim") + "/checkpoint";

@@ -1,4 +1,4 @@
-// Fuzzes layout descriptors: accepted ones are equal after writing and reading them, and can be asked for the placement
+// Fuzzes layout descriptors: accepted ones are equal after writing and reading them, and compute the placement
 // of tensors.
 #include <cstddef>
 #include <cstdint>

@@ -255,7 +255,7 @@ TEST_F(Stores, AreNotAskedForLocalPaths) {
   EXPECT_THAT(server.take_requests(), HasSubstr("\"requests\": []"));
 }
 
-// Each way to find keys, where nothing before it in the order has any. The stand-in serves what the services of a
+// Each way to find keys, if none before it in the order has any. The stand-in serves what the services of a
 // machine do.
 TEST_F(Stores, FindKeysAsTheAwsToolsDo) {
   const StandInServer server(directory_.path(), {"--key", "test:tester:s3cr3t/+key"});

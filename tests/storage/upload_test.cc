@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Outputs that are written to a bucket: the program against a stand-in for S3 (stand_in.py), on good days and bad ones.
+// Tests outputs in a bucket: runs the program against a stand-in for S3 (stand_in.py), without and with faults.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -31,10 +31,10 @@ struct ValueChanges {
 };
 
 // Finds the tensors of a final view whose values differ between the source's convention and the output's. They become
-// float32 in the view; Tensor::model_dtype keeps their own dtype, and is float32 where the output adds 1, as MaxText
-// stores these. Adam's moments change as the gradients do: if the stored value is k times the parameter, its first
-// moment is 1 / k and its second 1 / k^2 times the parameter's. Fails (unsupported) for a tensor that is not
-// floating-point.
+// float32 in the view. Tensor::model_dtype keeps their own dtype, except for tensors to which the output adds 1:
+// MaxText stores these in float32. Adam's moments change as the gradients do: if the stored value is k times the
+// parameter, its first moment is 1 / k and its second 1 / k^2 times the parameter's. Fails (unsupported) for a tensor
+// that is not floating-point.
 Result<ValueChanges> change_values(SourceView& view, const Translation& names, ConversionNotes& notes);
 
 // Sets the changed tensors of `source`, computed from those of `before`. All arguments must outlive `source`.

@@ -1,7 +1,7 @@
-// An NCCL between the stand-in's GPUs (runtime.h), of threads and of processes: messages are files of a directory that
-// the id names. A transfer is a kernel that waits for its peers until the communicator is aborted. As strict as the
-// real one: two ranks of one GPU are refused, an abort goes back to the GPU that it was called on, and after its exit
-// handlers no call is allowed. It takes device memory only, which the real one does not ask for.
+// An NCCL between the stand-in's GPUs (runtime.h), for ranks that are threads or processes: messages are files in a
+// directory that the id names. A transfer is a kernel that waits for its peers until the communicator is aborted. As
+// strict as the real one: two ranks on one GPU are refused, an abort restores the current GPU, and no call works after
+// the exit handlers. Stricter than the real one, it accepts device memory only.
 //
 // STAND_IN_NCCL_STUCK: ncclCommAbort ends the kernels and never returns.
 #include <cuda_runtime_api.h>
@@ -23,7 +23,7 @@
 #include <thread>
 #include <vector>
 
-// Of the program that opened this.
+// Symbols of the program that loaded this library.
 namespace reshard::stand_in {
 bool is_device_memory(const void* from);
 }
@@ -58,7 +58,7 @@ struct Comm {
     std::ofstream(part, std::ios::binary).write(static_cast<const char*>(bytes), static_cast<std::streamsize>(n));
     static_cast<void>(std::rename(part.c_str(), path.c_str()));
   }
-  // False when the communicator is aborted first.
+  // Returns false if the communicator is aborted first.
   bool await(const std::string& path) const {
     for (; ::access(path.c_str(), F_OK) != 0; std::this_thread::sleep_for(std::chrono::microseconds(200)))
       if (aborted) return false;
@@ -154,7 +154,7 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* out, int size, ncclUniqueId id, 
   enter();
   auto handle = std::make_unique<Handle>();
   handle->comm = std::make_shared<Comm>();
-  handle->comm->directory = id.internal;  // made by the first of the ranks: an id that nobody uses leaves nothing
+  handle->comm->directory = id.internal;  // made by the first rank, so that an unused id leaves no directory
   if (::mkdir(id.internal, 0700) != 0 && errno != EEXIST) return ncclSystemError;
   handle->comm->rank = rank;
   handle->comm->size = size;

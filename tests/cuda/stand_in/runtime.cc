@@ -20,7 +20,7 @@ struct CUctx_st {
   int gpu = 0;
 };
 
-// A queue and the thread that works it off.
+// A queue and the thread that runs its work.
 struct CUstream_st {
   explicit CUstream_st(int of) : gpu(of), worker([this] { work(); }) {}
   ~CUstream_st() {
@@ -129,7 +129,7 @@ void make_context(int gpu) {
     m.ballast.emplace_back(static_cast<std::size_t>(bytes), 'x');
 }
 
-// Begins a call that works in a context: finds its GPU, or the error to return.
+// Begins a call that needs a context: finds its GPU, or the error to return.
 struct Call {
   cudaError_t code = cudaSuccess;
   int gpu = 0;

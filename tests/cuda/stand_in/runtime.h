@@ -1,11 +1,14 @@
-// A CUDA runtime and a driver without a GPU, as strict as the real ones are where it matters: every stream is a thread
-// that works off its queue, freeing waits for all of them, pinned memory begins at 512 bytes past a page, errors stay
-// the last error until asked for, threads have current contexts, and after the exit handlers nothing works. Memory of a
-// GPU is ordinary memory, but copies between the sides take pinned and device memory only.
+// A CUDA runtime and driver without a GPU, as strict as the real ones in what our code relies on:
 //
-// The environment says what there is: STAND_IN_GPUS (2), STAND_IN_CAPABILITY (9), STAND_IN_CONTEXT_BYTES (0: what a
-// context takes of the host's memory), STAND_IN_FLAW (copies of so many bytes leave the last one out),
-// STAND_IN_CONNECTIONS (no context is made where CUDA_DEVICE_MAX_CONNECTIONS is another number).
+//   - Every stream is a thread with a queue; freeing memory waits for all streams.
+//   - Device memory is ordinary memory, but copies between host and device accept pinned and device memory only. Pinned
+//     memory begins 512 bytes after a page, so that code cannot rely on page alignment.
+//   - An error remains the last error until it is fetched, threads have current contexts, and no call works after the
+//     exit handlers.
+//
+// Environment variables, with defaults: STAND_IN_GPUS (2), STAND_IN_CAPABILITY (9), STAND_IN_CONTEXT_BYTES (0; host
+// memory that a context takes), STAND_IN_FLAW (copies of this many bytes omit the last one), STAND_IN_CONNECTIONS
+// (creating a context fails if CUDA_DEVICE_MAX_CONNECTIONS is another number).
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -15,18 +18,18 @@
 
 namespace reshard::stand_in {
 
-// Contexts made of a GPU so far by whoever called without a current one, or chose a device: not those that were
-// retained.
+// Returns how many contexts of a GPU were created implicitly so far: by a call without a current context, or by
+// choosing a device. Retained contexts do not count.
 int accidental_contexts(int gpu);
-int pinned_allocations();  // so far
+int pinned_allocations();  // number so far
 
-// The work that was queued so far.
+// Numbers of operations queued so far.
 struct Queued {
   int uploads = 0, downloads = 0, kernels = 0;
 };
 Queued queued();
 
-// The next call of this function fails.
+// Makes the next call of this function fail.
 void fail_next(const std::string& function, cudaError_t code);
 
 // Queues `work` on a stream of the current GPU.

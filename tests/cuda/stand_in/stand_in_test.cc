@@ -63,7 +63,7 @@ int current_device() {
 
 TEST(StandInCuda, LeavesNoContextOnAnotherGpuAndTheCurrentDeviceAsItWas) {
   const int before = stand_in::accidental_contexts(0);
-  std::thread([&] {  // which has chosen none
+  std::thread([&] {  // a thread that has chosen no device
     const auto device = open("cuda:1");
     EXPECT_EQ(device->ordinal(), 1);
     const Status checked = check_chains(*device, 3);
@@ -105,7 +105,7 @@ TEST(StandInCuda, KeepsPinnedMemoryForTheNextAndGetsNoneForTheDeviceAlone) {
   EXPECT_TRUE((*alone)->buffer().host.empty());
   EXPECT_EQ((*alone)->buffer().device.size(), std::size_t{1} << 20);
   EXPECT_EQ(stand_in::pinned_allocations(), before);
-  // Two at once are two.
+  // Two devices that are open at once have a context each.
   const auto one = device->allocate(100000), other = device->allocate(100000);
   ASSERT_TRUE(one && other);
   EXPECT_NE((*one)->buffer().host.data(), (*other)->buffer().host.data());
@@ -128,7 +128,7 @@ TEST(StandInCuda, FetchesAllDigestsOfAStreamAtOnce) {
   EXPECT_NE(digests[0], Digest());
 }
 
-// Columns of shards are not put together by the CPU.
+// The GPU, not the CPU, assembles columns of shards.
 TEST(StandInCuda, LoadsAreUploadedAsTheyLieInSlabsOf8MiB) {
   const TempDir dir;
   const Dims shape = {2304, 2048};
@@ -196,7 +196,7 @@ TEST(StandInCuda, ALoadWaitsForWhatTheCallerStillDoes) {
     memory.push_back(*device->allocate(tensor.bytes()));
     destinations.push_back({memory.back()->buffer().device.data(), std::nullopt});
   }
-  // As an engine that has not finished to fill its parameters with zeros, on a stream of its own.
+  // Like an engine that is still filling its parameters with zeros, on a stream of its own.
   std::promise<void> filled;
   std::thread([&] {
     cudaStream_t stream = nullptr;
@@ -288,7 +288,7 @@ TEST_F(StandInNccl, AFailedRankDoesNotKeepOthersFromFreeingMemory) {
     if (control.rank() == 2) return corrupt("a bad file");
     auto memory = TRY(device.allocate(4096)), other = TRY(device.allocate(4096));
     const auto transfer = TRY(await_rank_2(nccl, *memory));
-    other = nullptr;  // waits for all that the GPU does
+    other = nullptr;  // waits for all work of the GPU
     const Status waited = transfer->wait();
     if (waited) return internal_error("a message came that nobody sent");
     return waited;

@@ -28,7 +28,7 @@ const std::string kFilesystem = "torch.distributed.checkpoint.filesystem";
 
 std::string small(const std::string& name) { return std::string(RESHARD_TEST_DATA) + "/dcp_small/" + name; }
 
-// The catalog that the metadata of a directory make; the other files are not looked at.
+// Returns the catalog that a directory's metadata describes. The other files are not read.
 Result<std::unique_ptr<Reader>> open(const std::string& path, bool validated = true) {
   return open_with(kDcpFormat, path, {.files_too = false, .validated = validated});
 }
@@ -715,7 +715,7 @@ TEST_F(DcpMetadataTest, WarnsOfAnObjectThatOnlyStorageHas) {
               ElementsAre("storage_data contains 'left_over', but state_dict_metadata does not"));
 }
 
-// MetadataIndex.index is a hint, which torch itself looks at with care (metadata.py): it may be wrong or missing.
+// MetadataIndex.index is a hint that torch itself does not rely on (metadata.py): it may be wrong or missing.
 TEST_F(DcpMetadataTest, TheOffsetCountsWhateverTheIndexSays) {
   for (const Value& index : {integer(0), integer(7), integer(-1), integer(INT64_MAX), none(), text("1")}) {
     Parts parts;
@@ -812,7 +812,7 @@ TEST_F(DcpMetadataTest, UsesMetadataThatWereNotRenamed) {
               ElementsAre(".metadata is missing, but .metadata.tmp is complete: the save died just before its last "
                           "rename. It is used; renaming it to .metadata repairs the checkpoint."));
   write(bytes_of(none()));
-  EXPECT_THAT(refusal(), testing::StartsWith("D/.metadata: root"));  // .metadata counts where both are
+  EXPECT_THAT(refusal(), testing::StartsWith("D/.metadata: root"));  // .metadata takes precedence
 }
 
 // Ranks that save on their own (torch 2.9, use_collectives=False): boxes join, replicated tensors repeat.

@@ -80,7 +80,7 @@ class Deepspeed : public testing::Test {
     for (std::size_t at = m.find(path); at != std::string::npos; at = m.find(path)) m.replace(at, path.size(), "D");
     return m;
   }
-  // Writes a torch.save file anew, with members changed.
+  // Rewrites a torch.save file with some members changed.
   static void edit(const std::string& path, const std::function<void(const std::string& name, std::string&)>& change) {
     zip::Builder builder(0);
     {

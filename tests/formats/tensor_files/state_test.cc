@@ -1,5 +1,5 @@
-// What formats of named tensors share beside the tensors: the index of several files, placeholders, values of ranks,
-// Adam's state and the lists of its parameters.
+// Tests what formats of named tensors share, apart from the tensors: the index of several files, placeholders, values
+// of ranks, Adam's state and the lists of its parameters.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

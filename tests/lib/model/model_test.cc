@@ -72,7 +72,7 @@ TEST(Recognise, AChosenFamilyHasToFit) {
   EXPECT_THAT(other_config.error().message(), HasSubstr("c.json: expected a model of family llama"));
 }
 
-// transformers' GenericForQuestionAnswering has "transformer.layers.0" where the others have "model.layers.0".
+// transformers' GenericForQuestionAnswering has "transformer.layers.0" instead of "model.layers.0".
 TEST(Recognise, AClassThatNamesItsParametersOtherwiseIsOfNoFamily) {
   ModelConfig config = config_of("llama");
   EXPECT_EQ(describing_family(config), family_named("llama"));
