@@ -29,9 +29,9 @@ constexpr std::string_view kParameters = ".params";
 constexpr Index kMaxConfigBytes = Index{16} << 20;
 
 using Names = std::vector<std::string>;
-using Groups = std::vector<std::vector<Index>>;  // the numbers of each
+using Groups = std::vector<std::vector<Index>>;  // the numbers in each group
 
-// The number in "optimizer.state.NUMBER.SUFFIX", and ".SUFFIX".
+// Splits "optimizer.state.NUMBER.SUFFIX" into the number and ".SUFFIX".
 std::optional<std::pair<Index, std::string>> number_of(std::string_view name) {
   if (!take(name, kState)) return std::nullopt;
   const std::size_t dot = name.find('.');
@@ -41,14 +41,14 @@ std::optional<std::pair<Index, std::string>> number_of(std::string_view name) {
   return std::pair(*number, std::string(name.substr(dot)));
 }
 
-// Which group an object lists the parameters of.
+// Returns the group whose parameters an object lists.
 std::optional<Index> group_of(std::string_view name) {
   if (!take(name, kGroups) || !name.ends_with(kParameters)) return std::nullopt;
   name.remove_suffix(kParameters.size());
   return is_digits(name) ? parse_number(name) : std::nullopt;
 }
 
-// The numbers in each group, in order; nothing if an object is not as torch writes it.
+// Returns the numbers in each group, in order; nothing if an object is not what torch writes.
 std::optional<Groups> groups_of(Reader& optimizer) {
   std::map<Index, std::vector<Index>> by_number;
   for (const Blob& blob : optimizer.catalog().blobs) {
@@ -70,7 +70,7 @@ std::optional<Groups> groups_of(Reader& optimizer) {
   return out;
 }
 
-// The tensors that are parameters, by name. Those that share their bytes are one parameter, under its first name.
+// Returns the shapes of the model's parameters. Tensors that share their bytes are one parameter, under its first name.
 std::map<std::string, Dims> shapes_of(const Catalog& model) {
   std::map<std::string, Dims> out;
   for (const Tensor& t : model.tensors())
@@ -78,8 +78,8 @@ std::map<std::string, Dims> shapes_of(const Catalog& model) {
   return out;
 }
 
-// The model's order of parameters as its files of torch.save have it; nothing if tensors share their bytes, since only
-// one of their names is the parameter's.
+// Returns the order of the parameters in the model's torch.save files. Nothing if tensors share their bytes, because
+// only one of their names is the parameter's.
 std::optional<Names> stored_order(const Catalog& model, const std::map<std::string, Dims>& shapes) {
   std::map<std::tuple<std::uint32_t, Index>, std::string> by_place;
   for (const Tensor& t : model.tensors()) {
@@ -93,7 +93,7 @@ std::optional<Names> stored_order(const Catalog& model, const std::map<std::stri
   return out;
 }
 
-// The order that the table has for the model type of the config.json next to the model.
+// Returns the table's order for the model type in the config.json next to the model.
 std::optional<Names> known_order(Reader& model, const std::map<std::string, Dims>& shapes) {
   const auto text = model.side_file(std::string(kConfigFile), kMaxConfigBytes);
   if (!text || !*text) return std::nullopt;
@@ -105,7 +105,7 @@ std::optional<Names> known_order(Reader& model, const std::map<std::string, Dims
   return in_parameter_order(*type->as_string(), names);
 }
 
-// Which parameters the recipes give weight decay: those of two dimensions, or those that are neither biases nor norms.
+// Returns whether a recipe gives the parameter weight decay: if it has two dimensions, or is neither a bias nor a norm.
 using Decays = bool (*)(const std::string& name, const Dims& shape);
 constexpr Decays kDecays[] = {
     [](const std::string&, const Dims& shape) { return shape.rank() >= 2; },
@@ -118,7 +118,7 @@ constexpr Decays kDecays[] = {
     },
 };
 
-// Gives the names of one order to groups of these sizes: all to one, or to two those that decay and the others.
+// Divides the names of an order among groups of these sizes: one group with all, or two with and without weight decay.
 std::set<Names> divided(const Names& order, const std::map<std::string, Dims>& shapes, const Groups& groups) {
   if (groups.size() == 1) return {order};
   std::set<Names> out;
@@ -135,7 +135,7 @@ std::set<Names> divided(const Names& order, const std::map<std::string, Dims>& s
   return out;
 }
 
-// Whether the moments of each number have the shape of the parameter that it would be.
+// Returns whether the moments of each number have the shape of the parameter that it would be.
 bool fits(const std::map<Index, Dims>& moments, const std::map<Index, std::string>& names,
           const std::map<std::string, Dims>& shapes) {
   return std::all_of(moments.begin(), moments.end(), [&](const auto& moment) {
@@ -144,7 +144,7 @@ bool fits(const std::map<Index, Dims>& moments, const std::map<Index, std::strin
   });
 }
 
-// The optimizer's reader under other names.
+// Reads the optimizer under other names.
 class RenamedOptimizer : public Reader {
  public:
   RenamedOptimizer(std::unique_ptr<Reader> inner, const std::map<Index, std::string>& names, const Groups& groups)

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // torch.optim's own state next to its model: {"state": {0: {"exp_avg": ...}, ...}, "param_groups": [{"params": [0, 1]},
-// ...]}. It names no parameter. A number is a parameter's place among those that were given to the optimizer: group by
-// group, and in each group in the order of model.named_parameters(). transformers' Trainer and the usual recipes make
-// two groups, of matrices, which decay, and of biases and norms (transformers/trainer_pt_utils.py,
-// get_parameter_names).
+// ...]}. It numbers the parameters instead of naming them: group by group, and within a group in the order of
+// model.named_parameters(). transformers' Trainer and the usual recipes make two groups: matrices, which have weight
+// decay, and biases and norms, which have none (transformers/trainer_pt_utils.py, get_parameter_names).
 #pragma once
 
 #include <memory>
@@ -19,10 +18,10 @@ struct NamedOptimizer {
   std::string why_not;             // the reason, a clause, if `reader` is null
 };
 
-// Names the parameters of an open optimizer by the model that is open next to it. They are named if the order of the
-// model's parameters is known, which a torch.save file records (`is_ordered`) and a table has of models of
-// transformers, if every moment has the shape of its parameter, and if no other way to make the groups fits as well.
-// Otherwise the optimizer is closed.
+// Gives the parameters of an open optimizer the names of the model next to it. That needs a known order of the model's
+// parameters (a torch.save file has it, `is_ordered`; a table has it for models of transformers), moments with the
+// shapes of their parameters, and no other assignment to groups that fits as well. Otherwise closes the optimizer and
+// says why.
 NamedOptimizer name_parameters(std::unique_ptr<Reader> optimizer, Reader& model, bool is_ordered);
 
 }  // namespace reshard

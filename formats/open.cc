@@ -49,7 +49,7 @@ Result<std::optional<OpenCheckpoint>> open_snapshot(const PathSnapshot& place, c
   return open;
 }
 
-// What other programs keep models in, by the ends of names.
+// Names of files in which other programs store models: the end of the name, and the program.
 constexpr std::pair<std::string_view, std::string_view> kOthers[] = {
     {"tf_model.h5", "TensorFlow's"}, {".ckpt.index", "TensorFlow's"}, {".msgpack", "Flax's"}, {".onnx", "ONNX's"}};
 
@@ -113,7 +113,7 @@ Result<OpenCheckpoint> open_checkpoint(const std::string& path, const OpenOption
   if (const std::string plain = without_secret_query(path); plain != path) return open_checkpoint(plain, options);
   forget_stored(path);
   if (!path_exists(path)) {
-    TRY(entry_at(path));  // a directory on the way that may not be looked into
+    TRY(entry_at(path));  // fails if a directory on the path may not be entered
     return io_error(path + ": not found");
   }
   const PathSnapshot place = TRY(PathSnapshot::look(path));
@@ -121,7 +121,7 @@ Result<OpenCheckpoint> open_checkpoint(const std::string& path, const OpenOption
     return io_error(path + ": an empty directory, or one whose file system is not mounted");
   if (auto open = TRY(open_snapshot(place, options))) return std::move(*open);
   if (const std::string advice = advice_for_run(path); !advice.empty()) return unsupported(path + ": " + advice);
-  if (!place.is_directory()) TRY(File::open(path));  // a link that leads nowhere, a device
+  if (!place.is_directory()) TRY(File::open(path));  // fails for a dangling link or a device
   std::vector<std::string> titles;
   for (const Format* f : formats())
     if (f->open && !f->write_view) titles.emplace_back(f->title);  // a view is read as the format that it presents
@@ -133,7 +133,7 @@ Result<std::vector<std::string>> files_of_checkpoint(const std::string& director
   std::set<std::string> own;
   const auto open = TRY(open_checkpoint(directory, {.files_too = false, .validated = false}));
   const Catalog& catalog = open.reader->catalog();
-  const std::string inside = path_join(directory, "");  // some have their files in a directory of it
+  const std::string inside = path_join(directory, "");  // some have their files in a subdirectory
   const std::string below = catalog.root.starts_with(inside) ? catalog.root.substr(inside.size()) : std::string();
   const auto add = [&](const std::string& name) {
     own.insert(std::filesystem::path(below.empty() ? name : path_join(below, name)).lexically_normal().string());

@@ -9,11 +9,11 @@
 
 namespace reshard {
 
-// Rows, in the order in which a path is tried.
+// The rows, in the order in which they are tried on a path.
 class FormatTable {
  public:
   explicit FormatTable(std::vector<const Format*> rows) : rows_(std::move(rows)) {}
-  // A row of a program's own, before it opens or writes anything.
+  // Adds a program's own row. Call it before anything is opened or written.
   void add(const Format& format) { rows_.push_back(&format); }
 
   auto begin() const { return rows_.begin(); }
@@ -24,7 +24,7 @@ class FormatTable {
 };
 FormatTable& formats();
 
-// The format of that name; a usage error that lists those that can be written.
+// Returns the format with this name, or a usage error that lists the formats that can be written.
 Result<const Format*> find_format(std::string_view name);
 
 // Returns the format that recognises a path; null if none does.

@@ -16,13 +16,13 @@
 namespace reshard {
 namespace {
 
-constexpr std::size_t kMaxSteps = 10'000;  // directories that are looked into
+constexpr std::size_t kMaxSteps = 10'000;  // directories to look into
 
 // Accelerate's names for the parts that it saves.
 struct PartWord {
   std::string_view text;
   bool is_model;
-  bool is_fsdp;                // of FSDP's state dicts, whose optimizer state is under names
+  bool is_fsdp;                // FSDP's state dicts, whose optimizer state is stored under names
   std::string_view extension;  // of a file; empty: a directory
 };
 constexpr std::array<PartWord, 6> kPartWords = {{{"pytorch_model_fsdp", true, true, ""},
@@ -55,8 +55,8 @@ struct RunParts {
   std::vector<PartName> models, optimizers;  // by their numbers
 };
 
-// The parts of one way of saving. A single model without FSDP is a checkpoint of its own format, and if the first part
-// is missing, the numbers mean something else: ranks.
+// Returns the parts that one way of saving left. A single model without FSDP is a checkpoint of its own format, not a
+// part. If the first part is missing, the numbers are ranks, not parts.
 RunParts parts_of(const std::vector<DirectoryEntry>& entries) {
   RunParts out;
   for (const PartWord& like : kPartWords) {
@@ -80,13 +80,13 @@ RunParts parts_of(const std::vector<DirectoryEntry>& entries) {
   return out;
 }
 
-// Several checkpoints in directories of one, as one: their files, tensors and objects side by side.
+// Joins several checkpoints in one directory: its catalog has the files, tensors and objects of all.
 class JoinedReader : public Reader {
  public:
   explicit JoinedReader(const std::string& path) { catalog_.root = path; }
 
-  // Opens a part in `directory`, or in a file next to it (""). Its names get `prefix`. Names of optimizer state begin
-  // with "optimizer", which becomes `optimizer` unless that is empty.
+  // Adds a part that was opened in `directory`, or "" for a file. Its names get `prefix`. Unless `optimizer` is empty,
+  // it replaces the word "optimizer" at the beginning of names of optimizer state.
   Status add(const std::string& directory, std::unique_ptr<Reader> reader, const std::string& prefix,
              const std::string& optimizer) {
     reader->use_files(files_);
@@ -207,17 +207,17 @@ class JoinedReader : public Reader {
   }
 
   std::vector<Part> parts_;
-  // Of each, by its name: its part, and its place there.
+  // The part of each tensor and object, and its index there, by name.
   std::unordered_map<std::string, std::pair<std::size_t, std::size_t>> tensors_, blobs_;
 };
 
 // ---- an optimizer that numbers its parameters, and its model
 
-// The shapes of parameters, with the number of occurrences. A numbered optimizer has no names, but its moments have the
-// shapes of the parameters that it trains.
+// Shapes of parameters, with the number of parameters of each. A numbered optimizer has no names, but its moments have
+// the shapes of the parameters that it trains.
 using Shapes = std::map<Dims, Index>;
 
-// Of each number the shape of its first moment; empty if the states are under names.
+// Returns the shape of the first moment of each number; empty if the states have names.
 Shapes shapes_of_moments(const Catalog& catalog) {
   Shapes out;
   for (const Tensor& t : catalog.tensors()) {
@@ -244,8 +244,7 @@ Shapes without_shapes(Shapes some, const Shapes& all) {
   return some;
 }
 
-// Returns the number of equal parts, along some dimension of a model's shape, of which each of these shapes is one; 0
-// if there is none.
+// If each of the shapes `cut` is one of n equal parts of a model's shape along some dimension, returns n; otherwise 0.
 Index parts_of_shapes(const Shapes& cut, const Shapes& model) {
   constexpr Index kMostParts = 64;
   for (Index parts = 2; parts <= kMostParts; ++parts) {
@@ -292,7 +291,7 @@ std::optional<OpenCheckpoint> open_beside(const PathSnapshot& directory, const s
   return OpenCheckpoint{*format, *std::move(reader)};
 }
 
-// Of a file that is an optimizer's numbered state: the model that its directory holds.
+// Compares numbered optimizer state with the model in the file's directory.
 void compare_with_model(const PathSnapshot& file, Catalog& catalog) {
   if (shapes_of_moments(catalog).empty()) return;
   const auto directory = file.parent();
@@ -336,7 +335,7 @@ Result<const PathSnapshot*> checkpoint_of_step(const PathSnapshot& place) {
 
 namespace {
 
-// Optimizers of torch's own in a directory whose model was opened without them.
+// Returns the files of numbered optimizer state in a directory whose model was opened without them.
 std::vector<std::string> optimizers_beside(const PathSnapshot& place, const Catalog& model) {
   std::set<std::string_view> read;
   for (const CatalogFile& file : model.files) read.insert(file.path);

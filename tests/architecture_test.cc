@@ -179,7 +179,8 @@ std::string find_circle(const std::map<std::string, std::set<std::string>>& incl
   return circle;
 }
 
-// Modules that need each other and are one thing in several files, each with the reason (docs/decisions.md).
+// Modules that include each other because they are one thing in several files, each with its reason
+// (docs/decisions.md).
 const std::vector<std::vector<std::string>>& joined_modules() {
   static const std::vector<std::vector<std::string>> kJoined = {
       // A File may be at a URL, and a storage is read and cached by means of files.
@@ -302,7 +303,7 @@ std::vector<std::string> literals_of(const std::string& text) {
   return out;
 }
 
-// A file or directory of a format by its name, whole or in part.
+// Names of formats and of their files, whole or in part.
 const std::vector<std::string>& marks_of_formats() {
   static const std::vector<std::string> kMarks = {
       ".safetensors",    ".distcp",         ".metadata",     ".bin",
@@ -334,15 +335,15 @@ bool has_option(const std::string& literal, const std::string& option, std::stri
 bool means_something_else(const std::string& path, const std::string& word) {
   static const std::map<std::string, std::vector<std::string>> kMeanings = {
       {"hf", {"lib/model/", "tools/synth.cc"}},                // a naming convention
-      {"colossalai", {"lib/model/", "lib/layout/stages.cc"}},  // likewise, and a rule of stages
-      {"vllm", {"lib/layout/stages.cc"}},                      // a rule of stages
+      {"colossalai", {"lib/model/", "lib/layout/stages.cc"}},  // likewise, and a rule of pipeline stages
+      {"vllm", {"lib/layout/stages.cc"}},                      // a rule of pipeline stages
       {"nanotron", {"lib/model/"}},                            // a naming convention
       {"megatron", {"lib/model/"}},                            // likewise
       {"gguf", {"lib/model/"}},                                // likewise
       {"meta", {"lib/model/packed_layouts.cc"}},               // a tensor of compressed-tensors' marlin-24
       {"bin", {"tools/job_options.cc"}},                       // a container, of --shard-format
       {"ranks", {"tools/", "lib/audit/"}},                     // a member of JSON objects, a row of a table
-      // Of a file that the user names, in an example.
+      // A file that the user names, in an example.
       {".h5", {"tools/convert.cc", "tools/delta.cc"}},
       {"--to hf", {"lib/convert/weights/requantization.cc"}},  // the names that a refusal asks for
   };
@@ -381,7 +382,7 @@ TEST(Architecture, AFormatTakesFewLines) {
     lines += std::count(file.text.begin(), file.text.end(), '\n');
   EXPECT_GT(lines, 0);
   EXPECT_LT(lines, 150);
-  for (const SourceFile& file : sources())  // every format has the same files, and the name of a --to
+  for (const SourceFile& file : sources())  // all formats have the same files, named like their --to
     if (file.path.ends_with("/reader.cc") || file.path.ends_with("/target.cc")) {
       const std::string room = file.path.substr(0, file.path.rfind('/'));
       if (room == "formats/tensor_files") continue;

@@ -43,7 +43,7 @@ std::vector<std::string> command_names(const CLI::App& app) {
   return out;
 }
 
-// "; repeat --include for each value" if an option of several values was given. Otherwise "".
+// Returns "; repeat --include for each value" if an option of several values was given, otherwise "".
 std::string repeat_hint(const CLI::App& app) {
   for (const CLI::Option* option : app.get_options())
     if (!option->get_positional() && option->get_items_expected_max() > 1 && option->count() > 0)
@@ -51,7 +51,7 @@ std::string repeat_hint(const CLI::App& app) {
   return "";
 }
 
-// "unknown option --byte; did you mean --bytes?" of the words that no option takes, in the order they were given.
+// Returns "unknown option --byte; did you mean --bytes?" for the words that no option takes, in the order given.
 std::string unknown_text(const CLI::App& app, const std::vector<std::string>& words) {
   const auto is_option = [](const std::string& word) { return word.starts_with("-"); };
   std::vector<std::string> shown;
@@ -62,7 +62,8 @@ std::string unknown_text(const CLI::App& app, const std::vector<std::string>& wo
          join(shown, " ") + (option == words.end() ? repeat_hint(app) : near_name(*option, option_names(app)));
 }
 
-// "expected SRC, DST and --to": the required options and positional arguments that are missing; empty: none.
+// Returns "expected SRC, DST and --to": the required options and positional arguments that are missing; empty if none
+// is.
 std::string missing_text(const CLI::App& app) {
   std::vector<std::string> names;
   for (const CLI::Option* option : app.get_options())
@@ -73,7 +74,7 @@ std::string missing_text(const CLI::App& app) {
   return "expected " + join(names, ", ") + (names.empty() ? "" : " and ") + last;
 }
 
-// "--to: expected a value" of "--to: 1 required TEXT missing".
+// Turns the library's "--to: 1 required TEXT missing" into "--to: expected a value".
 std::string mismatch_text(const std::string& what) {
   const std::string option = what.substr(0, what.find(':'));
   if (what.find("missing") != std::string::npos) return printable(option) + ": expected a value";

@@ -59,11 +59,12 @@ class Option {
   const Option& means(std::vector<std::string> meanings) const;   // explains the listed values, in their order
   const Option& names_tensors() const;  // takes globs over the tensor names of the checkpoint on the command line
   const Option& of_a_rank() const;      // may differ between the ranks of a job
-  // The path of an output; of a list its last. Absent: in the current directory. URLs are refused unless the command
-  // writes to buckets; it then checks them itself.
+  // Marks the option as the path of an output, by default the current directory; if it takes a list, the last element.
+  // URLs are refused unless the command writes to buckets, which then checks them itself.
   enum class Outputs { kLocal, kBucketsToo };
   const Option& written(Outputs outputs = Outputs::kLocal) const;
-  const Option& read() const;  // the path of an input, or NAME=PATH; of a list that has an output all but the last
+  const Option& read() const;  // marks it as the path of an input, or NAME=PATH; if it takes a list that ends with an
+                               // output, all but the last
 
  private:
   CLI::Option* option_;
@@ -102,8 +103,8 @@ class CommandLine {
   // Puts the options that are added from now on under this heading of --help.
   void group(const std::string& name);
 
-  // `name`: "--memory"; a word without dashes is a positional argument. `value` is set when the command line is parsed
-  // and keeps its initial value if the option is absent.
+  // `name` is "--memory", or a word without dashes for a positional argument. `value` is set when the command line is
+  // parsed and keeps its initial value if the option is absent.
   Option add_option(const std::string& name, std::string& value, const std::string& help);
   // An option of several values takes one each time it is given.
   Option add_option(const std::string& name, std::vector<std::string>& value, const std::string& help);

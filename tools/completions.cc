@@ -28,7 +28,7 @@ std::string with_escapes(const std::string& text, std::string_view special) {
   return out;
 }
 
-// A word of a shell, whatever is in it.
+// Quotes text as one word of a shell.
 std::string in_quotes(const std::string& text) {
   std::string out = "'";
   for (const char c : text) out += c == '\'' ? "'\\''" : std::string(1, c);
@@ -42,7 +42,7 @@ std::string names_of(const CommandText& command) {
   return join(names, " ");
 }
 
-// The values of a command's first positional argument, if these are known: "bash zsh fish".
+// Returns the values of a command's first positional argument, if they are known: "bash zsh fish".
 std::string words_of_place(const CommandText& command) {
   for (const OptionText& option : command.options)
     if (option.is_place) return join(option.hints.words, " ");

@@ -28,7 +28,7 @@ namespace {
 constexpr int kDeepest = 16;
 constexpr int kMostNames = 50'000;
 
-// To be called after a failed system call. A path that was skipped for lack of memory would be refused later.
+// Fails if memory ran out. Called after a failed system call, because a path that was skipped would be refused later.
 void check_memory() {
   if (errno == ENOMEM) throw std::bad_alloc();
 }
@@ -42,7 +42,7 @@ std::string real(const std::string& path) {
 
 class Paths {
  public:
-  // Adds what a value on the command line may name.
+  // Adds the paths that a value on the command line may name.
   void name(const std::string& word) {
     if (real(word).empty()) return;
     for (const std::string& path : {word, real(word)}) {
@@ -62,7 +62,8 @@ class Paths {
     sandbox_.written.push_back(place);
   }
 
-  // A URL: what is read once, now; and what reading it takes later. An error is one of the command's, too.
+  // Prepares a URL: reads now what is read only once, and allows what reading it needs later. Ignores errors, because
+  // the command reports them too.
   void reach(const std::string& url) {
     (void)prepare_stored(url);
     for (std::string& file : token_files()) sandbox_.read.push_back(std::move(file));
@@ -78,7 +79,7 @@ class Paths {
     sandbox_.written.push_back(temporary_directory());
   }
 
-  // If there are too many names to look through, everything may be read.
+  // Returns the sandbox. If there were too many names to look through, everything may be read.
   Sandbox sandbox() && {
     if (names_ > kMostNames) everything();
     return std::move(sandbox_);

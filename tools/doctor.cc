@@ -38,7 +38,8 @@ std::string first_line(const std::string& path) {
   return text ? text->substr(0, text->find('\n')) : "";
 }
 
-// The directories of this process's memory cgroup and of those above it, each with the name of the file of its limit.
+// Returns the directories of this process's memory cgroup and of those above it, each with the name of its limit's
+// file.
 std::vector<std::string> limit_files() {
   constexpr Index kMost = 1 << 16;
   const auto text = read_whole_file("/proc/self/cgroup", kMost);
@@ -57,7 +58,7 @@ std::vector<std::string> limit_files() {
   return out;
 }
 
-// Returns the least limit, in bytes; nothing if there is none.
+// Returns the smallest limit in bytes; nothing if there is none.
 std::optional<Index> memory_of_cgroup() {
   constexpr Index kUnlimited = Index{1} << 60;  // version 1 has a number for it
   std::optional<Index> out;
@@ -139,7 +140,7 @@ bool is_program(const std::string& name) {
   return false;
 }
 
-// Why `reshard mount` does not work although libfuse is there; empty: it does.
+// Returns why `reshard mount` does not work although libfuse is installed; empty if it works.
 std::string why_no_mount() {
   if (!path_exists("/dev/fuse"))
     return "there is no /dev/fuse; load the module fuse, or pass the device to the container";
@@ -194,7 +195,7 @@ std::vector<std::string> problems_of(const std::vector<Fact>& facts) {
   return out;
 }
 
-// "HDF5 1.10.8", ... of the libraries that formats use.
+// Returns the versions of the libraries that formats use: "HDF5 1.10.8", ...
 std::vector<std::string> format_libraries() {
   std::vector<std::string> out;
   for (const Format* f : formats())
@@ -202,7 +203,7 @@ std::vector<std::string> format_libraries() {
   return out;
 }
 
-// The error of a missing part without the part's name.
+// Returns the error of a missing part without the part's name.
 std::string why_missing(const BuildPart& part) {
   const std::string why = printable(part.version.error().message()), name = part.name + ": ";
   return why.starts_with(name) ? why.substr(name.size()) : why;

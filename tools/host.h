@@ -18,8 +18,8 @@ namespace reshard::tools {
 
 // The environment variables that commands read, with their values.
 using Environment = std::map<std::string, std::string>;
-// Reads those of the process. No other thread may change the environment meanwhile; within Python the caller holds the
-// GIL.
+// Reads the variables of this process. No other thread may change the environment meanwhile; within Python the caller
+// holds the GIL.
 Environment process_environment_of_commands();
 // Returns a variable of the host, or of the process in the program; empty if it is not set.
 std::string environment_variable(const std::string& name);

@@ -35,7 +35,8 @@ std::vector<std::string> warnings_of(const PreparedConversion& prepared) {
   return out;
 }
 
-// The notes of the source's reader are about training state, so a target that leaves it out has none.
+// Returns the notes to print. Those of the source's reader are about training state, so they are left out if the target
+// leaves out that state.
 std::vector<std::string> notes_of(const PreparedConversion& prepared) {
   return prepared.target->holds == Holds::kModel ? std::vector<std::string>() : prepared.source.reader->catalog().notes;
 }

@@ -71,7 +71,7 @@ Index last_number(std::string_view name) {
   return parse_number(name.substr(begin, end + 1 - begin)).value_or(-1);
 }
 
-// What the record says of a step.
+// The record of one step.
 struct Done {
   std::string source;
   bool proven = false;  // this record's watch has converted it
@@ -194,7 +194,7 @@ class Watch {
     return out;
   }
 
-  // Opens each step until it is complete once: there may be many.
+  // Returns whether a step is complete. Opens each step only until it was complete once, because there may be many.
   bool is_complete(const Step& step) {
     if (done_.contains(step.name) || complete_.contains(step.name)) return true;
     if (!gap_of_checkpoint(step.source).empty()) return false;

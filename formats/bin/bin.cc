@@ -49,7 +49,7 @@ std::vector<std::string> usual_names(const PathSnapshot& directory) {
 
 namespace {
 
-// Whether an index names the file, or its name is one of a program's. Any name may end in .ckpt, and in .pt.
+// Returns whether an index names the file, or a program gives such names to models. Names in .ckpt and .pt may be any.
 bool is_own_file(const Catalog& catalog, std::string_view path) {
   const std::string_view name = path.substr(path.rfind('/') + 1);  // npos + 1 is 0
   return !catalog.metadata_files.empty() || is_of_model(name) || is_usual(name) || name == kAdapterFile ||

@@ -7,7 +7,7 @@
 namespace reshard::gguf {
 namespace {
 
-// Architectures whose pairs give all of a config.json, and whose tensors llama.cpp's converter only renames and
+// An architecture whose pairs suffice to make a config.json, and whose tensors llama.cpp's converter only renames and
 // reorders (conversion/llama.py, conversion/qwen.py).
 struct Architecture {
   std::string_view name;  // general.architecture
@@ -68,7 +68,7 @@ class Maker {
     return false;
   }
 
-  // Returns what the pairs do not say well enough for a config.json.
+  // Returns the setting for which the pairs do not suffice to make a config.json, or an empty text.
   std::string obstacle() const {
     if (const Json* n = find(".expert_count"); n && n->is_integer() && *n->as_index() > 0) return "it has experts";
     const Json* const scaling = find(".rope.scaling.type");
@@ -96,7 +96,7 @@ class Maker {
     }
   }
 
-  // The dtype of the layers' matrices. Norms are float32 whatever the model is.
+  // Returns the dtype of the layers' matrices. Norms are always stored as float32.
   std::string dtype() const {
     for (const std::string_view name : {"blk.0.attn_q.weight", "blk.0.ffn_down.weight", "token_embd.weight"})
       if (const Tensor* t = tensor(name); t && is_floating(t->dtype)) return std::string(info(t->dtype).torch_name);

@@ -22,19 +22,19 @@ namespace gguf {
 
 inline constexpr std::string_view kEnding = ".gguf";
 
-// The place of a file in a model that is cut into several: "model", 2, 3 of "model-00002-of-00003.gguf".
+// The parsed name of one of several files: "model", 2 and 3 for "model-00002-of-00003.gguf".
 struct SplitName {
   std::string stem;
   Index number = 1, count = 1;
 };
 SplitName parse_split_name(std::string_view name);
 
-// A config.json made from a header's pairs, or why there is none.
+// A config.json made from a header's pairs, or the reason why there is none.
 struct MadeConfig {
   std::optional<Json> config;
   std::string why_not;  // "'bert' is unknown"
 };
-// `tensors` has those of all files of the model.
+// Makes the config.json. `tensors` has the tensors of all files of the model.
 MadeConfig make_config(const Header& header, const Catalog& tensors);
 
 Result<std::unique_ptr<Reader>> open(const PathSnapshot& place, const OpenOptions& options);

@@ -18,7 +18,7 @@ namespace {
 
 constexpr std::uint32_t kOldest = 2, kNewest = 3;  // version 1 counts in 32 bits
 constexpr Index kLongestName = 1 << 16;
-constexpr Index kLongestText = 1 << 24;  // of a chat template
+constexpr Index kLongestText = 1 << 24;  // bytes; chat templates are long
 constexpr Index kPiece = 1 << 18;        // bytes read at a time
 constexpr Index kUsualAlignment = 32;
 constexpr int kDeepest = 4;  // arrays of arrays
@@ -113,7 +113,7 @@ class Input {
     return static_cast<Index>(n);
   }
 
-  // Reads a count of things of at least `least` bytes each, which must be in the file.
+  // Reads a count of items of at least `least` bytes each. Fails if the file is too short for them.
   Result<Index> count(Index least, std::string_view what) {
     const auto n = TRY(number<std::uint64_t>(what));
     if (n > static_cast<std::uint64_t>(left() / least))
@@ -168,7 +168,7 @@ Result<Json> read_scalar(Input& in, std::uint32_t type) {
     case kI32:
       return Json(TRY(in.number<std::int32_t>(kWhat)));
     case kF32: {
-      // The double of the shortest decimals that are this float32: 1e-05 and not 9.999999747378752e-06.
+      // Take the shortest decimal number that is this float32: 1e-05 instead of 9.999999747378752e-06.
       const auto value = TRY(in.number<float>(kWhat));
       std::array<char, 32> digits{};
       std::to_chars(digits.data(), digits.data() + digits.size() - 1, value);
@@ -203,7 +203,7 @@ Status skip_value(Input& in, std::uint32_t type, int depth) {
 
 Status skip_array(Input& in, std::uint32_t type, Index count, int depth) {
   if (depth > kDeepest) return in.error("arrays are nested more than " + std::to_string(kDeepest) + " deep");
-  if (kWidths[type] > 0) return in.skip(count * kWidths[type], "values");  // was compared with what is left
+  if (kWidths[type] > 0) return in.skip(count * kWidths[type], "values");  // compared with the bytes left above
   for (Index i = 0; i < count; ++i) TRY(skip_value(in, type, depth));
   return {};
 }
@@ -239,7 +239,7 @@ Status read_pair(Input& in, Header& out) {
   return {};
 }
 
-// Sets shape and bytes from the extents of the file, which are fastest first.
+// Sets shape and size from the extents in the file, the fastest first.
 Status set_shape(const Input& in, const std::vector<Index>& extents, TensorInfo& out) {
   const ElementType& type = *out.type;
   for (auto e = extents.rbegin(); e != extents.rend(); ++e) out.shape.push_back(*e);
@@ -316,7 +316,7 @@ Index Header::length_of(std::string_view key) const {
 
 namespace {
 
-// Makes the offsets of tensors those of the file.
+// Makes the tensors' offsets relative to the start of the file.
 Status place_tensors(const Input& in, Header& out) {
   const Index alignment = TRY(alignment_of(in, out));
   const Index begin = *checked_round_up(in.offset(), alignment);

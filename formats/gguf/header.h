@@ -8,7 +8,7 @@
 //   tensor    name string  dimensions u32  extents u64 each, fastest first  type u32  offset u64
 //   data      from the next multiple of general.alignment; a tensor's offset counts from there
 //
-// Numbers are little-endian, or all big-endian: then the version is so, too.
+// Numbers are all little-endian or, as the version then shows, all big-endian.
 #pragma once
 
 #include <string>
@@ -30,7 +30,7 @@ struct ElementType {
   std::string_view name;  // "Q4_K"
   Index block;
   Index bytes;
-  DType dtype;  // of quantized ones uint8
+  DType dtype;  // uint8 if the elements are quantized
 
   bool is_quantized() const { return block > 1; }
 };
@@ -39,7 +39,7 @@ const ElementType* find_type(std::uint32_t number);  // null: unknown
 struct TensorInfo {
   std::string name;
   const ElementType* type = nullptr;
-  Dims shape;        // slowest first, as torch has it; of a quantized type the last dimension counts bytes
+  Dims shape;        // slowest first, like torch's; for a quantized type the last dimension counts bytes
   Index offset = 0;  // in the file
   Index bytes = 0;
 };

@@ -85,8 +85,8 @@ Status GgufReader::read_file(const std::string& name) {
   return {};
 }
 
-// llama.cpp's converter stores vectors, such as norms, in float32 whatever the model has. Their dtype in the model is
-// that of its matrices, if those have one.
+// Sets the dtypes that vectors, such as norms, have in the model: llama.cpp's converter always stores them as float32.
+// If all matrices have one dtype, it is that.
 void GgufReader::set_model_dtypes() {
   std::set<DType> of_matrices;
   for (const Tensor& t : catalog_.tensors())
@@ -115,7 +115,7 @@ void GgufReader::describe_header(const Header& first) {
 Status GgufReader::open(const PathSnapshot& place, const OpenOptions& options) {
   catalog_.root = TRY(place.directory())->path();
   for (const std::string& name : TRY(find_files(place))) TRY(read_file(name));
-  catalog_.has_other_bytes = true;  // the tokenizer and what else the header has
+  catalog_.has_other_bytes = true;  // the header with the tokenizer
   catalog_.sort_by_name();
   set_model_dtypes();
   describe_header(*first_);

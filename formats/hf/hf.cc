@@ -18,8 +18,8 @@ namespace {
 
 bool is_ours(std::string_view name) { return is_file_name(name) || is_index_name(name); }
 
-// Whether this ends the name of a file: ".safetensors", "-00001-of-00004.safetensors" or, of accelerate's second model,
-// "_1.safetensors", perhaps after the word of one of the variants that are published.
+// Returns whether the name of a model's file may end like this: ".safetensors", "-00001-of-00004.safetensors" or, for
+// accelerate's second model, "_1.safetensors"; in published variants after a word such as ".fp16".
 bool ends_name(std::string_view rest) {
   static constexpr std::string_view kVariants[] = {".fp16", ".bf16", ".fp32", ".non_ema"};
   std::any_of(std::begin(kVariants), std::end(kVariants),

@@ -100,7 +100,7 @@ class ArchitectureComparison {
       return p.row->stands_in == place && stored_.contains(name_of(p));
     });
   }
-  // Names that stand in files only need not be in memory, and the other way around.
+  // Returns whether the parameter is stored, or has a name of the other kind: only in files, or only in memory.
   bool is_there(const ArchitectureParameter& p) const {
     return p.row->stands_in != (is_in_memory_ ? StandsIn::kFiles : StandsIn::kMemory);
   }

@@ -483,8 +483,8 @@ class MeshAuditor {
     return holders;
   }
 
-  // Ranks that wrote nothing, and whose pieces are missing. A rank whose elements are stored in other boxes than
-  // declared is none of them: then it is the declaration that is wrong.
+  // Reports ranks that wrote nothing and whose pieces are missing. If a rank's elements are stored, but in other boxes
+  // than declared, the declaration is wrong, and the rank is not reported.
   void report_silent_ranks() {
     if (!out_.writers_compared) return;
     std::set<Index> wrote, silent;

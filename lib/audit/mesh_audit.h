@@ -28,7 +28,7 @@ struct MeshAudit {
   Index pieces = 0;
   Index not_placed = 0;           // tensors that the layout does not cover
   Index flat = 0;                 // tensors of optimizer state that are runs of elements, like FSDP1's flat parameters
-  bool writers_compared = false;  // whether file names tell who wrote what
+  bool writers_compared = false;  // whether file names tell which rank wrote them
   std::string ranks_skipped;      // why neither stages nor writers could be compared; empty: they were
   // Names of the tensors that lack pieces only because ranks wrote nothing ("ranks-silent").
   std::vector<std::string> lacking;

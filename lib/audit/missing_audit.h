@@ -50,7 +50,8 @@ struct StoredModel {
 
 // Finds missing heads, layers, experts and other parameters, tensors of layers or parameters that the model lacks, and
 // names that the family does not know. If such tensors contain what is missing, that is a single finding.
-// `experts_kept`: if experts were merged, those with this number and above are in the others; 0: they were not.
+// `experts_kept`: if several experts were joined into one, how many are stored; the others are inside them. 0: none
+// were.
 void audit_missing(const DescribedModel& subject, const StoredModel& stored, Index experts_kept, FindingList& findings);
 
 inline constexpr std::size_t kShownKinds = 6;             // lines, one per parameter of the table

@@ -226,8 +226,7 @@ bool is_padding(const DescribedModel& subject, const Mismatch& m) {
            !explain_padding(rows, words).empty()));
 }
 
-// Moves one-dimensional parts to `flat` if a rank's flattened parameters are parts: one-dimensional parameters are then
-// parts as well.
+// If a rank's flattened parameters are parts, its one-dimensional parameters are parts too: moves them to `flat`.
 void take_flat_parts(Mismatches& all) {
   const auto is_part = [](const Mismatch& m) { return volume(m.tensor->shape) < volume(m.parameter->shape); };
   if (std::none_of(all.flat.begin(), all.flat.end(), is_part)) return;
@@ -450,7 +449,8 @@ struct Said {
   std::set<Index> by_config, stored;
   Index tensors = 0;
   bool is_sure = false;  // whether some tensor differs in a way that no sharding explains
-  // Rules whose tensors look cut where tensor parallelism does not cut; several of these exclude sharding.
+  // Rules whose tensors look cut along a dimension that tensor parallelism does not cut. If there are several, sharding
+  // is not the reason.
   std::set<const NameRule*> cut_elsewhere;
 };
 
@@ -510,7 +510,7 @@ std::vector<Mismatch> take_explained(const std::map<std::string, Said>& said, Mi
   return out;
 }
 
-// Returns whether the config belongs to another model: then nothing else that it says is reported.
+// Reports a config of another model. If it returns true, the caller reports nothing else about the config.
 bool report_other_config(const DescribedModel& subject, const std::map<std::string, Said>& said,
                          const std::vector<Mismatch>& explained, FindingList& findings) {
   if (explained.empty()) return false;
@@ -534,7 +534,7 @@ bool report_other_config(const DescribedModel& subject, const std::map<std::stri
 
 // ---- Dtypes
 
-// Returns the single dtype of training state, if it is that (ModelAudit::uniform_dtype).
+// Reports dtypes that differ from the config's. Returns ModelAudit::uniform_dtype.
 std::string report_dtypes(const DescribedModel& subject, const StoredModel& stored, FindingList& findings) {
   std::map<std::pair<std::string_view, std::string_view>, std::vector<std::string>>
       by_dtype;  // keyed by stored and expected dtype

@@ -76,7 +76,7 @@ OptimizerAudit audit_optimizer(const Catalog& catalog) {
   OptimizerAudit out;
   FindingList findings;
   std::map<std::string, std::set<std::string>> have;  // state -> parameters that have it
-  std::vector<std::string> orphans, wrong, said;      // `said`: of the first that is wrong
+  std::vector<std::string> orphans, wrong, said;      // `said`: details of the first in `wrong`
   const ByName model = parameters_of(catalog);
   for (const Tensor& t : catalog.tensors()) {
     const StateKey key = split_state_key(t.key());

@@ -27,7 +27,7 @@ struct UnknownModelAudit {
   std::string skipped;       // ArchitectureAudit::skipped
   Index unknown = 0;         // tensors that the known class does not have
 
-  // Returns whether a number of that check was compared, or all tensors were.
+  // Returns whether one of the check's numbers was compared, or the tensors were compared with a known class.
   bool has_compared(std::string_view check) const;
 };
 

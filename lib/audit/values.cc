@@ -245,7 +245,7 @@ class Judge {
 
 // ---- One pass over the data
 
-// Row state is kept for tensors in progress, at most one per thread.
+// Returns the memory for the row state of tensors in progress, at most one per thread.
 Index row_memory(const Catalog& view, const RunOptions& options) {
   Index largest = 0;
   for (const Tensor& t : view.tensors()) largest = std::max(largest, HealthScan::row_memory(t.shape));

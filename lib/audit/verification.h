@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Verification: is the checkpoint the model and layout that was asked for, and are its bytes intact? verify() runs
+// Verification: is the checkpoint the expected model in the expected layout, and are its bytes intact? verify() runs
 // every requested audit in order and reports what it checked. It implements `reshard verify`.
 #pragma once
 
@@ -29,8 +29,8 @@ struct VerifyOptions {
   std::optional<Mesh> mesh;                       // without a layout: the mesh that saved it
   std::string against;                            // another checkpoint of the same model; empty: none
 
-  // What data to read: all of it (checksums, digests), also judging values, or every stored copy too. If nothing at all
-  // is requested, `bytes`.
+  // Whether to read all data and verify checksums and digests, to judge values as well, or to compare every stored copy
+  // as well. If no check at all is requested, `bytes` is the default.
   bool bytes = false, values = false, replicas = false;
   bool exponents = false;  // with `values`: count elements by their exponents
 

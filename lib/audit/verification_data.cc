@@ -113,8 +113,8 @@ Status read_tensors(const Catalog& view, const Opened& opened, const Model& mode
   return {};
 }
 
-// Returns whether a format shows a tensor that was not written as such: a weight made from its master or vice versa, or
-// a step count shared by all parameters.
+// Returns whether the reader derives the tensor from others that were written: a weight from its master or vice versa,
+// or a parameter's step from the count that all share.
 Result<bool> is_shown_of_others(const VerifiedTensor& tensor, const Json& recorded) {
   const StateKey key = split_state_key(tensor.name);
   if (key.suffix == kStepSuffix) return recorded.contains(key.prefix + key.parameter + std::string(kMomentSuffix));

@@ -28,6 +28,6 @@ inline constexpr Index kMuchMemory = Index{1} << 20;  // bytes; smaller allocati
 Status may_take(Index bytes, const std::function<std::string()>& what);
 // Returns that error if the process already exceeds the limit. `what()` names the purpose.
 Status may_hold(const std::function<std::string()>& what);
-Error too_little_memory(const std::string& what, Index more);  // the error of both
+Error too_little_memory(const std::string& what, Index more);  // the error of may_take() and may_hold()
 
 }  // namespace reshard

@@ -10,7 +10,7 @@
 
 namespace reshard {
 
-// Paths that are not there are left out. Links are followed, as they lead now.
+// What a process may use. Missing paths are ignored, and links are resolved when the sandbox is entered.
 struct Sandbox {
   std::vector<std::string> listed;   // directories whose names, and those of all below, may be listed
   std::vector<std::string> read;     // files, and directories with all below, that may be read
@@ -30,7 +30,7 @@ struct Sandboxed {
 Result<Sandboxed> enter_sandbox(const Sandbox& sandbox);
 // Returns the version of the kernel's Landlock interface; 0: it has none, or it is disabled.
 long landlock_version();
-// Whether this process has given up files.
+// Returns whether this process can open the allowed files only.
 bool in_sandbox();
 
 }  // namespace reshard

@@ -294,8 +294,8 @@ class Catalog {
 
     void find_places(std::size_t room);
   };
-  const Held& held() const;  // for modification; unshares first
-  Held& own();               // for changing it
+  const Held& held() const;
+  Held& own();  // for modification; unshares first
 
   std::shared_ptr<Held> held_;  // null: no tensors
   Index added_bytes_ = 0;       // approximate memory added since the last check against the limit

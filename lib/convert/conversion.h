@@ -90,10 +90,10 @@ class Conversion {
   Index kept_bytes() const;
   Result<Outcome> upload(OutputPath destination);
   Status check_merged(const ConversionSource& origin) const;
-  // Reads the records of the deltas that a merge applies, and compares the start of the base with them. Null: it
-  // applies none.
+  // Reads the records of the deltas that a merge applies, and compares the start of the base with them. Returns null if
+  // it applies none.
   Result<std::unique_ptr<DeltaChain>> open_deltas(const ConversionSource& origin) const;
-  // What reshard recorded of the sources when it wrote them, to compare with what is read; null: nothing.
+  // What reshard recorded when it wrote the sources, to compare with what is read. Null: no record.
   struct Records {
     const SourceManifest* source = nullptr;
     const DeltaChain* deltas = nullptr;

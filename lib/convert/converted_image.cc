@@ -62,7 +62,7 @@ Result<std::unique_ptr<ConvertedImage>> ConvertedImage::open_to_prove(Conversion
   return open(c, false, reserved);
 }
 
-// `reserved`: opens it to prove.
+// With `reserved`, implements open_to_prove().
 Result<std::unique_ptr<ConvertedImage>> ConvertedImage::open(Conversion& c, bool check, std::optional<Index> reserved) {
   if (!c.target_) return copies_nothing(c);
   const RunOptions& run = c.options_.run;

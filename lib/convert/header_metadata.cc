@@ -18,11 +18,11 @@ constexpr std::string_view kPlain = "Tensor";
 struct Described {
   std::string text;     // the entry of the weight
   bool is_packed;       // stored as several tensors
-  std::string renamed;  // in the output; empty: not seen there
+  std::string renamed;  // name in the output; empty: not seen yet
 };
 using DescribedTensors = std::map<std::string, Described, std::less<>>;
 
-// Returns the tensors that the metadata describe; none if it is not torchao's.
+// Returns the tensors that the metadata describes; none if torchao did not write it.
 Result<DescribedTensors> described_tensors(const Catalog& source) {
   DescribedTensors out;
   std::map<std::string_view, std::string_view> entries;
@@ -46,7 +46,7 @@ Result<DescribedTensors> described_tensors(const Catalog& source) {
   return out;
 }
 
-// A stored tensor as a part of a described weight: "a._weight_qdata" is of "a.weight".
+// A stored tensor that is a part of a described weight: "a._weight_qdata" of "a.weight".
 struct PartOf {
   DescribedTensors::iterator weight;
   std::string tail;  // of its name: "._weight_qdata"

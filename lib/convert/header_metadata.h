@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the headers of safetensors files say in __metadata__, in a copy. Most of it is a trainer's notes. torchao stores
-// there what its packed tensors are, and without it nothing can load them
+// Copies __metadata__, a member of the headers of safetensors files. Most of it is a trainer's notes, but torchao
+// describes its packed tensors there, which cannot be loaded without it
 // (prototype/safetensors/safetensors_support.py):
 //
 //   "tensor_names": "[\"a.weight\", \"a.bias\"]"                       JSON: the tensors of the model
@@ -17,7 +17,7 @@
 
 namespace reshard {
 
-// A tensor of the output and the one of the source that it is; null: it is made of others.
+// A tensor of the output, and the source tensor that it is a copy of; null: it is made of others.
 struct CopiedTensor {
   const TargetTensor* to = nullptr;
   const Tensor* from = nullptr;
@@ -28,9 +28,10 @@ struct HeaderMetadata {
   Index needed = 0;                                          // weights that cannot be loaded without the entries
 };
 
-// Returns the metadata of a copy: descriptions of weights under the names that these have in the output, and the other
-// entries if `is_exact`, that is, if no tensor has other values than in the source. Unsupported if a described weight
-// is stored in tensors whose names, dtypes or shapes the output changes. Corrupt if a listed weight is not described.
+// Returns the metadata of a copy: the descriptions of weights, under the weights' names in the output, and, if
+// `is_exact` (all values are those of the source), the other entries. Fails with unsupported if the output changes
+// names, dtypes or shapes of the tensors that store a described weight, and with corrupt if a listed weight is not
+// described.
 Result<HeaderMetadata> copied_metadata(const Catalog& source, const std::vector<CopiedTensor>& tensors, bool is_exact);
 
 }  // namespace reshard

@@ -35,9 +35,9 @@ std::vector<std::string> merged_digests(const Json* tensor);
 Result<RecordedMerge> recorded_merge(Reader& checkpoint);
 
 struct Lineage {
-  Index tensors = 0;  // that the merge has
-  // One error for each source with a tensor that differs from what was read; if all sources are unchanged, an error for
-  // the tensors that the merge now computes differently.
+  Index tensors = 0;  // number of the merge's tensors
+  // One error for each source that has changed since the merge. If all are unchanged: an error for the tensors that the
+  // merge now computes differently.
   std::vector<Finding> findings;
 };
 // Computes the merge again for `format` (that of `recorded.to`) without writing it. Fails if a source is missing.

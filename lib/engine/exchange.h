@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Ranks that read for each other: one rank reads each byte of the source, once, and sends it to the rank that needs it.
 //
-//   1. The bytes of the source, in the order of its files, are divided equally among the ranks (ReaderMap), so that
-//   each
+//   1. The bytes of the source, in the order of its files, are divided equally among the ranks (ReaderMap). So each
 //      rank reads its files from one end to the other.
 //   2. All ranks take the same steps together. In a step each rank processes some slabs of its own share.
 //   3. Every rank computes from the plan which pieces of which slabs each rank sends to which other (rounds.h). Only

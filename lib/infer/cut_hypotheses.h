@@ -12,7 +12,7 @@
 
 namespace reshard::cut_hypotheses {
 
-// The sizes of the two axes that cut tensors. The other axes, pp and dp_replicate, decide who writes.
+// The sizes of the two axes that cut tensors. The other axes, pp and dp_replicate, decide which ranks write.
 struct Axes {
   Index fsdp = 1;  // dp_shard x cp
   Index tp = 1;

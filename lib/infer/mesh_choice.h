@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Chooses the mesh that explains the boxes of a catalog best: tries every mesh of that many ranks, first on the boxes
-// alone, and the best ones on who wrote them (for the rules see mesh_inference.h). Internal to lib/infer;
+// alone, then the best ones on the ranks that wrote them (for the rules see mesh_inference.h). Internal to lib/infer;
 // mesh_inference.cc derives the statement about each axis.
 #pragma once
 

@@ -73,7 +73,7 @@ bool ExchangeSchedule::take_next(int reader, std::vector<ReadSlab>& taken) {
 }
 
 void ExchangeSchedule::lay_out(const std::vector<ReadSlab>& taken, int reader, ExchangeRound& round) {
-  // Grouped by receivers: the first replica's file and the offsets of the others.
+  // Group the parts by their receivers, which the offsets of the replicas and the first replica's file identify.
   struct Member {
     const ReadSlab* slab;
     const Part* part;

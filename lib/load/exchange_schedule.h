@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The schedule of a load in which ranks work together: who reads what and who receives it, round by round.
+// The schedule of a load in which ranks work together: what each rank reads and receives in each round.
 //
 // All slabs of all tensors form one list, in the order of the plan. Each rank reads a contiguous part of the list,
 // equal in bytes (SlabList::shares), so that a stored item is mostly read by one rank sequentially. In a round each
@@ -71,7 +71,7 @@ class ExchangeSchedule {
   };
   // Lets a rank read one more slab if there is room. Returns false if it reads no more in this round.
   bool take_next(int reader, std::vector<ReadSlab>& taken);
-  // Assigns the offsets of what a rank reads in its buffer and in this rank's, and the receivers.
+  // Assigns the receivers of what a rank reads, and its offsets in that rank's buffer and in this rank's.
   void lay_out(const std::vector<ReadSlab>& taken, int reader, ExchangeRound& round);
   Index element_bytes(std::size_t planned) const;
   const std::vector<Index>& steps(std::size_t planned) const { return target_.replica_steps_of(tensor_[planned]); }

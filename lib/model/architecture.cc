@@ -26,7 +26,7 @@ std::string_view line_of(std::string_view model_type) {
 
 using Texts = std::vector<std::string_view>;
 
-// Returns the text of a column; empty if that is.
+// Returns the text that a column refers to; empty for an empty column.
 Result<std::string> text_of(const std::string& column, const Texts& texts) {
   if (column.empty()) return std::string();
   const auto number = parse_number(column);
@@ -38,7 +38,7 @@ std::vector<std::string> list_of(const std::string& text) {
   return text.empty() ? std::vector<std::string>() : split(text, ',');
 }
 
-// Replaces the first components of a name, whose number its digit is, by those of the name before.
+// Replaces the digit at the beginning of a name by that many components of the previous name.
 std::string whole_name(std::string_view text, std::string_view before) {
   std::size_t end = 0;
   for (int shared = text.front() - '0'; shared > 0; --shared) end = before.find('.', end) + 1;
@@ -75,7 +75,7 @@ Status read_rows(std::string_view text, const Texts& texts, bool is_base, std::v
   return {};
 }
 
-// Reads the rows of the groups that have this class. Of another class: of those that have the type's first class.
+// Reads the rows of the groups that contain this class or, for an unknown class, the type's first class.
 Status read_groups(const Json& groups, Index of_class, const Texts& texts, bool is_base,
                    std::vector<ArchitectureRow>& out) {
   for (const Json& group : TRY(groups.as_array())) {
@@ -113,7 +113,7 @@ Result<std::optional<Architecture>> parse_line(std::string_view line, std::strin
   return out.rows.empty() ? std::nullopt : std::optional(std::move(out));
 }
 
-// Lists the parameters of rows.
+// Expands rows into parameters.
 class Expansion {
  public:
   Expansion(const Architecture& architecture, const Json& config)
@@ -138,7 +138,7 @@ class Expansion {
     return {};
   }
 
-  // Parameters whose condition does not hold may be there all the same, if their names are no others'.
+  // Returns the parameters. Those whose condition does not hold are optional, unless another parameter has the name.
   ArchitectureModel take() {
     std::unordered_set<std::string_view> names;
     for (const ArchitectureParameter& p : out_.parameters) names.insert(p.name);
@@ -148,7 +148,7 @@ class Expansion {
   }
 
  private:
-  // What a row says for one number of its first {}.
+  // The result of a row for one number in its first {}.
   struct Entry {
     bool is_read = false, is_derived = false, is_required = false, is_excluded = false;
     Dims shape;
@@ -216,14 +216,14 @@ class Expansion {
   std::vector<ArchitectureParameter> excluded_;
 };
 
-// 4 and 4.0 are the same.
+// Returns whether two values are equal; 4 and 4.0 are.
 bool is_same_value(const Json& a, const Json& b) {
   const auto x = a.as_double(), y = b.as_double();
   return a.is_number() && b.is_number() ? x && y && *x == *y : to_text(a) == to_text(b);
 }
 
-// Fails if a config has another value for a member than those that were tried: "norm" has one, "layer_types[]" several
-// for its entries, and "depths.#" a length.
+// Fails if a member of the config has a value that was not tried. `fixed` gives one value for "norm", several for the
+// entries of "layer_types[]", and a length for "depths.#".
 Status check_fixed(const Json& config, const Json::Member& fixed) {
   std::string_view path = fixed.key;
   const bool is_length = path.ends_with(".#"), is_entries = path.ends_with("[]");

@@ -68,7 +68,7 @@ VocabularyLeaves vocabulary_leaves(Families families) {
   return leaves;
 }
 
-// Whether a member among `names` has this value.
+// Returns whether one of the members `names` has this value.
 bool has_member_with(const ModelConfig& config, std::span<const std::string_view> names, Index value) {
   return value > 0 &&
          std::any_of(names.begin(), names.end(), [&](std::string_view name) { return config.number(name) == value; });
@@ -109,12 +109,12 @@ Names names_of(const Catalog& catalog) {
   return out;
 }
 
-// Which numbers of one config, the model's or a part's, the tensors confirm.
+// Which numbers of a config (the model's or a part's) the tensors confirm.
 struct Facts {
   bool has_width = false, has_layers = false;
 };
 
-// Whether a tensor has a row for each word, or for each of a detector's queries.
+// Returns whether a tensor has a row for each word or, in a detector, for each query.
 bool has_rows(const Names& names, const ModelConfig& config, std::span<const std::string_view> rows) {
   return std::any_of(names.matrices.begin(), names.matrices.end(), [&](const Tensor* t) {
     return has_member_with(config, rows, t->shape[0]) && has_member_with(config, kWidths, t->shape[1]) &&
@@ -122,7 +122,7 @@ bool has_rows(const Names& names, const ModelConfig& config, std::span<const std
   });
 }
 
-// Whether a tensor is the filters that a model has for patches of images, or for bands of sound.
+// Returns whether a tensor has the shape of the filters for image patches or for audio bands.
 bool has_filters(const Names& names, const ModelConfig& config) {
   const Index patch = config.number("patch_size");
   return std::any_of(names.filters.begin(), names.filters.end(), [&](const Tensor* t) {

@@ -80,7 +80,7 @@ class ViewBuilder {
     return put(std::move(as));
   }
 
-  // Returns the parsed name in the convention of the view, if that has the same name.
+  // Returns the name as parsed in the view's convention, if that convention has this name too.
   std::optional<ParsedName> as_named(std::optional<ParsedName> parsed) const {
     if (!parsed || !parsed->stored || parsed->convention == options_.convention) return parsed;
     for (const ConventionTable& table : options_.family->conventions)
@@ -93,7 +93,7 @@ class ViewBuilder {
     return parsed;
   }
 
-  // Gives a one-dimensional tensor with all elements of a parameter, as FSDP's flat parameters leave it, its shape.
+  // Restores the shape of a parameter that is stored in one dimension with all of its elements, as by FSDP.
   Status unflatten(Tensor& tensor, const ParsedName& parsed) {
     if (tensor.shape.rank() != 1 || !options_.config || parsed.is_of_quantized()) return {};
     const auto shape = expected_shape(*parsed.rule, *options_.config, parsed.layer);
@@ -126,7 +126,7 @@ class ViewBuilder {
     return out;
   }
 
-  // Names that are taken are reported together in the end.
+  // Adds a tensor. Names that occur twice are collected and reported together.
   Status put(Tensor tensor) {
     if (!out_.find(tensor.name)) return out_.add(std::move(tensor));
     twice_.push_back(std::move(tensor));

@@ -530,8 +530,8 @@ Status Output::remove_old(const std::string& made) {
   return remove(old_->self, made);
 }
 
-// Moves the finished directory into one that has the marker beside it. The order of the syncs allows for a power cut at
-// any time: until the move is durable the output needs its own marker, and a published directory must not have one.
+// Moves the finished directory into one that has the marker next to it. The order of the syncs allows for a power cut
+// at any time: until the move is durable the output needs its own marker, and a published directory must not have one.
 Status Output::move_aside(const std::string& made) {
   publishing_lock_.emplace(TRY(make_work(publishing_)));
   made_publishing_ = true;

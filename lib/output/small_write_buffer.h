@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Buffers short pieces of an output until the data around them is written too. Many of them are adjacent, or separated
-// by short headers: together they take one call, where a call for each would take longer than all other work on them.
+// by short headers, so one call can write them together. A call for each would take longer than all other work on them.
 #pragma once
 
 #include <cstddef>

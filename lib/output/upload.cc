@@ -27,7 +27,7 @@ Error upload_not_resumable(const std::string& what, const std::string& why) {
   return usage_error(what + ": cannot be resumed: " + why + "; leave --resume require out to start over");
 }
 
-// Fetches the parts of a source that are computed next.
+// Fetches ahead the parts of a source that will be computed next.
 class PartsAhead {
  public:
   PartsAhead(const Upload::Source& source, int ahead) : source_(source), ahead_(ahead) {}
@@ -173,7 +173,8 @@ Status Upload::write_journal(bool is_publishing) {
   return {};
 }
 
-// Decides whether the destination may be replaced. What a killed run has published of its own is not in the way.
+// Decides whether the destination may be replaced. Files that a killed run of the same output has published do not
+// prevent it.
 Status Upload::look_at_destination(const std::optional<Journal>& left) {
   if (!TRY(find_stored(to_.path))) return {};
   const Node self = TRY(look_at(to_.path));

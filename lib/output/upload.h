@@ -64,17 +64,18 @@ class Upload {
   Upload(const Upload&) = delete;
   Upload& operator=(const Upload&) = delete;
 
-  // Where bytes come from. Thread-safe.
+  // The source of the bytes. Thread-safe.
   struct Source {
     std::function<Status(std::uint32_t file, Index offset, MutableBytes out)> read;
-    // Returns the turn of a range: 0; 1: after the others of its file; 2: after all others. Null: 0.
+    // Returns when a range may be read: 0: at any time; 1: after the other ranges of its file; 2: after all others.
+    // Null: 0 for all.
     std::function<int(std::uint32_t file, Index offset, Index length)> turn = nullptr;
-    // Adds what read() will request from files behind URLs. Null: nothing.
+    // Adds the ranges that read() will request from files behind URLs. Null: none.
     std::function<void(std::uint32_t file, Index offset, Index length, std::vector<FileRange>& out)> expect = nullptr;
   };
   // Uploads the files that hold tensors. `progress` receives the bytes done.
   Status send(const Source& source, const std::function<void(Index bytes)>& progress);
-  // Makes everything visible. After an error the message says what is there.
+  // Makes everything visible. The message of an error says what is visible then.
   Status publish(const Source& source);
 
   // Call after an error. Aborts the uploads, and names in the error those that it could not abort. Keeps them if the

@@ -31,7 +31,7 @@ class ComputedSource : public TensorSource {
                                std::vector<LaidPiece>& pieces) override;
   Status finish(MutableBytes scratch, Transport* ranks) override { return stored_.finish(scratch, ranks); }
   bool is_remote() const override { return stored_.is_remote(); }
-  // None of computed tensors.
+  // Adds nothing for computed tensors.
   void add_ranges(std::size_t tensor, const Box& box, Index scratch, std::vector<FileRange>& out) override {
     if (!computed_.contains(tensor)) stored_.add_ranges(tensor, box, scratch, out);
   }

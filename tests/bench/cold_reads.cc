@@ -1,10 +1,10 @@
-// What reading files takes in one of several ways, alone or copied into one new file past the page cache. Nothing is
-// looked at.
+// Measures how long reading files takes in one of several ways, alone or copied into one new file that bypasses the
+// page cache. The bytes are not processed.
 //
-//   cold_reads cached|direct|uring THREADS OUTPUT|- SOURCE...
+//     cold_reads cached|direct|uring THREADS OUTPUT|- SOURCE...
 //
-// cached: pread; direct: pread with O_DIRECT; uring: likewise through an io_uring of each thread, eight reads under
-// way. Blocks are of 1 MiB, and what is not a multiple of a page at the end of a file is left out.
+// cached: pread. direct: pread with O_DIRECT. uring: O_DIRECT through an io_uring per thread, with eight reads in
+// flight. Blocks have 1 MiB; an incomplete page at the end of a file is left out.
 #include <fcntl.h>
 #include <linux/io_uring.h>
 #include <sys/mman.h>

@@ -1,7 +1,7 @@
-// What it costs one rank of many to know what it is to load: Load::prepare() over metadata alone (`reshard synth
+// Measures what it costs one rank of many to plan its load: Load::prepare() over metadata alone (`reshard synth
 // --metadata-only`), without the headers in the data files. For docs/cluster.md.
 //
-//   reshard_bench_load_plan CHECKPOINT MESH [RANK ...]
+//     reshard_bench_load_plan CHECKPOINT MESH [RANK ...]
 #include <malloc.h>
 #include <unistd.h>
 
@@ -18,7 +18,7 @@ using namespace reshard;
 
 namespace {
 
-// A checkpoint's metadata, as if its files were there.
+// A checkpoint's metadata, read as if its data files existed.
 class MetadataOnly : public Reader {
  public:
   explicit MetadataOnly(Catalog catalog) {
@@ -61,7 +61,7 @@ Status report(const std::string& path, const std::string& mesh, const std::vecto
     const auto load = TRY(Load::prepare(reader, options));
     const double prepared = cpu_ms() - start;
     const double resident = resident_mb() - before;
-    ConversionOptions of_load;  // the same once more, for its plan
+    ConversionOptions of_load;  // the same options again, for its plan
     of_load.placement.mesh = options.placement.mesh;
     of_load.source_path = path;
     Draft draft = TRY(make_draft(reader, kMemoryFormat, of_load));

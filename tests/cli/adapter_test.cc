@@ -213,7 +213,7 @@ INSTANTIATE_TEST_SUITE_P(Experts, ExpertAdapterTest, testing::Values("qwen", "os
                          [](const auto& experts) { return experts.param; });
 
 TEST_F(AdapterTest, AnAlphaOfZeroIsNotedAndMayBeGiven) {
-  set_config(R"({"r": 4, "lora_alpha": 0})");  // as verl writes it, for its users to fill in
+  set_config(R"({"r": 4, "lora_alpha": 0})");  // as verl writes it, for its users to correct
   const CommandResult base = reshard_cli({"convert", source_, dir_ / "base", "--to", "hf", "--merge-adapter"});
   EXPECT_EQ(base.exit_code, 0);
   EXPECT_THAT(base.out + base.err, HasSubstr("lora_alpha is 0, so the adapter changes nothing"));

@@ -1,5 +1,5 @@
-// `reshard verify A --against B`, of two dtypes: the order of the two makes no difference, and values that a cast
-// changed are a difference unless the output's own manifest records the cast.
+// Tests `reshard verify A --against B` for checkpoints of two dtypes: their order makes no difference, and values that
+// a cast changed are a difference unless the output's own manifest records the cast.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -55,15 +55,15 @@ std::string cast(const std::string& bytes, DType from, DType to) {
   return out;
 }
 
-// `exact`: numbers that every floating-point dtype has. Else some that each rounds, one too large and one too small for
-// most.
+// With `exact`, returns numbers that every floating-point dtype can represent. Otherwise includes some that each dtype
+// rounds, one that is too large and one that is too small for most.
 TensorValue values_of(DType dtype, bool exact) {
   std::vector<float> numbers;
   for (Index i = 0; i < kElements; ++i) numbers.push_back(static_cast<float>(i % 8 - 4) * (exact ? 0.5F : 0.37F));
   if (!exact) numbers[0] = 30000, numbers[1] = 1e-30F;
   const std::string bytes(reinterpret_cast<const char*>(numbers.data()), numbers.size() * sizeof(float));
   if (can_convert(DType::kFloat32, dtype)) return {dtype, {8, 8}, cast(bytes, DType::kFloat32, dtype)};
-  std::string ones;  // of an integer, a boolean, ...
+  std::string ones;  // for an integer, a boolean, ...
   for (Index i = 0; i < kElements; ++i) (ones += '\1').append(static_cast<std::size_t>(byte_size(dtype)) - 1, '\0');
   return {dtype, {8, 8}, ones};
 }

@@ -1,7 +1,7 @@
-// Models that no family describes and transformers does: verify compares every name and shape with the table made from
-// transformers (lib/model/architecture.h). The models are of configs that transformers built once more
-// (tests/data/architectures.jsonl, made by samples/families/generate.py samples); files are of full length without
-// data.
+// Tests models that transformers has and no family describes: verify compares every name and shape with the table made
+// from transformers (lib/model/architecture.h). transformers built the models with other configs than those of the
+// table (tests/data/architectures.jsonl, made by samples/families/generate.py samples). The files have their full
+// length without data.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -95,7 +95,7 @@ Verified verify(const Shapes& shapes, const std::string& config) {
   return out;
 }
 
-// The largest tensor of two unequal dimensions inside a numbered module.
+// Returns the name of the largest matrix with two unequal dimensions inside a numbered module.
 std::string a_matrix(const Shapes& shapes) {
   std::string best;
   for (const auto& [name, shape] : shapes)
@@ -161,7 +161,7 @@ const Sample& sample_of(const std::string& name) {
   return *std::find_if(all->begin(), all->end(), [&](const Sample& s) { return s.title == name; });
 }
 
-// Replaces a member of the config.
+// Returns the config with one member replaced.
 std::string with(const std::string& config, const std::string& member, Json value) {
   return to_text(parse_json(config, "config.json")->set(member, std::move(value)));
 }
@@ -173,7 +173,7 @@ TEST(FixedMembers, AFixedMemberOfAnotherValueIsSaid) {
   EXPECT_THAT(v.ids, IsEmpty());
 }
 
-// A class that the table does not have is compared by what its type's classes share; nothing of it must be there.
+// A class that is not in the table is compared with the rows that its type's classes share; none of them is required.
 TEST(OtherClasses, AClassWithoutALineIsComparedByItsType) {
   const Sample& bert = sample_of("BertModel");
   const std::string config = with(bert.config, "architectures", Json::array().push_back("BertForSomethingElse"));
@@ -186,7 +186,7 @@ TEST(OtherClasses, AClassWithoutALineIsComparedByItsType) {
   EXPECT_THAT(verify(shapes, config).ids, Contains("shape-transposed"));
 }
 
-// The number of labels is that of id2label, or num_labels, or two.
+// The number of labels follows from id2label, num_labels or the default of two.
 TEST(Labels, AreCounted) {
   const Sample& vit = sample_of("ViTForImageClassification");
   Shapes shapes = vit.shapes;
@@ -197,7 +197,7 @@ TEST(Labels, AreCounted) {
   EXPECT_THAT(verify(shapes, with(vit.config, "id2label", std::move(labels))).ids, IsEmpty());
 }
 
-// `check` and `synth` describe a model that no family describes by its class.
+// `check` and `synth` use the class of a model that no family describes.
 TEST(ClassFamily, ModelsWithoutAFamilyAreMadeAndChecked) {
   const TempDir dir;
   for (const std::string name : {"BertModel", "T5Model", "MambaForCausalLM"}) {

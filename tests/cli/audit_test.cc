@@ -49,19 +49,19 @@ class Workshop {
     if (r.exit_code != 0) ADD_FAILURE() << r.out << r.err;
   }
 
-  // "ck", files of a model's shapes without its data; "config.json" is the model's own config.
+  // Makes "ck", the files of a model without its data. "config.json" is the model's own config.
   void model(const std::string& config, Options options = {}) const {
     write("config.json", read_file(kConfigs + config + ".json"));
     options.insert(options.begin(), {"synth", "ck", "--config", "config.json", "--to", "hf", "--headers-only", "-q"});
     must(options);
   }
-  // "ck", metadata of a training checkpoint without its data files.
+  // Makes "ck", the metadata of a training checkpoint without its data files.
   void metadata(const std::string& config, Options options) const {
     write("config.json", read_file(kConfigs + config + ".json"));
     options.insert(options.begin(), {"synth", "ck", "--config", "config.json", "--metadata-only", "-q"});
     must(options);
   }
-  // "ck" and "config.json", a copy of a sample.
+  // Makes "ck" and "config.json", a copy of a sample.
   void copy(const std::string& name) const {
     copy_sample(name, path());
     fs::rename(*this / "checkpoint", *this / "ck");
@@ -71,7 +71,7 @@ class Workshop {
     write("config.json", read_file(sample("tp8") + "/config.json"));
     write_dcp(values, *this / "ck", Mesh({{"dp_shard", ranks}}));
   }
-  // "ck", a sample cut again as `layout` has it.
+  // Makes "ck", a sample that is resharded to this layout.
   void lay_out(const std::string& name, const std::string& layout) const {
     write("config.json", read_file(sample(name) + "/config.json"));
     write("layout.json", layout);
@@ -93,7 +93,7 @@ void fill_rows(TensorValue& tensor, Index begin, Index end, std::uint16_t bits) 
   for (Index at = begin * row; at < end * row; at += 2) std::memcpy(tensor.bytes.data() + at, &bits, 2);
 }
 
-// A checkpoint of a vocabulary of 257 words with 384 rows (3 x 128): `head` rows for the head.
+// Returns a checkpoint with a vocabulary of 257 words and 384 rows (3 x 128), and `head` rows for the head.
 TensorValues padded(Index head) {
   TensorValues values = tp8();
   for (const auto& [name, rows] : {std::pair("tok_embeddings.weight", Index{384}), std::pair("output.weight", head)}) {
@@ -104,7 +104,7 @@ TensorValues padded(Index head) {
   return values;
 }
 
-// The pieces of one file, taken out of the metadata: its rank died before it wrote.
+// Removes the pieces of one file from the metadata, as if its rank had died before it wrote.
 void silence(const Workshop& w, const std::string& file) {
   const auto open = open_checkpoint(w / "ck");
   const Catalog& catalog = open->reader->catalog();
@@ -126,7 +126,8 @@ void silence(const Workshop& w, const std::string& file) {
   fs::remove(w / ("ck/" + file));
 }
 
-// torchtitan's rules for Llama on dp_shard x tp; `wo`, `w1` and the order of the two cuts as given.
+// Returns torchtitan's rules for Llama on dp_shard x tp, with the given rules for `wo` and `w1` and order of the two
+// cuts.
 std::string llama_layout(const std::string& mesh, const std::string& rules) {
   return R"({"reshard_layout": 1, "name": "as-it-ran", "files": "shards", "mesh": )" + mesh + R"(, "tensors": [)" +
          rules + "]}";
@@ -173,8 +174,8 @@ std::string title(const testing::TestParamInfo<Golden>& param) { return param.pa
 
 // ---- the same under what trainers put around names
 
-// The name with `wrapper` before the parameter in it: where optimizer state is, trainers have no wrapper around it but
-// those of modules.
+// Returns the name with `wrapper` before the parameter in it. Only wrappers of modules also occur inside names of
+// optimizer state.
 std::string wrapped(const std::string& name, const std::string& wrapper) {
   const StateKey key = split_state_key(name);
   if (key.kind == StateKind::kModel) return wrapper + name;
@@ -210,7 +211,7 @@ void wrap_dcp(const std::string& metadata, const std::string& directory, const s
   write_file(metadata, dcp::write_metadata(entries, files));
 }
 
-// A safetensors file with `wrapper` before all names. Large ones are of holes, which need no copy.
+// Writes a safetensors file with `wrapper` before all names. Large files consist of holes, which need no copy.
 void wrap_safetensors(const std::string& from, const std::string& to, const std::string& wrapper) {
   std::ifstream in(from, std::ios::binary);
   std::uint64_t length = 0;
@@ -229,7 +230,7 @@ void wrap_safetensors(const std::string& from, const std::string& to, const std:
   fs::resize_file(to, 8 + now + data);
 }
 
-// A copy of a checkpoint with `wrapper` before the names of its tensors.
+// Copies a checkpoint and puts `wrapper` before the names of its tensors.
 void wrap_names(const std::string& from, const std::string& to, const std::string& wrapper) {
   fs::create_directory(to);
   std::string metadata;
@@ -272,13 +273,13 @@ TEST_P(AuditGolden, SaysTheSameOfWrappedNames) {
   const Workshop w;
   g.prepare(w);
   const std::set<std::string> others = {"save_interrupted", "adapter_beside", "hsdp_was_fsdp_405b"};
-  if (others.contains(g.name)) return;  // of files, not of names; as another that is smaller
+  if (others.contains(g.name)) return;  // damage of files, not of names; a smaller golden covers the same kind
   Options options = {"verify", "ck", "--threads", "1", "--json"};
   options.insert(options.end(), g.options.begin(), g.options.end());
   const CommandResult bare = w.run(options);
   fs::rename(w / "ck", w / "bare");
   const std::string wrappers[] = {"model.", "app.model.", "_orig_mod."};
-  const auto step = static_cast<std::size_t>(every_nth(3));  // another one for each golden
+  const auto step = static_cast<std::size_t>(every_nth(3));  // a different one for each golden
   for (std::size_t i = std::string_view(g.name).size() % step; i < std::size(wrappers); i += step) {
     const std::string& wrapper = wrappers[i];
     wrap_names(w / "bare", w / "ck", wrapper);
@@ -289,7 +290,7 @@ TEST_P(AuditGolden, SaysTheSameOfWrappedNames) {
 
 const Options kConfig = {"--config", "config.json"};
 
-// 1, 2: the vocabulary.
+// Kinds 1 and 2: the vocabulary.
 INSTANTIATE_TEST_SUITE_P(
     Vocabulary, AuditGolden,
     testing::Values(
@@ -299,7 +300,7 @@ INSTANTIATE_TEST_SUITE_P(
                          {"--shape", "model.embed_tokens.weight=16064x8192", "--shape", "lm_head.weight=16064x8192"});
                },
                kConfig},
-        Golden{"vocabulary_405b",  // one of the two only
+        Golden{"vocabulary_405b",  // only one of the two
                [](const Workshop& w) {
                  w.model("llama-3.1-405b", {"--shape", "model.embed_tokens.weight=16064x16384"});
                },
@@ -353,7 +354,7 @@ INSTANTIATE_TEST_SUITE_P(
                {"--config", "config.json", "--values", "--limit", "3"}}),
     title);
 
-// 3: shards, fused tensors, experts, norms.
+// Kind 3: shards, fused tensors, experts, norms.
 INSTANTIATE_TEST_SUITE_P(
     Shapes, AuditGolden,
     testing::Values(Golden{"parts_of_tp4",
@@ -429,7 +430,7 @@ INSTANTIATE_TEST_SUITE_P(
                            {"--config", "config.json", "--mesh", "tp=4"}}),
     title);
 
-// Cases 4 and 6: the layout that ran is not the declared one.
+// Kinds 4 and 6: the layout that ran is not the declared one.
 INSTANTIATE_TEST_SUITE_P(
     Layout, AuditGolden,
     testing::Values(
@@ -490,7 +491,7 @@ INSTANTIATE_TEST_SUITE_P(
         Golden{"no_trace_in_hf", [](const Workshop& w) { w.model("llama-3.1-8b"); }, {"--mesh", "dp_shard=4,tp=2"}}),
     title);
 
-// 7: which tensors and files there are.
+// Kind 7: missing, additional and misnamed tensors and files.
 INSTANTIATE_TEST_SUITE_P(
     Contents, AuditGolden,
     testing::Values(Golden{"healthy_8b", [](const Workshop& w) { w.model("llama-3.1-8b"); }, kConfig, 0},
@@ -637,7 +638,7 @@ INSTANTIATE_TEST_SUITE_P(
                     Golden{"replicas", [](const Workshop& w) { w.copy("hsdp2x4"); }, {"--replicas"}, 0}),
     title);
 
-// 8: values.
+// Kind 8: values.
 INSTANTIATE_TEST_SUITE_P(
     Values, AuditGolden,
     testing::Values(Golden{"values_healthy", [](const Workshop& w) { w.copy("tp8"); }, {"--values", "--limit", "4"}, 0},
@@ -692,7 +693,7 @@ INSTANTIATE_TEST_SUITE_P(
                              w.save(values);
                            },
                            kConfig},
-                    Golden{"adapters_alone",  // nothing to merge them into
+                    Golden{"adapters_alone",  // no weights to merge them into
                            [](const Workshop& w) {
                              TensorValues values;
                              add_adapters(values);
@@ -751,7 +752,7 @@ INSTANTIATE_TEST_SUITE_P(
                              w.write("tokenizer.json", R"({"model": {"vocab": [)" + vocab + "]}}");
                            },
                            kConfig},
-                    Golden{"tokenizer_damaged",  // is not the checkpoint's
+                    Golden{"tokenizer_damaged",  // not the checkpoint's fault
                            [](const Workshop& w) {
                              w.model("llama-3.1-8b");
                              w.write("tokenizer.json", R"({"added_tokens": [{"id": )");
@@ -784,7 +785,7 @@ INSTANTIATE_TEST_SUITE_P(
                            {}}),
     title);
 
-// The mask that GPT-2's published files have once a layer.
+// GPT-2's published files contain the same mask in each layer.
 TEST(Audit, MasksOfOldFilesAreNoCopiesOfOneAnother) {
   const TempDir dir;
   std::vector<float> mask(64), weight(64);
@@ -882,7 +883,7 @@ TEST(Audit, JsonHoldsWhatTheTextShows) {
   for (const Json& check : checks) looked_at[std::string(*check.get_string("id"))] = *check.get_index("looked_at");
   EXPECT_EQ(looked_at.at("cover"), 723);
   EXPECT_EQ(looked_at.at("shape"), 723);
-  EXPECT_EQ(looked_at.at("bytes"), 0);  // skipped
+  EXPECT_EQ(looked_at.at("bytes"), 0);  // the check is skipped
 }
 
 TEST(Audit, JsonNamesWhatWasReadAndCompared) {
@@ -903,7 +904,7 @@ TEST(Audit, JsonNamesWhatWasReadAndCompared) {
     EXPECT_NE(pairs[0].find(member), nullptr) << member;
 }
 
-// Steps and moments have values of other orders of magnitude than weights.
+// Steps and moments have other orders of magnitude than weights.
 TEST(Audit, ValuesOfATrainingStateShowWeightsFirstAndOtherKindsApart) {
   const Options verify = {"verify", sample("fsdp2_tp2_optim") + "/checkpoint", "--values", "--limit", "3"};
   const std::string out = reshard_cli(verify).out;
@@ -961,7 +962,7 @@ TEST(Audit, WhatMakesNoSenseIsSaid) {
   expect({"ck", "--layout", "nowhere.json"}, 5, "no such file or built-in layout");
   expect({"ck", "--against", "absent"}, 5, "absent: not found");
   w.must({"convert", "ck", "model", "--to", "hf", "--max-shard-size", "200kB", "-q"});
-  fs::remove(w / "model/model-00002-of-00003.safetensors");  // and with it the shapes that would show the fault
+  fs::remove(w / "model/model-00002-of-00003.safetensors");  // this also removes the shapes that would show the fault
   expect({"model"}, 5, "model/model-00002-of-00003.safetensors: file is missing; it holds");
   fs::remove(w / "ck/.metadata");
   expect({"ck"}, 3, ".metadata is missing");

@@ -53,7 +53,7 @@ class BlockScalesTest : public testing::Test {
     scaled("mlp.down_proj", 32, 24);
   }
 
-  // Every float8 value, many times, and a scale of its own for each block.
+  // Adds a matrix with every float8 value many times, and a different scale for each block.
   void scaled(const std::string& module, Index rows, Index columns) {
     const Index down = ceil_div(rows, how_.rows), across = ceil_div(columns, how_.columns);
     std::string elements;
@@ -150,7 +150,7 @@ TEST_F(BlockScalesTest, AreAppliedByALoad) {
   });
   ASSERT_TRUE(report) << report.error().message();
   EXPECT_EQ(memory.size(), values_.size() - expected_.size());
-  const std::string q = kLayer + "self_attn.q_proj.weight";  // its second half, of rows
+  const std::string q = kLayer + "self_attn.q_proj.weight";  // the second half of its rows
   EXPECT_TRUE(memory.at(q) == expected_.at(q).bytes.substr(expected_.at(q).bytes.size() / 2));
 }
 
@@ -272,7 +272,7 @@ TEST_F(RowScalesTest, OfAnotherShapeAreNamed) {
   EXPECT_THAT(verified.out, HasSubstr("shape [24]; config.json expects [24, 1]"));
 }
 
-// One scale for a matrix, or for a row of it, of models that no table describes.
+// Models without a table may have one scale for a matrix or for each row.
 TEST(Scales, ThatNobodyKnowsToApplyAreNotLeftOut) {
   const TempDir dir;
   const TensorValue matrix = {DType::kFloat8E4M3, {4, 6}, std::string(24, '\x35')};

@@ -1,10 +1,10 @@
-// The calls that the Python module makes of the tools and the library, by several threads at once, each with a family
-// file of its own or none: what one call is given no other sees.
+// Makes the calls that the Python module makes of the tools and the library, on several threads at once, each with its
+// own family file or none. No call may see what another was given.
 //
-//   reshard_calls DIRECTORY THREADS ROUNDS      DIRECTORY holds `model`, `config.json` and family_0.json, family_1.json
-//   ...
+//     reshard_calls DIRECTORY THREADS ROUNDS      DIRECTORY holds `model`, `config.json` and family_0.json,
+//     family_1.json ...
 //
-// Says on standard error what differs; exit code 1 then.
+// Reports differences on standard error and exits with 1.
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
@@ -24,7 +24,7 @@ namespace {
 
 using Words = std::vector<std::string>;
 
-// One thread's calls.
+// The calls of one thread.
 class Caller {
  public:
   Caller(std::string directory, int number) : directory_(std::move(directory)), number_(std::to_string(number)) {}

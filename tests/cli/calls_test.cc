@@ -11,7 +11,7 @@
 namespace reshard {
 namespace {
 
-// A later call knew the family that an earlier one was given, and threads that gave families of their own crashed.
+// Once, a later call knew the family that an earlier call was given, and threads with families of their own crashed.
 TEST(Calls, OfThreadsSeeNothingOfEachOther) {
   const TempDir dir;
   const std::string threads = "4", model = dir / "model";

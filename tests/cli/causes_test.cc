@@ -1,5 +1,5 @@
-// One cause, one finding: of a mesh or a config that is not the checkpoint's, verify reports that and not each of its
-// consequences.
+// Tests that one cause gives one finding: if the mesh or the config is not the checkpoint's, verify reports that and
+// not its consequences.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

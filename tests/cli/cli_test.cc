@@ -46,7 +46,7 @@ std::vector<std::string> leftovers(const std::string& destination) {
   return out;
 }
 
-// Converts, and expects exit code and message, and nothing on the disk.
+// Runs a conversion and expects this exit code and message, and no output.
 void expect_failure(const std::string& from, const std::string& to, const std::vector<std::string>& options, int code,
                     const testing::Matcher<std::string>& message) {
   const CommandResult r = convert(from, to, options);
@@ -56,7 +56,7 @@ void expect_failure(const std::string& from, const std::string& to, const std::v
   EXPECT_THAT(leftovers(to), testing::IsEmpty());
 }
 
-// A sample's copy to damage: `path`/checkpoint and `path`/config.json.
+// A copy of a sample to damage: `path`/checkpoint and `path`/config.json.
 struct Copy {
   TempDir dir;
   std::string root, checkpoint, out;
@@ -104,7 +104,7 @@ TEST_P(Samples, SurviveEveryMeshAndTheWayBack) {
   int n = 0;
   for (const char* mesh : {"tp=2", "dp_shard=3", "tp=2,dp_shard=4", "pp=2,tp=2", "dp_replicate=2,dp_shard=2,cp=2",
                            "dp_shard=16", "dp_shard=1"}) {
-    // Each from the one before: A -> B -> C -> ... -> one rank.
+    // Each conversion starts from the previous output: A -> B -> C -> ... -> one rank.
     const std::string out = dir / ("out" + std::to_string(n));
     if (n++ % every_nth(3) != 0) continue;
     expect_success(convert(previous, out, {"--to", "dcp", "--mesh", mesh}));
@@ -134,7 +134,7 @@ TEST(Cli, PlanSaysWhatTheRanksOfAMeshWouldLoad) {
   ASSERT_EQ(json.exit_code, 0) << json.err;
   const Json plan = *parse_json(json.out, "plan");
   EXPECT_EQ(*plan.get_index("mesh_ranks"), 2);
-  // Each byte once, and the step, a float32, on both ranks.
+  // The ranks together hold each byte once, and the step, a float32, on both ranks.
   EXPECT_EQ(*plan.get_index("mesh_bytes"), *plan.get_index("bytes_read") + 4);
   const CommandResult replicated =
       reshard_cli({"plan", source, "--to", "dcp", "--mesh", "dp_replicate=3,dp_shard=2", "--json"});
@@ -198,7 +198,8 @@ TEST(Cli, HuggingFaceToTorchtitanAndBackIsTheIdentity) {
 }
 
 TEST(Cli, FusedProjectionsComeApart) {
-  // Heads: 8 for queries, 2 for keys and values, of 8 rows. A block of (4 queries, key, value) for each of the two.
+  // The model has 8 query heads and 2 key-value heads of 8 rows. Megatron's matrix has a block of (4 queries, key,
+  // value) for each of the two.
   const TempDir dir;
   TensorValues values = load_checkpoint(sample("fsdp4_tp2") + "/full.safetensors");
   constexpr std::size_t kHead = 8, kGroup = 4;
@@ -213,7 +214,7 @@ TEST(Cli, FusedProjectionsComeApart) {
     for (const char* name : {"wq.weight", "wk.weight", "wv.weight"}) values.erase(layer + name);
     values[layer + "qkv_linear.wqkv.weight"] = std::move(fused);
   }
-  for (const Index ranks : {1, 3, 8}) {  // cuts at head borders, and anywhere
+  for (const Index ranks : {1, 3, 8}) {  // cuts at head borders, and elsewhere
     const std::string fused = dir / ("fused" + std::to_string(ranks)), hf = dir / ("hf" + std::to_string(ranks));
     write_dcp(values, fused, Mesh({{"dp_shard", ranks}}));
     expect_success(convert(fused, hf, {"--to", "hf", "--config", sample("fsdp4_tp2") + "/config.json"}));
@@ -490,10 +491,10 @@ TEST(Cli, DamagedDataFilesAreNamed) {
   expect([&](const Copy& c) { fs::resize_file(c.file(file), 40'000); }, 3,
          {file, "layers.1.attention_norm.weight", "file has 40,000", "truncated"});
   expect([&](const Copy& c) { fs::resize_file(c.file(file), 0); }, 3, {file});
-  // Overwritten by something else of the same length.
+  // A file was overwritten by another one of the same length.
   expect([&](const Copy& c) { write_file(c.file(file), std::string(fs::file_size(c.file(file)), 'x')); }, 3,
          {file, "stale"});
-  // Two ranks' files in each other's place: rank 7 holds fewer rows of the vocabulary. Sizes differ.
+  // Two ranks' files were exchanged: rank 7 holds fewer rows of the vocabulary, so the sizes differ.
   expect(
       [&](const Copy& c) {
         fs::rename(c.file("__0_0.distcp"), c.file("x"));
@@ -501,7 +502,7 @@ TEST(Cli, DamagedDataFilesAreNamed) {
         fs::rename(c.file("x"), c.file("__7_0.distcp"));
       },
       3, {".distcp"});
-  // One bit of one element.
+  // One bit of one element was flipped.
   expect(
       [&](const Copy& c) {
         std::string bytes = read_file(c.file(file));
@@ -537,7 +538,7 @@ TEST(Cli, DamagedObjectsAreNotCarriedOn) {
   const Blob blob = open.reader->catalog().blobs.front();
   const std::string path = open.reader->catalog().file_path(blob.extent.file);
   std::string bytes = read_file(path);
-  // A byte of its pickle.
+  // One byte of its pickle was changed.
   const std::size_t at = bytes.find("\x80\x02", static_cast<std::size_t>(blob.extent.offset));
   ASSERT_LT(at, static_cast<std::size_t>(blob.extent.offset + blob.extent.length));
   bytes[at + 2] ^= 1;
@@ -591,7 +592,7 @@ TEST(Cli, PicklesAreNeverExecuted) {
     writer.tuple_of_last(1);
     const std::string argument = std::move(writer).finish();
     const std::string call = global + argument.substr(2, argument.size() - 3) + "R";
-    // As the whole pickle, and in front of a healthy one.
+    // Tried as the whole pickle, and in front of a valid one.
     for (const std::string& bytes : {"\x80\x02" + call + ".", "\x80\x02" + call + "0" + healthy.substr(2)}) {
       write_file(copy.file(".metadata"), bytes);
       const std::string name = global[1] == 'p' ? "posix.system" : "os.system";
@@ -603,7 +604,7 @@ TEST(Cli, PicklesAreNeverExecuted) {
   EXPECT_FALSE(fs::exists(marker));
 }
 
-// Checkpoints of one float32 tensor "w" of [4, 4], of boxes and items that are given.
+// Checkpoints with one float32 tensor "w" of [4, 4], with the given boxes and items.
 class Crafted {
  public:
   struct Stored {
@@ -706,7 +707,7 @@ TEST(Cli, AbsurdNumbersAreRefusedWithoutAllocating) {
 }
 
 TEST(Cli, AZstdBombEndsAtTheLimit) {
-  // 512 MiB of zeros in a frame of a few dozen kilobytes, where 64 bytes are expected.
+  // A frame of a few dozen kilobytes decodes to 512 MiB of zeros instead of the expected 64 bytes.
   Crafted ck;
   std::string frame;
   ZSTD_CCtx* context = ZSTD_createCCtx();
@@ -761,7 +762,7 @@ TEST(Cli, RanksThatSavedOnTheirOwnAreJoined) {
   EXPECT_TRUE(load_checkpoint(dir / "ck") == values);
   expect_success(convert(dir / "ck", dir / "out", {"--to", "dcp", "--mesh", "tp=2"}));
   EXPECT_TRUE(load_checkpoint(dir / "out") == values);
-  // One of them lost: a hole, named.
+  // If one of them is lost, verify names the missing box.
   fs::remove(dir / "ck/__1.metadata");
   expect_failure(dir / "ck", dir / "none", {"--to", "dcp"}, 3, AllOf(HasSubstr("tensor '"), HasSubstr("[")));
 }
@@ -859,7 +860,7 @@ TEST(Cli, GlobsMatchAsInAShell) {
     command.insert(command.end(), options.begin(), options.end());
     const CommandResult r = reshard_cli(command);
     EXPECT_EQ(r.exit_code, 0) << r.err;
-    std::set<std::string> first;  // of each name
+    std::set<std::string> first;  // by name
     for (const auto& [name, value] : load_checkpoint(dir / "out")) first.insert(name.substr(0, name.find('.')));
     return std::pair(first, load_checkpoint(dir / "out").size());
   };

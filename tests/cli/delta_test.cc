@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// reshard delta and reshard patch: what changed between two models, applied again, gives the second bit for bit.
+// Tests reshard delta and reshard patch: the recorded changes between two models, applied to the first, give the second
+// bit for bit.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -24,7 +25,7 @@ class Delta : public testing::Test {
     for (const unsigned step : {0u, 1u, 2u, 3u}) steps_.push_back(model("step" + std::to_string(step), step));
   }
 
-  // Each step changes one element in 50, in its lowest bits, of what is left of the step before it.
+  // Returns a model that differs from that of the previous step in one of 50 elements, in their lowest bits.
   std::string model(const std::string& name, unsigned step) const {
     return write_changed_model(dir_ / name, [&](std::size_t at, char byte) {
       for (unsigned s = 1; s <= step; ++s)
@@ -55,7 +56,7 @@ TEST_F(Delta, ChainGivesTheLastModelInOnePass) {
   EXPECT_EQ(again.exit_code, 0) << again.out << again.err;
 }
 
-// The formats, names and layouts of both models, of the base and of the output do not matter.
+// Both models, the base and the output may have any formats, names and layouts.
 TEST_F(Delta, HoldsForAnyFormatsAndNames) {
   const std::string sharded =
       converted(steps_[1], dir_ / "dcp", {"--to", "dcp", "--names", "torchtitan", "--mesh", "tp=2,dp_shard=2"});
@@ -85,7 +86,7 @@ TEST_F(Delta, IsRefusedForAnotherModelThanItsOwn) {
     std::string says;
   };
   for (const Case& c : std::vector<Case>{{{steps_[1], d1}, 4, "not the model that"},
-                                         {{steps_[0], d2}, 4, steps_[1]},  // which is wanted
+                                         {{steps_[0], d2}, 4, steps_[1]},  // a delta of another step
                                          {{steps_[0], d2, d1}, 2, "another model than the result of"},
                                          {{steps_[0], d1, d1}, 2, "another model than the result of"},
                                          {{steps_[0], steps_[1]}, 4, "not a delta"}}) {
@@ -115,13 +116,13 @@ TEST_F(Delta, IsNotTakenForAModel) {
   EXPECT_THAT(run({"inspect", d1}).out, HasSubstr("what changed since " + steps_[0]));
 }
 
-// A byte of tensor data that changed in a delta is found before the output appears: it cannot be decoded, or the digest
+// A changed byte of a delta's tensor data is found before the output appears: it cannot be decoded, or the digest
 // differs.
 TEST_F(Delta, DamagedIsFound) {
   const std::string d1 = delta(steps_[0], steps_[1], "d1.h5");
   const std::string whole = read_file(d1);
-  constexpr std::string_view kFrame = "\x28\xb5\x2f\xfd";  // begins a zstd frame
-  constexpr std::size_t kInside = 14;                      // from there into its data
+  constexpr std::string_view kFrame = "\x28\xb5\x2f\xfd";  // the first bytes of a zstd frame
+  constexpr std::size_t kInside = 14;                      // bytes from there to a byte of its data
   int damaged = 0;
   for (std::size_t at = whole.find(kFrame); at != std::string::npos && damaged < 10; at = whole.find(kFrame, at + 1)) {
     std::string bytes = whole;

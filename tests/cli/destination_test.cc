@@ -76,7 +76,7 @@ TEST(Destination, WhatReshardWroteIsReplacedAndNothingBesideIt) {
   }
 }
 
-// A user's own weights, in files that the formats' readers would take for the checkpoint's.
+// A user's own weights are in files that the format's reader would count as the checkpoint's.
 TEST(Destination, WhatTheManifestDoesNotListIsNotReshards) {
   const std::string source = sample("tp8") + "/checkpoint";
   const std::string weights = read_file(sample("tp8") + "/hf.safetensors");
@@ -100,7 +100,7 @@ TEST(Destination, WhatTheManifestDoesNotListIsNotReshards) {
       EXPECT_TRUE(all_files(dir.path()) == before) << name;
       fs::remove_all(dir / ("out/" + name.substr(0, name.find('/'))));
     }
-    // Nor is a file of a listed name that another program has written since.
+    // The same holds for a file with a listed name that another program has written since.
     const std::string listed = all_files(dir / "out").begin()->first;
     const std::string bytes = read_file(dir / ("out/" + listed));
     if (listed == "config.json" || listed == "reshard_manifest.json") continue;
@@ -205,7 +205,7 @@ TEST(Destination, WhatHoldsAnInputIsNotReplaced) {
     EXPECT_EQ(all_files(dir.path()), before);
   };
   refused({dir / "run/checkpoint", dir / "run"}, dir / "run/checkpoint");
-  // Data through links, and the config of another model.
+  // Data that is reached through links, and another model's config.
   refused({dir / "farm", dir / "model"}, dir / "farm/model.safetensors");
   refused({dir / "run/checkpoint", dir / "model", "--config", dir / "model/config.json"}, dir / "model/config.json");
 }
@@ -253,7 +253,7 @@ TEST(Destination, AViewReplacesOnlyAFileThatIsNotTheSource) {
 
 // ---- side files
 
-// A Hugging Face model in `path`, with a tokenizer that is `link`.
+// Writes a Hugging Face model to `path`, with a tokenizer that is a link to `link`.
 void write_model(const std::string& path, const std::string& tokenizer_link) {
   fs::create_directories(path);
   fs::copy(sample("tp8") + "/hf.safetensors", path + "/model.safetensors");
@@ -317,7 +317,7 @@ TEST(SideFiles, LinksWithinTheCheckpointAndTheHuggingFaceCacheAreFollowed) {
   EXPECT_THAT(r.out, Not(HasSubstr("leads out")));
   EXPECT_EQ(read_file(dir / "cached/tokenizer.json"), "{\"a\": 1}");
   EXPECT_EQ(read_file(dir / "cached/config.json"), read_file(sample("tp8") + "/config.json"));
-  // A blob that is itself a link leads out all the same.
+  // A blob that is itself a link also leads outside.
   dir.write("secret", "root:x:0:0");
   fs::remove(cache + "/blobs/8b");
   fs::create_symlink(dir / "secret", cache + "/blobs/8b");

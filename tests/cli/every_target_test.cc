@@ -58,7 +58,7 @@ class EveryTarget : public testing::TestWithParam<const Format*> {
         {"colossalai", sample("colossalai") + "/healthy_st/epoch-0_step-7", sample("colossalai") + "/config.json"});
   }
 
-  // One of kModels.
+  // Makes one of kModels.
   Source make(const std::string& name, const char* config) {
     const std::string directory = dir_ / (name + ".source"), path = directory + ".json";
     if (!std::filesystem::exists(path)) {
@@ -113,7 +113,7 @@ TEST_P(EveryTarget, VerifiesClean) {
   std::vector<std::string> meshes = {""};
   if (format().takes_mesh()) meshes = {"tp=2", "pp=2", "dp_shard=3,tp=2", "dp_replicate=2,dp_shard=2"};
   const int models = static_cast<int>(std::size(kModels)), samples = static_cast<int>(sources_.size());
-  const int step = every_nth(5);  // another mesh each time
+  const int step = every_nth(5);  // a different mesh each time
   int made = 0, n = 0;
   for (int i = 0; i < samples + models; ++i)
     for (const std::string& mesh : meshes) {
@@ -144,7 +144,7 @@ TEST_P(EveryTarget, VerifiesCleanUnderEveryName) {
   }
 }
 
-// What is written of a part of a model can be opened; otherwise the target says that it takes whole models only.
+// The output of a part of a model can be opened; otherwise the target's error says that it needs whole models.
 TEST_P(EveryTarget, OfAPartOfAModelIsOpenedAgainOrRefused) {
   const std::vector<std::vector<std::string>> selections = {
       {"--include", "*embed*"}, {"--include", "*layers.1.*"}, {"--include", "*wq*"}, {"--exclude", "*norm*"}};
@@ -168,7 +168,7 @@ TEST_P(EveryTarget, DamageIsSeenByWhoConvertsItFurther) {
   for (const Source& source : {sources_[0], sources_[2]}) {
     const std::string path = convert(source, "");
     if (path.empty()) continue;
-    std::vector<std::pair<std::string, Index>> places;  // in the midst of a tensor: file, offset
+    std::vector<std::pair<std::string, Index>> places;  // inside a tensor: file, offset
     {
       auto open = open_checkpoint(path);
       ASSERT_TRUE(open.has_value());

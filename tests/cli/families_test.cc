@@ -1,4 +1,4 @@
-// Models that transformers holds under other names in memory than in files, as trainers save them.
+// Tests models whose names in transformers' memory differ from those in files, as trainers save them.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -18,7 +18,8 @@ using testing::HasSubstr;
 
 std::string moe() { return test_data("moe/qwen3_5_moe"); }
 
-// tests/data/moe: experts of two layers fused, on two FSDP ranks; the digests are of what save_pretrained writes.
+// tests/data/moe has the fused experts of two layers, saved by two FSDP ranks. The digests are those of
+// save_pretrained's files.
 TEST(FamiliesOnDisk, FusedExpertsBecomeTheFilesOfSavePretrainedAndBack) {
   const TempDir dir;
   const CommandResult there = reshard_cli({"convert", moe(), dir / "hf", "--to", "hf", "-q"});
@@ -36,8 +37,8 @@ TEST(FamiliesOnDisk, FusedExpertsBecomeTheFilesOfSavePretrainedAndBack) {
   EXPECT_EQ(load_checkpoint(dir / "back"), memory);
 }
 
-// tests/data/nanogpt: saves of nanoGPT's train.py, with biases and, compiled, without. The digests are those of the
-// matrices that model.py's from_pretrained would have started with.
+// tests/data/nanogpt has saves of nanoGPT's train.py, with biases and, compiled, without. The digests are those of the
+// matrices with which model.py's from_pretrained would have begun.
 TEST(FamiliesOnDisk, NanoGptIsToldFromGpt2ByItsShapes) {
   for (const std::string name : {"biased", "unbiased"}) {
     const TempDir dir;
@@ -68,7 +69,7 @@ TEST(FamiliesOnDisk, NanoGptIsToldFromGpt2ByItsShapes) {
   }
 }
 
-// tests/data/olmo_core: OLMo-core 3.0's save of a model with a window in its first layer, on two ranks of FSDP. The
+// tests/data/olmo_core has OLMo-core 3.0's save of a model with a window in its first layer, on two ranks of FSDP. The
 // digests are those of its convert_state_to_hf.
 TEST(FamiliesOnDisk, OlmoCoreSaysInItsOwnConfigWhichModelItIs) {
   const TempDir dir;
@@ -98,7 +99,7 @@ TEST(FamiliesOnDisk, OlmoCoreSaysInItsOwnConfigWhichModelItIs) {
   EXPECT_EQ(load_checkpoint(dir / "back"), model);
 }
 
-// As with_rope_scaling() leaves the config: layers that attend to everything have blocks of their own.
+// with_rope_scaling() gives layers with full attention blocks of their own.
 TEST(FamiliesOnDisk, OlmoCoreScalesTheRotaryEmbeddingsOfSomeLayers) {
   const std::string saved = test_data("olmo_core/step1"), text = read_file(saved + "/config.json");
   const std::string before = R"("block": )", after = R"(, "lm_head")", in_rope = R"("partial_rotary_factor": 1.0)";
@@ -133,7 +134,7 @@ TEST(FamiliesOnDisk, OlmoCoreScalesTheRotaryEmbeddingsOfSomeLayers) {
               HasSubstr("scaling of rotary embeddings olmo_core.nn.rope.ABFRoPEScalingConfig"));
 }
 
-// Names do not show the position of norms, so without OLMo-core's config, or with another one, they match no family.
+// Names do not show where norms are, so without OLMo-core's config, or with another one, they match no family.
 TEST(FamiliesOnDisk, OlmoCoreNamesAloneAreOfNoFamily) {
   const TempDir dir;
   const std::string saved = test_data("olmo_core/step1");
@@ -154,7 +155,7 @@ TEST(FamiliesOnDisk, OlmoCoreNamesAloneAreOfNoFamily) {
   EXPECT_FALSE(path_exists(dir / "out"));
 }
 
-// Names of a family, on tensors that no model of it has.
+// The names are a family's, but no model of it has these shapes.
 TEST(FamiliesOnDisk, ShapesThatContradictEachOtherAreRefusedWithoutAConfigToo) {
   const TempDir dir;
   const auto value = [](const Dims& shape) {
@@ -211,7 +212,7 @@ TEST(FamiliesOnDisk, AModelHasTheHeadOfItsClass) {
   expect_refused(causal, 4);
 }
 
-// SigLIP's projection of the text, whose rows are not tokens.
+// SigLIP's projection of the text is a head whose rows are not tokens.
 TEST(FamiliesOnDisk, AHeadOfAnotherKindIsNoVocabulary) {
   const TempDir dir;
   const auto value = [](const Dims& shape) {
@@ -234,7 +235,7 @@ TEST(FamiliesOnDisk, AHeadOfAnotherKindIsNoVocabulary) {
   EXPECT_THAT(verified.out, HasSubstr("vision_config.hidden_size, text_config.vocab_size"));
 }
 
-// Experts that are not those of the config, each named before anything is written.
+// Experts differ from those of the config; the errors name each before anything is written.
 class WrongExperts : public testing::Test {
  protected:
   WrongExperts() {
@@ -245,7 +246,7 @@ class WrongExperts : public testing::Test {
     config_ = read_file(moe() + "/config.json");
   }
 
-  // Of both ways out of a checkpoint of these tensors.
+  // Expects that conversions of these tensors, under both kinds of names, are refused.
   void expect_refused(const TensorValues& tensors, const testing::Matcher<std::string>& message) {
     const TempDir dir;
     write_dcp(tensors, dir / "ck", {});
@@ -259,7 +260,7 @@ class WrongExperts : public testing::Test {
   }
 
   const TempDir dir_;
-  TensorValues memory_, files_;  // as transformers holds them, and as it saves them
+  TensorValues memory_, files_;  // as in transformers' memory, and as in its files
   std::string config_;
 };
 

@@ -1,4 +1,4 @@
-// Matrices made float8, in blocks (--quantize fp8-block) or each with one scale (fp8-tensor).
+// Tests matrices that are quantized to float8, in blocks (--quantize fp8-block) or with one scale each (fp8-tensor).
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -46,7 +46,8 @@ class Fp8BlocksTest : public testing::Test {
     matrix("mlp.down_proj", 160, 136);
   }
 
-  // Any exponents and signs; the first block of every other matrix is zeros, or too small for a scale of 448.
+  // Adds a matrix with any exponents and signs. In every other matrix, the first block has only zeros, or values too
+  // small for a scale of 448.
   void matrix(const std::string& module, Index rows, Index columns) {
     std::vector<float> values;
     for (Index i = 0; i < rows * columns; ++i) {
@@ -62,7 +63,7 @@ class Fp8BlocksTest : public testing::Test {
         DType::kFloat32, {rows, columns}, std::string(reinterpret_cast<const char*>(values.data()), values.size() * 4)};
   }
 
-  // By the definition, block by block. Sides of 0: of all the matrix.
+  // Quantizes by the definition, block by block. A side of 0 means the whole matrix.
   TensorValues quantized(Index side = kBlock) const {
     TensorValues out;
     for (const auto& [name, value] : values_) {

@@ -16,7 +16,7 @@ namespace fs = std::filesystem;
 using testing::AllOf;
 using testing::HasSubstr;
 
-// Sanitizers take room of their own.
+// Runs reshard with additional memory for the sanitizers.
 CommandResult with_room(std::vector<std::string> args) { return reshard_cli(std::move(args), {"--memory", "1GiB"}); }
 
 void expect_success(const CommandResult& r) { ASSERT_EQ(r.exit_code, 0) << r.out << r.err; }
@@ -82,7 +82,7 @@ TEST(Hdf5Cli, AViewIsSmallAndSaysWhatItShows) {
   EXPECT_LT(fs::file_size(dir / "v.h5"), 300'000u);
   EXPECT_EQ(with_room({"convert", source, dir / "v.h5", "--to", "hdf5-view"}).exit_code, 2);
   expect_success(with_room({"convert", source, dir / "v.h5", "--to", "hdf5-view", "--force", "--names", "hf"}));
-  // Compressed tensors are nowhere as they are.
+  // Compressed tensors are not stored in their plain form anywhere.
   write_dcp({{"w", {DType::kFloat32, {100, 100}, std::string(40'000, 'x')}}}, dir / "ck", Mesh());
   expect_success(with_room({"convert", dir / "ck", dir / "z.h5", "--to", "hdf5", "--codec", "zstd:1"}));
   const CommandResult none = with_room({"convert", dir / "z.h5", dir / "vz.h5", "--to", "hdf5-view"});

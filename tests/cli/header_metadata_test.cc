@@ -1,4 +1,5 @@
-// The __metadata__ of safetensors headers is in every copy, or the copy is refused if its tensors need it.
+// Tests that the __metadata__ of safetensors headers is in every copy, or that the copy is refused if its tensors need
+// it.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -116,7 +117,8 @@ TEST_F(HeaderMetadata, OfTensorsThatAreLeftOutIsLeftOut) {
   EXPECT_EQ(entries.size(), 5U);
 }
 
-// Through every format that has a place for it and back; the others are refused before anything is written.
+// Converts through every format that can store the metadata, and back; the others are refused before anything is
+// written.
 TEST_F(HeaderMetadata, IsNeverLostByAFormat) {
   for (const Format* format : formats()) {
     if (!format->lay_out || !format->own_names.empty() || format->name.starts_with("vllm")) continue;
@@ -160,7 +162,7 @@ TEST(HeaderNotes, AreCarriedAndNamedIfTheyCannotBe) {
   EXPECT_THAT(r.out + r.err, HasSubstr("'ss_steps'"));
 }
 
-// The names that safetensors' save_model leaves out are tensors of a copy, not metadata.
+// The names that safetensors' save_model leaves out become tensors of the copy, not metadata.
 TEST(HeaderNotes, NamesOfOneTensorAreNone) {
   const TempDir dir;
   dir.write("a/model.safetensors",

@@ -57,7 +57,7 @@ void translate(const std::exception_ptr& pointer, void*) {
   }
 }
 
-// Ends HTTP requests when a call of Python is interrupted. Of several calls at a time, only those of the last one.
+// Ends HTTP requests when a Python call is interrupted; of several concurrent calls, the latest.
 class InterruptedHttp {
  public:
   explicit InterruptedHttp(const std::atomic<bool>& flag) { interrupt_http_by(&flag); }
@@ -66,8 +66,8 @@ class InterruptedHttp {
   InterruptedHttp& operator=(const InterruptedHttp&) = delete;
 };
 
-// Does the work in a thread of its own, with the GIL released, while this one looks for signals (Ctrl-C) and calls
-// progress(done, total). What either raises ends the work and is raised when that has ended.
+// Runs the work on a separate thread, with the GIL released, while this thread watches for signals (Ctrl-C) and calls
+// progress(done, total). An exception of either ends the work and is raised once that has ended.
 template <class T>
 T supervised(Watch& watch, const nb::object& progress, const std::function<Result<T>()>& work) {
   const InterruptedHttp interrupted(watch.interrupt);
@@ -103,7 +103,7 @@ T supervised(Watch& watch, const nb::object& progress, const std::function<Resul
     };
     try {
       worker = std::thread(body);
-    } catch (const std::system_error&) {  // the system gives no more threads
+    } catch (const std::system_error&) {  // the system refuses another thread
       body();
     }
     std::unique_lock lock(mutex);

@@ -186,7 +186,7 @@ Result<std::shared_ptr<LazyCheckpoint>> LazyCheckpoint::view(const std::vector<s
   ConversionOptions o = TRY(wanted_options(path_, words, environment_)).conversion;
   o.selection.part = part_;
   std::shared_ptr<LazyCheckpoint> out =
-      TRY(open(path_, words_, environment_));  // what is found in files is found in its own catalog
+      TRY(open(path_, words_, environment_));  // parts of a training state are found again in its own catalog
   const Draft draft = TRY(make_draft(out->reader(), kView, o));
   out->own_ = TRY(name_view(draft.view, draft.names, o.typing));
   out->own_->root = out->reader().catalog().root;

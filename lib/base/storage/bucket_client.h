@@ -36,7 +36,7 @@ class BucketClient {
   static std::string code_of(const HttpReply& reply);
   // Explains a reply that is not a success.
   Error error_of(const HttpReply& reply) const;
-  // Returns whose right is missing where the access is denied, and what to do.
+  // For a denied access: returns which identity lacks the right, and what to do.
   std::string by_whom() const;
 
  private:

@@ -14,8 +14,8 @@ namespace reshard {
 
 using Profile = std::map<std::string, std::string>;  // settings of a profile in AWS's files
 
-// Finds keys for S3 where the AWS tools look after variables and profiles: a web identity token (AWS_ROLE_ARN and
-// AWS_WEB_IDENTITY_TOKEN_FILE, or the profile's), the profile's credential_process, the container
+// Finds keys for S3 in the sources that the AWS tools try after variables and profiles: a web identity token
+// (AWS_ROLE_ARN and AWS_WEB_IDENTITY_TOKEN_FILE, or the profile's), the profile's credential_process, the container
 // (AWS_CONTAINER_CREDENTIALS_*), and the machine (IMDSv2). Returns false if there is none. Fails if one is configured
 // and does not work.
 Result<bool> find_role_keys(const Profile& profile, S3Access& access);
@@ -24,7 +24,7 @@ Result<bool> find_role_keys(const Profile& profile, S3Access& access);
 // of the machine. Returns false if there is none.
 Result<bool> find_google_token(S3Access& access);
 
-// Returns the files of tokens that are read again when keys are renewed, which a sandbox must allow.
+// Returns the token files that are read again when keys are renewed, which a sandbox must allow.
 std::vector<std::string> token_files();
 
 }  // namespace reshard

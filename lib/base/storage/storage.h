@@ -127,7 +127,7 @@ class StoredFile {
   mutable ReadAhead ahead_;
 };
 
-// list_directory() and entry_at() for URLs.
+// Implement list_directory() and entry_at() for URLs.
 Result<std::vector<DirectoryEntry>> list_stored(const std::string& url);
 Result<std::optional<StoredObject>> find_stored(const std::string& url);
 // Opens the storage of a URL: loads the library, reads the credentials and, for the hub, resolves the commit. Call it

@@ -29,10 +29,10 @@ struct Selection {
 
 // The names of the output's tensors, and the order of their rows.
 struct Naming {
-  std::optional<Convention> convention;  // nothing: the source's own, or the format's habit
+  std::optional<Convention> convention;  // nothing: the source's own, or the format's default
   bool keep_names = false;               // keeps the source's own names, even if the format renames by default
   bool changed_names = false;            // --strip-prefix or --rename was given
-  bool common_rows = false;              // the plan is made in common names and rows, needed or not
+  bool common_rows = false;              // the plan uses common names and rows even if it need not
 };
 
 // The type of matrices that get scales (fp8_blocks.h, mxfp4.h).
@@ -47,7 +47,7 @@ struct Typing {
   std::vector<std::string> keep_dtype;  // globs over the source's names
   Quantization quantize = Quantization::kNone;
 
-  // Whether a tensor is to be left alone, by its name in the source or its canonical one.
+  // Returns whether a tensor with this source name and canonical name keeps its dtype.
   bool keeps(std::string_view native, std::string_view canonical) const {
     return any_glob_matches(keep_dtype, native) || any_glob_matches(keep_dtype, canonical);
   }
@@ -62,7 +62,7 @@ struct VocabularyRows {
 // Where the output is stored: the mesh, and the layout on it.
 struct RankPlacement {
   Mesh mesh;
-  std::optional<LayoutDescriptor> layout;  // on `mesh`, which is its; nothing: by the family's rules (Placer)
+  std::optional<LayoutDescriptor> layout;  // its mesh is `mesh`; nothing: the family's rules (Placer)
 };
 
 // What a caller asks of a checkpoint, for a conversion or a load.

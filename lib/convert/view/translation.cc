@@ -159,9 +159,10 @@ std::string other_names(const Catalog& source, const std::optional<ModelConfig>&
          (config ? "" : "; add --config FILE to tell them apart");
 }
 
-// Returns the tensors beside the wrapped model that no word of training states names ("v_head.summary.weight" beside
-// "pretrained_model."), which an output that is a model leaves out without being asked to. If a family describes the
-// model, its buffers are known, and only those count that may be weights: several elements of a floating-point dtype.
+// Returns the tensors next to the wrapped model that no known word of training states explains
+// ("v_head.summary.weight" next to "pretrained_model."). A model format would leave them out although the user did not
+// exclude them. If a family describes the model, its buffers are known; then only tensors that may be weights count,
+// those with several floating-point elements.
 std::vector<const Tensor*> beside_model(const Catalog& source, const Request& wanted, bool is_described) {
   std::vector<const Tensor*> out;
   for (const Tensor& t : source.tensors()) {
@@ -207,12 +208,12 @@ void note_unknown_model(const Catalog& source, const ModelConfig& config, Conver
     notes.warnings.push_back((f.tensors.empty() ? "" : folded(f.tensors) + ": ") + f.what);
 }
 
-// What is known of a source whose names belong to no family.
+// What is known about a source whose names belong to no family.
 struct Unrecognised {
   std::vector<const Tensor*> model, adapters;
   std::optional<ModelConfig> config;
   const Family* said = nullptr;  // the family that the config names; null: none, or one that is not known
-  // Whether the names are those of a model that may be written as it is: of no family, and told apart by nothing else.
+  // Whether the source is a complete set of model files of no family, which may be written under its own names.
   bool has_model_names = false;
 
   bool is_unknown() const { return config && !said; }

@@ -89,7 +89,7 @@ Result<QuantState> read_state(const PackedInput& in) {
   return parse_state(TRY(parse_json(text, what)), in.has("nested_absmax")).context(what);
 }
 
-// A box of a tensor in which one dimension at most is longer than 1.
+// Returns `count` elements from `first` on of a tensor in which at most one dimension is longer than 1.
 Box stretch(const Dims& shape, Index first, Index count) {
   Box out = whole(shape);
   for (int d = 0; d < shape.rank(); ++d)
@@ -140,7 +140,7 @@ class FourBits : public PackedMatrix {
   }
 
  private:
-  // Bytes [begin, end) of the packed values, which may be stored in elements of several bytes.
+  // Reads bytes [begin, end) of the packed values, which may be stored in elements of several bytes.
   Result<std::vector<std::uint8_t>> read_packed(TensorSource& stored, Index begin, Index end,
                                                 MutableBytes scratch) const {
     const Tensor& t = stored.catalog().tensors()[weight_];
@@ -151,7 +151,7 @@ class FourBits : public PackedMatrix {
     return out;
   }
 
-  // The largest magnitudes of blocks [begin, end).
+  // Returns the largest magnitudes of blocks [begin, end).
   Result<std::vector<float>> read_absmax(TensorSource& stored, Index begin, Index end, MutableBytes scratch) const {
     if (!nested_absmax_) return read_floats(stored, absmax_, {{begin}, {end - begin}}, scratch);
     const std::vector<std::uint8_t> codes = TRY(read_bytes(stored, absmax_, {{begin}, {end - begin}}, scratch));

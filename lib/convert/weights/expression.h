@@ -30,7 +30,7 @@ class Expression {
   // position of the fault.
   static Result<Expression> parse(std::string_view text, const std::vector<std::string>& sources);
 
-  // out[i] of inputs[source][i], for i < n. `Float` is float or double. Thread-safe.
+  // Computes out[i] from inputs[source][i], for i < n. `Float` is float or double. Thread-safe.
   template <class Float>
   void evaluate(std::span<const Float* const> inputs, Index n, Float* out) const;
 
@@ -41,7 +41,7 @@ class Expression {
 
  private:
   friend class ExpressionParser;
-  // A step of a stack machine. Of a step of two values one may be a number; it is on that side.
+  // A step of a stack machine. If a step has two operands, one may be a constant; `side` says which.
   struct Step {
     enum class Kind { kSource, kNegate, kAdd, kSubtract, kMultiply, kDivide };
     enum class Number { kNone, kLeft, kRight };
@@ -56,8 +56,8 @@ class Expression {
   bool is_xor_ = false;
 };
 
-// Expressions over sources of these names: the sum of each times its weight; their mean; each in turn mixed into what
-// the ones before it gave, "decay*before + (1 - decay)*it".
+// Return expressions over the named sources: the weighted sum, the mean, and the moving average, which mixes each
+// source into the result of those before it, "decay*before + (1 - decay)*it".
 std::string weighted_sum(const std::vector<std::string>& sources, const std::vector<std::string>& weights);
 std::string mean_of(const std::vector<std::string>& sources);
 std::string moving_average(const std::vector<std::string>& sources, const std::string& decay);

@@ -51,7 +51,7 @@ std::size_t definition(const PackedGroup& group, const Catalog& view, const Mode
   return parsed ? static_cast<std::size_t>(parsed->rule - model.family->rules.data()) : 0;
 }
 
-// Whether the biases of a module's parameters, [experts, outputs], say that the rows of their matrices are the inputs.
+// Returns whether the shape of a parameter's bias, [experts, outputs], shows that the rows of its matrices are inputs.
 bool biases_say_input_first(const FusedParameter& parameter, const Catalog& view) {
   const auto bias = view.find(parameter.module + "." + parameter.name + "_bias");
   if (!bias || view.tensors()[*bias].shape.rank() != 2) return false;

@@ -14,18 +14,18 @@
 
 namespace reshard {
 
-// A weight of the view and what it is in the fused parameter.
+// A weight of the view, and its position in the fused parameter.
 struct FusedPart {
   std::size_t weight = 0;   // in the view
-  Index expert = -1;        // -1: the weight holds all of them
-  Index first_row = 0;      // of the expert's matrix that is the weight's first row; gate and up are sections of one
-  bool transposed = false;  // after that, in the last two dimensions
+  Index expert = -1;        // -1: the weight has all experts
+  Index first_row = 0;      // row of the expert's matrix at which the weight begins: gate and up are sections of one
+  bool transposed = false;  // whether the last two dimensions are then swapped
 };
 
 struct FusedParameter {
   std::string module, name;  // "model.layers.0.mlp.experts", "down_proj"
   Dims shape;                // in memory: experts, rows, columns
-  bool input_first = false;  // the rows are the layer's inputs (transformers' is_transposed)
+  bool input_first = false;  // rows are the layer's inputs (transformers' is_transposed)
   std::vector<FusedPart> parts;
 
   Index experts() const { return shape[0]; }

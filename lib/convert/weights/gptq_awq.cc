@@ -65,7 +65,7 @@ class GroupedMatrix : public PackedMatrix {
   }
 
  private:
-  // Of some outputs, for each group of inputs.
+  // The scales and zero points of some outputs, for each group of inputs.
   struct Scales {
     Index first = 0, outputs = 0;
     std::vector<float> scales;
@@ -104,7 +104,7 @@ class GroupedMatrix : public PackedMatrix {
     return out;
   }
 
-  // The bit at which an output's field begins among fields that are packed along the outputs.
+  // Returns the bit at which an output's field begins, among fields that are packed along the outputs.
   Index place_of(Index output) const {
     constexpr std::array<Index, 8> kOrder = {0, 4, 1, 5, 2, 6, 3, 7};
     if (layout_.is_awq) output = output / 8 * 8 + kOrder[static_cast<std::size_t>(output % 8)];
@@ -145,7 +145,7 @@ std::string config_word(const Json& config, std::initializer_list<std::string_vi
   return {};
 }
 
-// The shapes that all of these have in common; the words are int32.
+// Checks what GPTQ's and AWQ's tensors have in common: two dimensions, and int32 words.
 Status check_matrices(const PackedInput& in) {
   for (const std::string_view role : {"qweight", "qzeros", "scales"})
     if (in.tensor(role).shape.rank() != 2)

@@ -53,8 +53,8 @@ struct Merge {
 // error if the expression or `others_from` names an unknown source.
 Result<Merge> match_sources(const MergeOptions& options, const std::vector<const Catalog*>& views);
 
-// Sets the dtypes of the merged tensors of `view`, the first source's, to those that they are written in, so that they
-// are rounded once.
+// Sets the dtypes of the merged tensors of `view`, the first source's, to those of the target, so that values are
+// rounded only once.
 void write_as(const Merge& merge, const Catalog& target_view, Catalog& view);
 
 // Reads the tensors that are not floating-point and fails if they must be equal but differ. `sources` as in

@@ -39,7 +39,7 @@ class Unpacker {
     convert(DType::kFloat32, as, reinterpret_cast<const std::byte*>(values.data()), table_.data(), std::ssize(values));
   }
 
-  // Of [E, in, out].
+  // Computes a box of the matrix, [E, in, out].
   Status fill(const Box& box, MutableBytes out, MutableBytes scratch) const {
     if (box.empty()) return {};
     std::byte* at = out.data();
@@ -56,7 +56,7 @@ class Unpacker {
   }
 
  private:
-  // The blocks of an expert, then its scales.
+  // Reads the blocks of an expert, followed by its scales.
   Result<Slab> read(Index expert, MutableBytes scratch) const {
     const Index n = m_.out * m_.groups;
     auto slab = std::make_shared<SlabBytes>(n * (kMxfp4Bytes + 1));
@@ -96,17 +96,17 @@ class Unpacker {
   std::vector<std::byte> table_;  // the 16 values of each scale, in that dtype
 };
 
-// Of [E, in, out] into the form that Unpacker reads.
+// Packs a matrix, [E, in, out], into blocks and scales, the form that Unpacker reads.
 class Packer {
  public:
   Packer(TensorSource& stored, std::size_t matrix, std::shared_ptr<SlabCache> cache)
       : stored_(stored), matrix_(matrix), tensor_(stored.catalog().tensors()[matrix]), cache_(std::move(cache)) {}
 
-  // Blocks, [E, out, groups, 16].
+  // Computes a box of the blocks, [E, out, groups, 16].
   Status fill_blocks(const Box& box, MutableBytes out, MutableBytes scratch) const {
     return fill(box, kMxfp4Bytes, out, scratch);
   }
-  // Scales, [E, out, groups].
+  // Computes a box of the scales, [E, out, groups].
   Status fill_scales(const Box& box, MutableBytes out, MutableBytes scratch) const {
     return fill(box, 1, out, scratch);
   }
@@ -118,7 +118,7 @@ class Packer {
   Index columns() const { return tensor_.shape[2]; }
   Index groups() const { return tensor_.shape[1] / kMxfp4Group; }
 
-  // `width`: bytes a group, of values or of scales.
+  // Computes a box of the blocks or scales, which have `width` bytes for each group.
   Status fill(const Box& box, Index width, MutableBytes out, MutableBytes scratch) const {
     if (box.empty()) return {};
     const bool has_bytes = box.shape.rank() == 4;
@@ -135,7 +135,7 @@ class Packer {
     return {};
   }
 
-  // The blocks of an expert, then its scales.
+  // Computes the blocks of an expert, followed by its scales.
   Result<Slab> pack(Index expert, MutableBytes scratch) const {
     const Index n = columns() * groups();
     const auto width = static_cast<std::size_t>(columns());
@@ -165,7 +165,8 @@ class Packer {
     return Slab(std::move(slab));
   }
 
-  // The bits of the largest magnitude in each column of a group: they order as the magnitudes do.
+  // Returns the largest magnitude in each column of a group, as bits, which are ordered like the magnitudes. Fails if
+  // one is infinite or a NaN.
   Result<std::vector<std::uint32_t>> largest_of(const std::vector<float>& values, Index expert, Index group) const {
     constexpr std::uint32_t kInfinite = 0x7f800000;
     const auto width = static_cast<std::size_t>(columns());
@@ -182,14 +183,15 @@ class Packer {
     return out;
   }
 
-  // The exponent, with its bias, of the least power of two that brings this to 6 at most.
+  // Returns the biased exponent of the smallest power of two that brings this magnitude to at most 6.
   static std::uint32_t scale_of(std::uint32_t largest) {
     constexpr std::uint32_t kHalfOfLeast = 0x00400000, kBelowNext = 0x007fffff;
     const auto bits = std::bit_cast<std::uint32_t>(std::bit_cast<float>(largest) / kLargest);
     return bits <= kHalfOfLeast ? 0 : (bits + kBelowNext) >> kMantissa;
   }
 
-  // Two rows of values times the columns' scales: which of the 16 each is nearest to, the first in the lower half.
+  // Multiplies two rows by the columns' scales and packs the codes of the nearest of the 16 values, the first row in
+  // the lower half.
   static void pack_pairs(const float* rows, const float* scales, std::uint8_t* out, std::size_t width) {
     for (std::size_t o = 0; o < width; ++o)
       out[o] = static_cast<std::uint8_t>(nearest(rows[o] * scales[o]) | nearest(rows[width + o] * scales[o]) << 4);

@@ -24,7 +24,7 @@ namespace {
 
 class ScaledIntegers : public PackedMatrix {
  public:
-  // `bits`: of packed values; 0: a byte each.
+  // `bits` is the size of a packed value; 0: a value takes a byte.
   ScaledIntegers(const PackedInput& in, std::string_view values, const Dims& shape, unsigned bits, Groups groups)
       : bits_(bits),
         values_(in.index(values)),
@@ -81,7 +81,7 @@ class ScaledIntegers : public PackedMatrix {
     return out;
   }
 
-  // Of `rows` rows of scales; empty: they are all 0.
+  // Reads the zero points of `rows` rows of scales; empty if all are 0.
   Result<std::vector<int>> read_zeros(TensorSource& stored, const Box& scales, Index rows, MutableBytes scratch) const {
     std::vector<int> out;
     if (!zeros_) return out;
@@ -112,7 +112,7 @@ class ScaledIntegers : public PackedMatrix {
   Index columns_ = 1;  // of the scales
 };
 
-// The scales of a matrix: how many groups its inputs are in.
+// Checks the scales of a matrix and returns the number of groups that its inputs form.
 Result<Index> check_scales(const PackedInput& in, const Dims& matrix) {
   const Tensor& t = in.tensor("scale");
   const bool is_one = t.elements() == 1;
@@ -124,7 +124,7 @@ Result<Index> check_scales(const PackedInput& in, const Dims& matrix) {
   return t.shape.rank() == 2 ? t.shape[1] : 1;
 }
 
-// The first of compressed-tensors' groups of modules that says the number; 0: none does.
+// Returns a number from the first of compressed-tensors' groups of modules that has it; 0 if none does.
 Index group_number(const Json& config, std::string_view member) {
   const Json* const groups = config.find("config_groups");
   const auto members = groups ? groups->as_object() : Result<std::span<const Json::Member>>(corrupt("none"));

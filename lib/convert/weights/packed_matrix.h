@@ -33,16 +33,17 @@ class PackedMatrix {
  public:
   virtual ~PackedMatrix() = default;
 
-  // Computes the elements of `box`, row-major, before they are rounded to rounded_to(). The box is one of rows and
-  // columns (columns()). `stored` has the tensors that the weight is packed in, `scratch` is as in TensorSource::read.
+  // Computes the elements of `box`, row-major, before they are rounded to rounded_to(). The box has the
+  // two dimensions rows and columns (columns()). `stored` has the tensors in which the weight is packed; `scratch` is
+  // as in TensorSource::read.
   virtual Status values(TensorSource& stored, const Box& box, std::span<float> out, MutableBytes scratch) const = 0;
 
   const Dims& shape() const { return shape_; }
-  // Elements of a row: the weight's last dimension. All others together are its rows.
+  // Returns the length of a row: the weight's last dimension. All other dimensions together are its rows.
   Index columns() const { return shape_.rank() == 0 ? 1 : shape_[shape_.rank() - 1]; }
-  // The dtype of the library's result. A caller who wants another dtype rounds to this one first.
+  // Returns the dtype of the library's result. For another dtype, the caller rounds to this one first.
   DType rounded_to() const { return rounded_to_; }
-  // Memory that a thread needs in values() in addition to `out`, in bytes.
+  // Returns the bytes that a thread needs in values() in addition to `out`.
   Index worker_bytes() const { return worker_bytes_; }
 
  protected:
@@ -53,17 +54,17 @@ class PackedMatrix {
 
 // The inputs for opening a packed weight.
 struct PackedInput {
-  const Catalog& catalog;      // that the weight's indices refer to
-  const PackedWeight& weight;  // with no needed tensor missing
+  const Catalog& catalog;      // the weight's indices refer to it
+  const PackedWeight& weight;  // complete
   const Json& config;          // quantization_config; null if there is none
-  // Reads a small tensor whole, in the dtype that it is stored in.
+  // Reads a small tensor whole, in its stored dtype.
   std::function<Result<std::vector<std::byte>>(std::size_t tensor)> read;
   std::shared_ptr<SlabCache> cache;  // of all weights
 
   const Tensor& tensor(std::string_view role) const { return catalog.tensors()[index(role)]; }
   std::size_t index(std::string_view role) const { return *weight.find(role); }
   bool has(std::string_view role) const { return weight.find(role).has_value(); }
-  // Errors that name the tensor in this role.
+  // Return errors that name the tensor in this role.
   Error corrupt_part(std::string_view role, const std::string& what) const;
   Error unsupported_part(std::string_view role, const std::string& what) const;
   // Checks the shape and that the dtype is one of `dtypes`.
@@ -86,13 +87,13 @@ OpenedMatrix open_modelopt_nvfp4(const PackedInput& in);
 // Returns the transpose of a matrix: [in, out] instead of [out, in] (transposed_weights.h).
 std::unique_ptr<PackedMatrix> transposed(std::unique_ptr<PackedMatrix> matrix);
 
-// Opens a weight of any of these layouts. Unsupported, with the layout's name, for others.
+// Opens a packed weight. Fails with unsupported, naming the layout, if can_unpack() is false for it.
 OpenedMatrix open_packed(const PackedInput& in);
 // Returns whether open_packed() supports the layout.
 bool can_unpack(Packing packing);
 
-// Fills `out` with the elements of `box`, of rows and columns, in a dtype: values() in pieces that fit a small buffer,
-// rounded to rounded_to() and then to `as`.
+// Fills `out` with the elements of `box` (rows and columns) in dtype `as`. Calls values() for pieces that fit into a
+// small buffer, and rounds their elements to rounded_to() and then to `as`.
 Status unpack(const PackedMatrix& matrix, TensorSource& stored, DType as, const Box& box, MutableBytes out,
               MutableBytes scratch);
 
@@ -112,7 +113,7 @@ Result<std::vector<std::uint32_t>> read_words(TensorSource& stored, std::size_t 
 Result<std::vector<std::uint8_t>> read_bytes(TensorSource& stored, std::size_t tensor, const Box& box,
                                              MutableBytes scratch);
 
-// The `bits` bits (at most 8) from bit `at` on of a stream of words, `stride` apart.
+// Returns the `bits` (at most 8) bits from bit `at` on of a stream of words that are `stride` apart.
 inline unsigned bit_field(const std::uint32_t* words, Index stride, Index at, unsigned bits) {
   const Index word = at / 32;
   const auto shift = static_cast<unsigned>(at % 32);
@@ -121,17 +122,18 @@ inline unsigned bit_field(const std::uint32_t* words, Index stride, Index at, un
   return static_cast<unsigned>(both >> shift) & ((1U << bits) - 1);
 }
 
-// The number of bits from 1 to 8 with which `fields` fields fill exactly `words` 32-bit words; none or several:
-// nothing.
+// Returns the number of bits, from 1 to 8, with which `fields` fields exactly fill `words` 32-bit words. Nothing if no
+// number does, or several do.
 std::optional<unsigned> bits_of(Index fields, Index words);
 
-// Which group each of some columns is in.
+// Assigns columns to groups.
 class Groups {
  public:
-  // `columns` columns in `count` groups: as the tensor in `role` says if there is one, else in groups of equal size.
-  // `size`: as the config says, 0 if it does not. Corrupt or unsupported if these do not fit together.
+  // Assigns `columns` columns to `count` groups: as the tensor in `role` lists them or, without such a tensor, in
+  // groups of equal size. `size` is the config's group size; 0: it has none. Fails (corrupt or unsupported) if these do
+  // not fit together.
   static Result<Groups> make(const PackedInput& in, std::string_view role, Index columns, Index count, Index size);
-  // The groups of columns [begin, end). Corrupt if the tensor names one that does not exist.
+  // Returns the groups of columns [begin, end). Fails (corrupt) if the tensor names a group that does not exist.
   Result<std::vector<Index>> of(TensorSource& stored, Index begin, Index end, MutableBytes scratch) const;
 
  private:
