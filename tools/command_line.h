@@ -63,8 +63,9 @@ class Option {
   // URLs are refused unless the command writes to buckets, which then checks them itself.
   enum class Outputs { kLocal, kBucketsToo };
   const Option& written(Outputs outputs = Outputs::kLocal) const;
-  const Option& read() const;  // marks it as the path of an input, or NAME=PATH; if it takes a list that ends with an
-                               // output, all but the last
+  // Marks the option as the path of an input, or NAME=PATH; if it takes a list that ends with an output, all but the
+  // last element.
+  const Option& read() const;
 
  private:
   CLI::Option* option_;

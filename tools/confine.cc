@@ -28,7 +28,7 @@ namespace {
 constexpr int kDeepest = 16;
 constexpr int kMostNames = 50'000;
 
-// Fails if memory ran out. Called after a failed system call, because a path that was skipped would be refused later.
+// Throws bad_alloc if a system call failed for lack of memory, because a path that was skipped would be refused later.
 void check_memory() {
   if (errno == ENOMEM) throw std::bad_alloc();
 }

@@ -86,7 +86,7 @@ TEST_F(Delta, IsRefusedForAnotherModelThanItsOwn) {
     std::string says;
   };
   for (const Case& c : std::vector<Case>{{{steps_[1], d1}, 4, "not the model that"},
-                                         {{steps_[0], d2}, 4, steps_[1]},  // a delta of another step
+                                         {{steps_[0], d2}, 4, steps_[1]},  // the base that is needed
                                          {{steps_[0], d2, d1}, 2, "another model than the result of"},
                                          {{steps_[0], d1, d1}, 2, "another model than the result of"},
                                          {{steps_[0], steps_[1]}, 4, "not a delta"}}) {

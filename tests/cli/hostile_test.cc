@@ -27,7 +27,7 @@ using testing::AllOf;
 using testing::HasSubstr;
 using testing::Not;
 
-// A safetensors file of empty tensors; the names as JSON has them.
+// Returns a safetensors file of empty tensors with these names, which are written as JSON has them.
 std::string empty_tensors(const std::vector<std::string>& names) {
   std::string header;
   for (const std::string& name : names)
@@ -74,7 +74,8 @@ TEST(Hostile, SlowPatternsOfADumpAreRefused) {
   }
 }
 
-// Characters of every kind that a terminal obeys or does not show, one string each, as UTF-8; the last is not UTF-8.
+// Returns characters of every kind that a terminal interprets or does not show, one per string, as UTF-8; the last is
+// not UTF-8.
 std::vector<std::string> unprintable_texts() {
   std::vector<std::string> out;
   for (char c = 1; c < 0x20; ++c)
@@ -167,7 +168,7 @@ TEST(Hostile, SizesBehindCompressionDoNotOverflow) {
   EXPECT_THAT(r.err, AllOf(HasSubstr("expected a torch.save archive"), Not(HasSubstr("at most -"))));
 }
 
-// A DCP checkpoint of the tensor "w" and the object "state.seed", stored as these bytes.
+// Writes a DCP checkpoint with the tensor "w" and the object "state.seed", stored as these bytes.
 void write_with_object(const std::string& path, const std::string& object, const KeyPath& key = {"state", "seed"}) {
   const TargetTensor w{"w", DType::kUint8, {4}, {"w"}, {}};
   const std::string item = dcp_item(DType::kUint8, {4}, 0, "abcd");
@@ -179,7 +180,7 @@ void write_with_object(const std::string& path, const std::string& object, const
   write_file(path + "/.metadata", dcp::write_metadata({tensor, blob}, {"__0_0.distcp"}));
 }
 
-// An object that torch.load makes by calling this.
+// Returns an object that torch.load creates by calling this function.
 std::string calling(std::string_view module, std::string_view name) {
   pickle::PickleWriter w;
   w.global(module, name);
@@ -233,7 +234,7 @@ TEST(Hostile, ObjectsThatRunCodeAreNotWrittenOn) {
   ASSERT_EQ(convert(ck, "hdf5", {"--allow", "objects"}).exit_code, 0);
   fs::rename(out, dir / "ck.h5");
   expect_refused(dir / "ck.h5", "dcp", "os.system");
-  // Data that trainers keep.
+  // Plain data that trainers store.
   for (const auto& [module, name] :
        std::vector<std::pair<const char*, const char*>>{{"argparse", "Namespace"},
                                                         {"megatron.core.enums", "ModelType"},
@@ -258,12 +259,12 @@ TEST(Hostile, APathThatIsNotTheNamesIsWarnedOf) {
   EXPECT_THAT(reshard_cli({"convert", dir / "ck", dir / "out2", "--to", "dcp"}).out, Not(HasSubstr("nested")));
 }
 
-// The process that lets libhdf5 look through a file first ends with the one that has started it.
+// The process in which libhdf5 examines a file first ends with the process that started it.
 TEST(Hostile, AKilledProcessLeavesNoneOfHdf5Behind) {
   if (!fs::exists("/proc/self/task/" + std::to_string(::getpid()) + "/children")) GTEST_SKIP() << "no list of children";
   ASSERT_EQ(::prctl(PR_SET_CHILD_SUBREAPER, 1), 0);  // orphans become children of this process
   bool was_killed = false;
-  for (int round = 0; round < 50 && !was_killed; ++round) {  // the child may have ended, or not yet begun
+  for (int round = 0; round < 50 && !was_killed; ++round) {  // the child may have ended already, or not begun yet
     const pid_t parent = ::fork();
     if (parent == 0) {
       const int nowhere = ::open("/dev/null", O_WRONLY);
@@ -281,7 +282,7 @@ TEST(Hostile, AKilledProcessLeavesNoneOfHdf5Behind) {
       is_over = ::waitpid(parent, &status, WNOHANG) != 0;
     }
     if (is_over) continue;
-    ::usleep(static_cast<useconds_t>(100 * round));  // at once it has not asked yet to end with its parent
+    ::usleep(static_cast<useconds_t>(100 * round));  // it has not yet asked the kernel to end it with its parent
     ::kill(child, SIGSTOP);
     ::kill(parent, SIGKILL);
     ::waitpid(parent, &status, 0);
@@ -304,7 +305,7 @@ TEST(Hostile, ASmallObjectDoesNotDecodeToMuch) {
   EXPECT_THAT(r.out, HasSubstr("expected at most 16777216 bytes"));
 }
 
-// HDF5: 2,000 links to one dataset below six groups of 4,000 letters.
+// An HDF5 file with 2,000 links to one dataset below six groups with names of 4,000 letters.
 TEST(Hostile, LongPathsAreInProportionToTheFile) {
   const CommandResult r = reshard_cli({"inspect", test_data("hdf5") + "/long_paths.h5"});
   EXPECT_EQ(r.exit_code, 3) << r.out;

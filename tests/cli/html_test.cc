@@ -27,7 +27,7 @@ std::string between(const std::string& text, std::string_view begin, std::string
   return text.substr(from, text.find(end, from) - from);
 }
 
-// The page that these arguments write.
+// Returns the page that a command with these arguments writes.
 std::string page_of(std::vector<std::string> args, int exit_code = 0) {
   const TempDir dir;
   args.insert(args.end(), {"--html", dir / "page.html"});
@@ -49,7 +49,7 @@ Index count(const std::string& text, std::string_view what) {
   return n;
 }
 
-// By value: a loop over it needs no Result to live on.
+// Returns the items of a list by value, so that a loop over them needs no Result that outlives it.
 std::span<const Json> items(const Json& list) { return *list.as_array(); }
 std::span<const Json> items(const Json& object, std::string_view key) { return *object.get_array(key); }
 
@@ -59,7 +59,7 @@ std::vector<Index> numbers(const Json& list) {
   return out;
 }
 
-// Runs of first, step, count.
+// Expands runs of first, step and count.
 std::vector<Index> expanded(const Json& list) {
   const std::vector<Index> runs = numbers(list);
   std::vector<Index> out;

@@ -47,7 +47,7 @@ TEST_P(SavedRuns, BecomeTheModelBitForBitAndVerifyClean) {
   EXPECT_EQ(verified.exit_code, 0) << verified.out << verified.err;
 }
 
-// Every moment is cut as its parameter is.
+// Every moment is sharded like its parameter.
 TEST_P(SavedRuns, OptimizerStateFollowsItsParameter) {
   const TempDir dir;
   const TrainersRun run = GetParam();
@@ -104,7 +104,7 @@ TEST(Identity, AFileOfADcpCheckpointStandsForAllOfIt) {
   }
 }
 
-// A model whose names no family knows.
+// A model whose names match no family.
 struct Stranger {
   TempDir dir;
   std::string path = dir / "ck/checkpoint", config = dir / "ck/config.json", out = dir / "out";
@@ -140,7 +140,8 @@ TEST(Identity, WhatIsNoKnownModelIsRefusedBeforeAnythingIsWritten) {
   EXPECT_EQ(r.exit_code, 0) << r.err;
   EXPECT_THAT(r.out, HasSubstr("nothing was compared with a model"));
   EXPECT_FALSE(fs::exists(s.out + "/config.json"));
-  EXPECT_EQ(reshard_cli({"convert", s.path, s.dir / "dcp", "--to", "dcp"}).exit_code, 0);  // claims nothing
+  EXPECT_EQ(reshard_cli({"convert", s.path, s.dir / "dcp", "--to", "dcp"}).exit_code,
+            0);  // which makes no claim about a model
 }
 
 TEST(Identity, AdaptersAreNoModelUntilTheyAreMerged) {
@@ -171,7 +172,7 @@ TEST(Identity, WithoutAConfigItIsSaidThatNothingTellsTheWholeModel) {
   EXPECT_THAT(r.out, HasSubstr("but the model may be incomplete"));
 }
 
-// torchtitan has no names for the scales: its loader would take float8 values for weights.
+// torchtitan has no names for the scales; its loader would read float8 values as weights.
 TEST(Identity, ScaledMatricesAreNotWrittenUnderNamesThatHaveNoScales) {
   const TempDir dir;
   write_file(dir / "config.json", R"({"model_type": "deepseek_v3", "vocab_size": 64, "hidden_size": 32,
@@ -215,7 +216,7 @@ TEST(Identity, ConfigsOfUnknownModelsAreInNobodysWay) {
   EXPECT_TRUE(fs::exists(dir / "hf/config.json"));
 }
 
-// A trainer's save of a model without a family: the numbers in its config confirm the model.
+// A trainer's save of a model without a family. The numbers in its config confirm the model.
 class Outsider {
  public:
   explicit Outsider(const std::string& wrapper, const std::vector<std::string>& names = kNames) {
@@ -260,8 +261,8 @@ TEST(Identity, AModelOfNoFamilyIsWrittenWhereItsConfigConfirmsIt) {
   }
 }
 
-// A state_dict has all names of tied tensors, files have one, and transformers may name in files otherwise than in
-// memory.
+// A state_dict has all names of tied tensors and files have one of them. Transformers may also use other names in files
+// than in memory.
 TEST(Identity, AModelOfNoFamilyIsTheSameUnderTheNamesOfItsFiles) {
   const Outsider m("app.model.");
   const std::string files_of_it = m.dir / "files";
@@ -350,7 +351,7 @@ TEST(Identity, AModelOfNoFamilyIsRefusedWhereNothingConfirmsIt) {
                         "decoder.layers.0.mlp.linear_fc2.weight", "decoder.layers.1.mlp.linear_fc2.weight"}));
 }
 
-// Encoder and decoder, each with a config of its own within the model's.
+// An encoder and a decoder, each with a config of its own inside the model's.
 TEST(Identity, AModelOfNoFamilyIsWrittenWhereConfigsOfItsPartsConfirmIt) {
   const std::vector<std::string> names = {"eye.embed.mix.weight",      "eye.blocks.0.mix.weight",   "mouth.wte.weight",
                                           "mouth.blocks.0.mix.weight", "mouth.blocks.1.mix.weight", "output.weight"};
@@ -371,7 +372,7 @@ TEST(Identity, AModelOfNoFamilyIsWrittenWhereConfigsOfItsPartsConfirmIt) {
   EXPECT_EQ(convert(eye, R"("vocab_size": 64, "n_layer": 3)").exit_code, 4);
   EXPECT_EQ(convert(eye, R"("vocab_size": 65, "n_layer": 2)").exit_code, 4);
   EXPECT_EQ(convert(eye + R"(, "vocab_size": 64)", R"("n_layer": 2)").exit_code, 0);  // a part that has all of them
-  EXPECT_EQ(convert(R"("vocab_size": 64)", R"("n_layer": 2)").exit_code, 4);          // of no part both
+  EXPECT_EQ(convert(R"("vocab_size": 64)", R"("n_layer": 2)").exit_code, 4);          // no part has both
 }
 
 TEST(Identity, NamesOfNoFamilyLoseWhatWrapsThem) {
@@ -394,7 +395,7 @@ TEST(Identity, ACutVocabularyOfAModelOfNoFamilyIsFound) {
                            HasSubstr("64 = 512 / 8: one tensor-parallel rank's rows")));
 }
 
-// GPTQ, AWQ, compressed-tensors: a Llama whose tensors are not those of its family's table.
+// GPTQ, AWQ and compressed-tensors: a Llama whose tensors are not those of its family's table.
 TEST(Identity, AModelQuantizedInAWayThatIsNotKnownIsCopied) {
   const TempDir dir;
   TensorValues tensors;
@@ -421,7 +422,7 @@ TEST(Identity, AModelQuantizedInAWayThatIsNotKnownIsCopied) {
       0);
 }
 
-// A state_dict of an unknown family is copied unchanged, but its files would have other names for experts.
+// A state_dict of an unknown family is copied unchanged, but its files would have other names for the experts.
 TEST(Identity, ExpertsAsTransformersHasThemInMemoryAreTold) {
   const TempDir dir;
   write_dcp({{"trunk.0.experts.gate_up_proj", {DType::kFloat32, {2, 3, 4}, std::string(96, '\x35')}}}, dir / "ck",

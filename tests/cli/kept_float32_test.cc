@@ -25,7 +25,7 @@ Names float32_names(const std::string& checkpoint) {
   return out;
 }
 
-// A tiny model of tests/data/families, as float32 files: `dir`/model.
+// Makes `dir`/model, a tiny model of tests/data/families as float32 files.
 void make_model(const TempDir& dir, const std::string& family_sample, const std::string& dtype = "float32") {
   const Json sample = *parse_json(read_file(test_data("families/" + family_sample + ".json")), family_sample);
   Json config = *sample.find("config");
@@ -55,7 +55,7 @@ TEST(KeptFloat32, IsWhatTransformersKeepsOfAFamily) {
       ASSERT_EQ(r.exit_code, 0) << r.err;
       EXPECT_EQ(float32_names(dir / dtype), kept_names(sample, dtype)) << dtype;
     }
-    for (const std::string model : {"float16", "model"}) {  // an all-float32 model is not mixed
+    for (const std::string model : {"float16", "model"}) {  // a model in float32 only is not mixed
       const CommandResult verified =
           reshard_cli({"verify", dir / model, "--config",
                        dir / (model == "model" ? "config.json" : model + "/config.json"), "--fail-on", "warning"});
@@ -90,7 +90,7 @@ TEST(KeptFloat32, IsTheSameWhicheverCommandDecidesTheDtype) {
   run({"synth", dir / "made", "--config", config, "--to", "hf", "--dtype", "bfloat16"});
   EXPECT_EQ(float32_names(dir / "made"), wanted);
 
-  // A gate that was stored in bfloat16 is float32 after a load, too.
+  // A gate that was stored in bfloat16 also becomes float32 when transformers loads it.
   run({"convert", model, narrow, "--to", "hf", "--family", "none", "--config",
        dir.write("other.json", "{\"model_type\": \"llama\"}"), "--dtype", "bfloat16"});
   EXPECT_EQ(float32_names(narrow), Names());
@@ -108,7 +108,7 @@ TEST(KeptFloat32, IsTheSameWhicheverCommandDecidesTheDtype) {
   EXPECT_EQ(in_memory, wanted);
 }
 
-// Models that no family describes, under the names of their files.
+// Models that no family describes, under the names in their files.
 TEST(KeptFloat32, IsKnownOfModelsOfNoFamily) {
   struct Case {
     std::string model_type, dtype, name;

@@ -104,7 +104,7 @@ TEST(CliLayout, AFusedTensorIsCutSectionBySection) {
                    "splits": [{"axes": ["tp"], "dim": 1, "groups": 3}, {"axes": ["dp_shard"], "dim": 1}]}]})");
   expect_success(
       reshard_cli({"convert", dir / "in", dir / "out", "--to", "dcp", "--family", "none", "--layout", layout}));
-  // Of tp rank 0's columns 0-3, 8-11, 16-19 the first six go to rank 0: one box and half of another.
+  // Of tp rank 0's columns 0-3, 8-11 and 16-19 the first six go to rank 0: one box and a half.
   const auto boxes = boxes_of(dir / "out").at("h.0.attn.c_attn.weight");
   EXPECT_EQ(boxes, (std::set<std::pair<Dims, Dims>>{{{0, 0}, {8, 4}},
                                                     {{0, 8}, {8, 2}},

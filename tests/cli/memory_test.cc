@@ -24,7 +24,7 @@ using testing::HasSubstr;
 
 constexpr Index kMiB = Index{1} << 20;
 
-// A model of so many tensors of `elements` float32 each, in one file.
+// Writes a model of this many tensors with `elements` float32 each, in one file.
 std::string many_tensors(const TempDir& dir, Index tensors, Index elements) {
   SafetensorsHeaderWriter header({});
   for (Index i = 0; i < tensors; ++i) {
@@ -100,7 +100,7 @@ TEST(Memory, AJobThatIsLetThroughStaysWithinIt) {
   }
 }
 
-// More than the program takes by itself, with the sanitizers too.
+// More than the program takes by itself, also with sanitizers.
 constexpr const char* kLittle = kSanitized ? "130MiB" : "100MiB";
 constexpr const char* kTooLittle = kSanitized ? "--memory 136 MB is too small; expected at least "
                                               : "--memory 105 MB is too small; expected at least ";

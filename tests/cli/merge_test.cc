@@ -71,7 +71,7 @@ TEST_F(MergeTest, IsTheExpressionOfEachElementWhateverTheSourcesForm) {
   const Json& how = *manifest.find("merge");
   EXPECT_EQ(*how.get_string("expression"), "base + 0.7*(x - base) - y/3");
   EXPECT_EQ(how.find("sources")->size(), 3u);
-  // In bfloat16, the dtype of the first source, rounded once, whatever the other dtypes are.
+  // The result has the first source's dtype, bfloat16, and is rounded once, whatever the other dtypes are.
   ASSERT_EQ(merge({a, dcp, dir_ / "mean", "--average", "--to", "hf"}).exit_code, 0);
   ASSERT_EQ(merge({a, dcp, dir_ / "mean32", "--average", "--to", "hf", "--dtype", "float32"}).exit_code, 0);
   const std::string narrow = converted(dir_ / "mean32", dir_ / "narrow", {"--to", "hf", "--dtype", "bfloat16"});

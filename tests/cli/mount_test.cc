@@ -1,4 +1,4 @@
-// reshard mount, through the kernel. Where FUSE cannot be had these are skipped.
+// Tests reshard mount through the kernel. Skipped on machines without FUSE.
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -69,7 +69,7 @@ class Mount : public testing::Test {
     process_ = std::regex_search(r.out, found, std::regex("process ([0-9]+)")) ? std::stoi(found[1]) : 0;
     return r;
   }
-  // Without --background: nothing need be mounted yet.
+  // Mounts without --background, so the mount may not exist yet when this returns.
   void mount_in_foreground(const std::string& source, const std::string& as) {
     const std::string command = std::string(RESHARD_BINARY) + " mount " + source + " " + seen_ + " --as " + as + " > " +
                                 (dir_ / "said") + " 2>&1 & echo $!";
@@ -81,7 +81,7 @@ class Mount : public testing::Test {
     if (process_ == 0) return;
     ::kill(process_, SIGTERM);
     (void)becomes_true([&] { return is_gone(process_); });
-    unmount(seen_);  // if it was killed
+    unmount(seen_);  // if the process was killed
     EXPECT_TRUE(becomes_true([&] { return is_gone(process_); }));
     process_ = 0;
   }
@@ -186,7 +186,7 @@ TEST_F(Mount, ASourceThatChangesIsAnErrorAndNotOldBytes) {
   const std::string file = seen_ + "/model.safetensors";
   const int fd = ::open(file.c_str(), O_RDONLY);
   ASSERT_GE(fd, 0);
-  EXPECT_FALSE(read_file(file).empty());  // the kernel has it now
+  EXPECT_FALSE(read_file(file).empty());  // the kernel has cached it now
   const std::string changed = dir_ / "checkpoint/__3_0.distcp";
   std::filesystem::last_write_time(changed, std::filesystem::last_write_time(changed) + std::chrono::seconds(1));
   EXPECT_EQ(error_of_reading(file), EIO);

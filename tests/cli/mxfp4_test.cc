@@ -92,14 +92,14 @@ class Mxfp4Test : public testing::Test {
     return reshard_cli(all);
   }
 
-  // The config of the model in bfloat16.
+  // Returns the config of the model in bfloat16.
   static std::string plain_config() {
     std::string out(kConfig);
     const std::size_t quantization = out.find(R"(, "quantization_config")");
     return out.substr(0, quantization) + "}";
   }
 
-  // The model with its experts unpacked.
+  // Returns the model with its experts unpacked.
   TensorValues unpacked() const {
     TensorValues out = expected_;
     for (const auto& [name, value] : values_)
@@ -159,7 +159,7 @@ TEST_F(Mxfp4Test, NamesWithoutScalesAreRefused) {
   EXPECT_THAT(r.err, HasSubstr("4 tensors are quantized values or their scales"));
 }
 
-// Matrices of bfloat16 with any exponents and signs, zeros among them.
+// Bfloat16 matrices with any exponents and signs, and some zeros.
 class Mxfp4PackingTest : public Mxfp4Test {
  protected:
   Mxfp4PackingTest() : floats_(unpacked()) {
@@ -177,8 +177,8 @@ class Mxfp4PackingTest : public Mxfp4Test {
     }
   }
 
-  // By the definition: the least power of two that brings the largest to 6 at most, the nearest value, of two as near
-  // the larger.
+  // Quantizes by the definition: the smallest power of two that brings the largest magnitude to at most 6, and for each
+  // element the nearest value, or the larger of two equally near.
   static TensorValues packed(const TensorValues& floats) {
     constexpr double kMagnitudes[] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
     TensorValues out;

@@ -43,7 +43,7 @@ std::vector<std::string> names_in(const std::string& directory) {
 
 std::string checkpoint(const std::string& name) { return sample(name) + "/checkpoint"; }
 
-// name -> digest, of a manifest.
+// Returns the digests in a manifest by name.
 std::map<std::string, std::string> digests(const std::string& directory) {
   const Json manifest = *parse_json(read_file(directory + "/reshard_manifest.json"), "manifest");
   std::map<std::string, std::string> out;
@@ -151,7 +151,7 @@ TEST(NativeTargets, DumpsOfRanksJoinByTheFamilysTable) {
   EXPECT_TRUE(load_checkpoint(dir / "alone") == got);
   EXPECT_THAT(reshard_cli({"inspect", dir / "alone"}).out,
               HasSubstr("joined      tp=2 likely: the tensors that family"));
-  // One of them twice: copies or tp ranks with equal parts.
+  // One file was copied: replicas, or tp ranks with equal parts.
   fs::copy_file(dir / "alone/model-rank0.bin", dir / "alone/model-rank1.bin", fs::copy_options::overwrite_existing);
   expect_refusal(reshard_cli({"inspect", dir / "alone"}), 4, HasSubstr("all ranks hold the same bytes"));
   // With a layout they are joined, whatever they contain.
@@ -192,7 +192,7 @@ TEST(NativeTargets, ColossalaiStagesFollowItsOwnRule) {
               ElementsAre("config.json", "model-stage-00001-shard-00001.safetensors",
                           "model-stage-00002-shard-00001.safetensors", "model-stage-00003-shard-00001.safetensors",
                           "model.safetensors.index.json", "reshard_manifest.json"));
-  // 4 layers on 3 stages: the middle one has two.
+  // With 4 layers on 3 stages, the middle stage has two.
   const TensorValues middle = load_checkpoint(dir / "c/model-stage-00002-shard-00001.safetensors");
   EXPECT_TRUE(middle.contains("model.layers.1.input_layernorm.weight"));
   EXPECT_TRUE(middle.contains("model.layers.2.input_layernorm.weight"));
@@ -275,7 +275,7 @@ TEST(NativeTargets, AnOptimizerThatIsMadeUpHasMadeOneNumberOfSteps) {
   EXPECT_EQ(parameters, 12);
 }
 
-// A head that only the view of a tied model has is in no message and in no manifest.
+// A tied head that only the view has is named in no message and no manifest.
 TEST(TiedHeads, AreNotNamedWhereTheyAreNotStored) {
   const TempDir dir;
   dir.write("config.json", R"({"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "hidden_size": 40,

@@ -64,7 +64,7 @@ TEST(NumberedOptimizer, OfAnotherModelItSaysSo) {
   EXPECT_THAT(r.out, HasSubstr("the moments of 7 parameters have shapes that "));
 }
 
-// Makes "run", a directory of a model of this type and an optimizer; no config without a type.
+// Makes "run": a directory with a model and an optimizer, and a config of this model type unless that is empty.
 void make(const TempDir& dir, const std::string& type, const std::string& optimizer, const std::string& file) {
   fs::create_directory(dir / "run");
   fs::copy(kData + "model.safetensors", dir / "run/model.safetensors");
@@ -72,7 +72,7 @@ void make(const TempDir& dir, const std::string& type, const std::string& optimi
   if (!type.empty()) dir.write("run/config.json", R"({"model_type": ")" + type + R"("})");
 }
 
-// In the model's order: matrices first, then vectors, as the two groups were made.
+// In the model's order; first the matrices, then the vectors, as the two groups were made.
 const std::vector<std::string> kNumbers = {"model.embed_tokens.weight",
                                            "model.layers.0.self_attn.q_proj.weight",
                                            "model.layers.0.self_attn.o_proj.weight",
@@ -128,7 +128,7 @@ TEST(NumberedOptimizer, WithoutAnOrderThatFitsItHasNoNamesAndANoteSaysWhy) {
   }
 }
 
-// Two optimizers: none is chosen.
+// With two optimizers, neither is chosen.
 TEST(NumberedOptimizer, OfTwoNoneIsTaken) {
   const TempDir dir;
   make(dir, "llama", "whole.pt", "optimizer.pt");

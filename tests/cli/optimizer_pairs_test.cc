@@ -1,5 +1,5 @@
-// Tests optimizer state that moves between frameworks: Megatron's and DeepSpeed's saves, under other names, in other
-// files, on other meshes and back, contain the same state of the same parameters.
+// Tests optimizer state that moves between frameworks: Megatron's and DeepSpeed's saves contain the same state of the
+// same parameters under other names, in other formats, on other meshes, and after the way back.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -17,7 +17,7 @@ namespace {
 using testing::HasSubstr;
 using Options = std::vector<std::string>;
 
-// Every kind of optimizer that there is a real checkpoint of.
+// Every kind of optimizer of which there is a real checkpoint.
 constexpr const char* kSources[] = {"megatron/legacy_pp2_vpp2_dp2_distopt_tied",
                                     "megatron/legacy_tp2_ep2_moe_plain",
                                     "megatron/dist_tp2_dp2_dpreshardable",
@@ -44,7 +44,8 @@ class OptimizerPairs : public testing::TestWithParam<const char*> {
     arguments.insert(arguments.end(), options.begin(), options.end());
     const CommandResult r = reshard_cli(arguments);
     if (r.exit_code == 4 && r.err.find(" has no ") != std::string::npos) return false;
-    if (r.exit_code == 4 && r.err.find("to leave the optimizer out") != std::string::npos) return false;  // frozen ones
+    if (r.exit_code == 4 && r.err.find("to leave the optimizer out") != std::string::npos)
+      return false;  // frozen parameters
     EXPECT_EQ(r.exit_code, 0) << from << " " << testing::PrintToString(options) << r.err;
     const CommandResult verified = reshard_cli({"verify", source_, "--against", to, "--config", config_});
     EXPECT_EQ(verified.exit_code, 0) << testing::PrintToString(options) << verified.out << verified.err;
@@ -68,13 +69,13 @@ TEST_P(OptimizerPairs, StateFollowsItsParameterThereAndBack) {
                           {"--to", "megatron-legacy-local", "--mesh", "tp=2"},
                           {"--to", "deepspeed-universal"},
                           {"--to", "dcp", "--names", "hf"}};
-  if (!std::filesystem::exists(config_)) {  // Megatron's args make one
+  if (!std::filesystem::exists(config_)) {  // Megatron's args give one
     ASSERT_EQ(reshard_cli({"convert", source_, dir_ / "model", "--to", "hf", "-q"}).exit_code, 0);
     config_ = dir_ / "model/config.json";
   }
   std::string last = source_;
   int made = 0;
-  for (const Options& way : ways) {  // each of the one before
+  for (const Options& way : ways) {  // each converts the previous output
     const std::string out = dir_ / std::to_string(made);
     if (!convert(last, out, way)) continue;
     last = out;

@@ -23,8 +23,8 @@ using testing::AnyOf;
 using testing::HasSubstr;
 using Words = std::vector<std::string>;
 
-// The kinds of all options. An option in none of these lists fails the test below: a new one that writes belongs to
-// kWriters, one that reads to kReaders, whose paths are tried.
+// All options, by kind. An option in none of these lists fails the test below. A new option that writes belongs to
+// kWriters, one that reads to kReaders; their paths are tried.
 const std::set<std::string> kReaders = {"--config",  "--family-file", "--layout",   "--source-layout",
                                         "--donor",   "--adapter",     "--against",  "--source",
                                         "--tensors", "--delta",       "--keep-best"};
@@ -93,7 +93,7 @@ Words commands() {
   return out;
 }
 
-// The options of a command that take a value: "  --to FORMAT ...".
+// Returns the options of a command that take a value: "  --to FORMAT ...".
 std::set<std::string> options_with_values(const std::string& command) {
   std::set<std::string> out;
   for (const std::string& line : split(reshard_cli({command, "--help"}).out, '\n')) {
@@ -118,7 +118,7 @@ TEST(OutputGuardTable, KnowsEveryOption) {
   for (const std::string& option : kWriters) EXPECT_TRUE(all.contains(option)) << option;
 }
 
-// Two checkpoints, one of a file, their config, a layout, a family and other files, all of them inputs.
+// Inputs: two checkpoints, one of them a file, their config, a layout, a family and other files.
 class OutputGuard : public testing::Test {
  protected:
   OutputGuard() {
@@ -136,7 +136,7 @@ class OutputGuard : public testing::Test {
     before_ = all_files(dir_.path());
   }
 
-  // Refused as a wrong command line is, and nothing has changed.
+  // Expects a usage error, and that nothing has changed.
   void expect_refused(Words line, const std::string& output) {
     const CommandResult r = reshard_cli(line);
     EXPECT_EQ(r.exit_code, 2) << join(line, " ") << "\n" << r.out << r.err;
@@ -147,7 +147,7 @@ class OutputGuard : public testing::Test {
     ASSERT_EQ(all_files(dir_.path()), before_) << join(line, " ") << ": " << output;
   }
 
-  // Names of a file, or of something new in a directory, that are not the plain one.
+  // Returns other paths to a file, or to a new file in a directory, than the plain one.
   Words names_of(const std::string& path) {
     const fs::path at(path);
     fs::remove(dir_ / "link");
@@ -253,7 +253,7 @@ TEST_F(OutputGuard, NoDestinationIsAnInputNorInOneNorHoldsOne) {
         }
 }
 
-// Inputs that are not on the command line: behind links, and files that a file refers to.
+// Inputs that are not on the command line: targets of links, and files that other files refer to.
 TEST_F(OutputGuard, FollowsInputsToWhereTheyAre) {
   fs::create_directory(dir_ / "farm");
   fs::create_symlink(dir_ / "hf/model.safetensors", dir_ / "farm/model.safetensors");

@@ -1,4 +1,4 @@
-// Every command treats a weight that is packed in several tensors as one weight, in every packing.
+// Tests that every command treats the tensors of a packed weight as one weight, in every packing.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -22,7 +22,7 @@ namespace {
 using testing::AllOf;
 using testing::HasSubstr;
 
-// Finite in any dtype, and others for each name.
+// Returns values that are finite in any dtype and differ between names.
 TensorValue value_of(const std::string& name, DType dtype, const Dims& shape) {
   std::string bytes(static_cast<std::size_t>(volume(shape) * byte_size(dtype)), '\0');
   std::minstd_rand random(static_cast<unsigned>(std::hash<std::string>()(name)));
@@ -30,8 +30,8 @@ TensorValue value_of(const std::string& name, DType dtype, const Dims& shape) {
   return {dtype, shape, bytes};
 }
 
-// One layer for each packing, with ordinary tensors around it. Float8 is not among them: --dtype applies its scales or
-// refuses (block_scales_test.cc).
+// A model with one layer for each packing, and ordinary tensors around it. Float8 is not included, because --dtype
+// applies its scales or refuses (block_scales_test.cc).
 class PackedTest : public testing::Test {
  protected:
   PackedTest() {
@@ -72,7 +72,7 @@ class PackedTest : public testing::Test {
   TensorValues values_;
 };
 
-// Those that --dtype does not unpack (unpacking_test.cc).
+// Covers the packings that --dtype does not unpack (unpacking_test.cc has the others).
 TEST_F(PackedTest, DtypeLeavesEveryTensorOfThemAlone) {
   for (std::size_t layer = 0; layer < modules_.size(); ++layer)
     if (can_unpack(modules_[layer].packing))

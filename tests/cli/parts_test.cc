@@ -18,7 +18,7 @@ using testing::AllOf;
 using testing::HasSubstr;
 using testing::Not;
 
-// The tensors of a Llama under a prefix; their bytes' first byte is `mark`.
+// Adds the tensors of a Llama under a prefix. `mark` is the first byte of each.
 void add_model(TensorValues& values, const std::string& prefix, char mark) {
   for (auto& [name, value] : load_checkpoint(sample("tp8") + "/full.safetensors")) {
     TensorValue marked = value;
@@ -61,7 +61,7 @@ std::string object_of(const std::string& path, const std::string& name) {
   return "none";
 }
 
-// torch finds the group of a parameter by its name: it is the parameter's in the output.
+// torch finds a parameter's group by the parameter's name, so the group lists the name in the output.
 TEST(Parts, GroupsOfAnOptimizerListParametersByTheirNewNames) {
   const TempDir dir;
   const std::string source = test_data("runs/tutorial_app_state/checkpoint");
@@ -117,8 +117,9 @@ TEST(Parts, AnAverageOfTheWeightsIsAPartOfItsOwn) {
   }
 }
 
-// {"model_state_dict": model.state_dict(), "optimizer_state_dict": optimizer.state_dict()}, as PyTorch's tutorial has
-// it, Lightning's .ckpt, and others: the state of numbered parameters, which outnumbers the model.
+// Uses the words of PyTorch's tutorial, {"model_state_dict": model.state_dict(), "optimizer_state_dict":
+// optimizer.state_dict()}, of Lightning's .ckpt and of others. The state of numbered parameters has more tensors than
+// the model.
 TEST(Parts, OptimizersAreKnownByTheWordsThatPeopleUse) {
   for (const auto& [model, optimizer] :
        {std::pair("model_state_dict.", "optimizer_state_dict."), std::pair("state_dict.model.", "optimizer_states.0."),
@@ -179,7 +180,7 @@ TEST(Parts, SeveralModelsAreToldApartAndNoneIsGuessed) {
   TensorValues values;
   add_model(values, "actor.", 'a');
   add_model(values, "critic.model.", 'c');
-  values.erase("critic.model.output.weight");  // so that the actor has the more names
+  values.erase("critic.model.output.weight");  // so that the actor has more names than the critic
   const SavedState run(values);
   const CommandResult refused = run.convert({"--to", "hf"});
   EXPECT_EQ(refused.exit_code, 4);
@@ -220,7 +221,7 @@ TEST(Parts, APartThatIsNotThereIsRefusedWithThoseThatAre) {
   EXPECT_EQ(run.convert({"--to", "hf", "--part", "optimizer"}).exit_code, 2);  // no model
 }
 
-// dcp.save(..., use_collectives=False) of four ranks (torch 2.15): each its own seed under one name.
+// dcp.save(..., use_collectives=False) on four ranks (torch 2.15): each rank has its own seed under one name.
 const std::string kRankLocal = RESHARD_TEST_DATA "/runs/rank_local/checkpoint";
 
 std::map<std::string, std::string> objects_of(const std::string& path) {
@@ -307,7 +308,7 @@ TEST(Parts, OfOptimizerStateVerifyTellsWhatFitsNoParameterOfAModelOfNoFamily) {
       values["optimizer.state.model." + name + moment] = value({8, 4});
   }
   values["optimizer.param_groups.model.tower.a.weight.lr"] =
-      value({});  // a group for the parameters that it trains alone
+      value({});  // a group of the parameters that it trains alone
   write_dcp(values, dir / "sound", *Mesh::parse("dp_shard=2"));
   const CommandResult sound = reshard_cli({"verify", dir / "sound", "--fail-on", "warning"});
   EXPECT_EQ(sound.exit_code, 0) << sound.out << sound.err;
@@ -320,8 +321,8 @@ TEST(Parts, OfOptimizerStateVerifyTellsWhatFitsNoParameterOfAModelOfNoFamily) {
                                  HasSubstr("lacks optimizer state that other parameters have")));
 }
 
-// An optimizer saved without its model has its parameters' names all the same: every convention and back, with and
-// without a config, and nothing that verify misses.
+// An optimizer saved without its model also has its parameters' names: converts to every convention and back, with and
+// without a config, and verify finds nothing.
 TEST(Parts, AnOptimizerAloneIsRenamedAsItsParameters) {
   const std::string source = sample("fsdp2_tp2_optim") + "/checkpoint";
   const std::string config = sample("fsdp2_tp2_optim") + "/config.json";
@@ -373,7 +374,7 @@ TEST(Parts, OptimizerStateOfAdaptersBelongsToThem) {
     const CommandResult r = reshard_cli({"verify", test_data("deepspeed") + "/" + name});
     EXPECT_THAT(r.out, Not(HasSubstr("belong to"))) << name;
   }
-  // As FSDP names them, under every wrapper, and one that is of none.
+  // FSDP's names under every wrapper, and one that belongs to no parameter.
   for (const std::string wrapper : {"", "model.", "module.", "app.model."}) {
     const TempDir dir;
     TensorValues values;
@@ -395,7 +396,7 @@ TEST(Parts, OptimizerStateOfAdaptersBelongsToThem) {
   }
 }
 
-// The state_dict of torch.optim, as saved by accelerate without FSDP and by Trainer.
+// The state_dict of torch.optim, as saved by Accelerate without FSDP and by Trainer.
 TEST(Parts, OfOptimizerStateUnderNumbersANoteTells) {
   const std::string state = test_data("runs") + "/accelerate_full/checkpoint/checkpoint-2/optimizer.bin";
   const TempDir dir;
@@ -407,11 +408,11 @@ TEST(Parts, OfOptimizerStateUnderNumbersANoteTells) {
   EXPECT_THAT(r.out,
               HasSubstr("Not read with the model: optimizer.bin, optimizer.pt, optimizer state that is stored under "
                         "parameter numbers without names"));
-  // Where FSDP's names are in it, it is read.
+  // With FSDP's names it is read.
   EXPECT_THAT(reshard_cli({"inspect", fs::path(state).parent_path().string()}).out, Not(HasSubstr("Not read with")));
 }
 
-// Accelerator.save_state() of two models: in directories, in whole files of FSDP, in plain files.
+// Accelerator.save_state() of two models, as directories, as whole files of FSDP, or as plain files.
 struct SavedModels {
   const char* name;
   const char* models[2];
@@ -436,7 +437,7 @@ TEST_P(ModelsOfARun, AreToldApartByTheirNumbers) {
     const std::string to = run + "/" + saved.models[m];
     TensorValues values, state;
     for (const auto& [name, value] : model) {
-      if (m == 1 && name.find(".layers.3.") != std::string::npos) continue;  // another model
+      if (m == 1 && name.find(".layers.3.") != std::string::npos) continue;  // so that it is another model
       values["model." + name] = value;
       values["model." + name].bytes[0] = static_cast<char>('0' + m);
       state["optimizer.state." + name + ".exp_avg"] = value;
@@ -460,7 +461,7 @@ TEST_P(ModelsOfARun, AreToldApartByTheirNumbers) {
   EXPECT_EQ(refused.exit_code, 4);
   EXPECT_THAT(refused.err, HasSubstr("it contains several models (model_0, model_1); choose one with --part"));
   EXPECT_EQ(reshard_cli({"convert", run, dir / "hf", "--to", "hf", "--part", "model_1", "--config", config}).exit_code,
-            3);  // it has not all of its layers
+            3);  // it lacks some of its layers
   const CommandResult taken =
       reshard_cli({"convert", run, dir / "hf", "--to", "hf", "--part", "model_0", "--config", config});
   ASSERT_EQ(taken.exit_code, 0) << taken.err;

@@ -92,7 +92,7 @@ TEST_F(PrintedCommands, PassWhateverWasConverted) {
                          "--weights model"};
   for (const std::string& to : targets)
     for (const std::string& change : changes)
-      if (to != "--to vllm" || change != "--family none")  // which is refused: nothing could read it
+      if (to != "--to vllm" || change != "--family none")  // refused, because nothing could read the output
         expect_passes("hf", "out", to + " " + change);
   for (const std::string to : {"--to dcp --names torchtitan", "--to dcp --names keep --mesh dp_shard=3"})
     expect_passes("hf", "out", to);
@@ -120,7 +120,7 @@ TEST_F(PrintedCommands, PassAfterAMergeAndARepair) {
   EXPECT_EQ(in_shell(dir_.path(), command_in(merged.out)).exit_code, 0);
 }
 
-// The options "--allow X" of a message.
+// Returns the options "--allow X" in a message.
 Words allowed_by(const std::string& text) {
   Words out;
   for (std::size_t at = text.find("--allow "); at != std::string::npos; at = text.find("--allow ", at + 1)) {
@@ -167,7 +167,7 @@ TEST_F(PrintedCommands, WhatIsAllowedLeadsToAnOutput) {
         }
       if (source == tp8) break;
     }
-  // Of the optimizer alone nothing is left for a model.
+  // If only the optimizer is left, there is no model to write.
   const CommandResult r = reshard_cli({"convert", dir_ / "ck", dir_ / "out", "--to", "hf", "--part", "optimizer"});
   EXPECT_THAT(r.err, Not(HasSubstr("--allow")));
 }

@@ -40,7 +40,7 @@ const std::vector<std::string> kSources = {"deepspeed/pipe",
                                            "meta/llama2-tp2",
                                            "nanotron/tp2"};
 
-// Every target, on one rank and on several, and those that keep names under others too.
+// Returns every target, on one rank and on several, and under other names if the target allows them.
 std::vector<Options> ways() {
   std::vector<Options> out = {{"dcp", "--names", "hf"}, {"dcp", "--names", "megatron"}, {"hf", "--names", "keep"}};
   for (const Format* format : formats()) {
@@ -61,7 +61,7 @@ class SecondHop : public testing::Test {
     return reshard_cli(args);
   }
 
-  // The files of the model that a checkpoint becomes.
+  // Returns the files of the model that a checkpoint becomes.
   Files model_of(const std::string& from, const Options& more = {}) {
     const std::string to = dir_ / "model";
     Options way = {"hf"};
@@ -103,7 +103,7 @@ class SecondHop : public testing::Test {
 TEST_F(SecondHop, EndsWhereTheDirectWayDoes) {
   const std::vector<Options> all = ways();
   const auto step = static_cast<std::size_t>(soak_is_asked() ? 1 : every_nth(4) * 7);
-  std::size_t taken = 0, first = 0;  // another few ways for each source
+  std::size_t taken = 0, first = 0;  // a few other targets for each source
   for (const std::string& source : kSources) {
     const Files wanted = model_of(test_data(source));
     for (std::size_t w = first++ % step; w < all.size(); w += step) {
@@ -118,7 +118,7 @@ TEST_F(SecondHop, EndsWhereTheDirectWayDoes) {
   EXPECT_GT(taken * step, 150U);
 }
 
-// The targets that keep the source's names have to know the most.
+// Targets that keep the source's names need the most provenance.
 TEST_F(SecondHop, EndsThereUnderTheSourcesNames) {
   for (const std::string& source : {kSources[0], kSources[2], kSources[5], kSources[10]}) {
     const Files wanted = model_of(test_data(source));
@@ -165,7 +165,7 @@ TEST_F(SecondHop, VerifyKnowsWhatTheSourceTold) {
   }
 }
 
-// As long as the files are those that it was written with; a manifest that came from elsewhere changes nothing.
+// Provenance is used only for the files with which it was written; a manifest from elsewhere changes nothing.
 TEST_F(SecondHop, AManifestOfOtherFilesIsNotUsed) {
   const std::string middle = hop(test_data("megatron/dist_tp2_optim"), {"dcp"}), to = dir_ / "model";
   const std::string manifest = middle + "/" + std::string(kManifestFile), whole = read_file(manifest);

@@ -43,7 +43,7 @@ std::vector<std::string> all_commands() {
   return out;
 }
 
-// As --help lists them: lines that begin with "  -q, --quiet" or "  --to FORMAT".
+// Returns the options in --help: lines that begin with "  -q, --quiet" or "  --to FORMAT".
 const std::set<std::string>& options_in_help(const std::string& command) {
   static std::map<std::string, std::set<std::string>> known;
   std::set<std::string>& out = known[command];
@@ -131,7 +131,7 @@ TEST(Completions, OfferTheTensorsOfTheCheckpointOnTheLine) {
       *parse_json(printed({"inspect", checkpoint, "--json", "--filter", "layers.{0..3}.attention.wq.weight"}), "");
   EXPECT_EQ(shown.find("tensors")->as_array()->size(), 4u);
 
-  // Names are shown and never run.
+  // Names are displayed and never executed.
   const std::string header = R"json({"$(touch ran)":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},
     "`touch ran`":{"dtype":"U8","shape":[1],"data_offsets":[1,2]},
     "a;touch":{"dtype":"U8","shape":[1],"data_offsets":[2,3]}})json";
@@ -153,7 +153,7 @@ TEST(Completions, OfOtherShellsOfferTensorsToo) {
   const std::string checkpoint = sample("tp8") + "/checkpoint";
   const std::string path = "PATH=" + std::filesystem::path(RESHARD_BINARY).parent_path().string() + ":/usr/bin:/bin";
   for (const std::string shell : {"zsh", "fish"}) write_file(dir / shell, printed({"completions", shell}));
-  // zsh's own functions are stood in for: the one that asks for an option's value, and the one that takes the words.
+  // Replaces two functions of zsh: the one that asks for an option's value, and the one that takes the words.
   const std::string zsh =
       "compadd() { shift; print -l -- $@ }; _arguments() { _reshard_tensors }; CURRENT=5; words=(reshard inspect " +
       checkpoint + " --filter ''); f() { source " + (dir / "zsh") + " }; f";

@@ -122,7 +122,7 @@ TEST_F(FilesBesideAModel, WhatCannotBeCopiedIsToldBeforeAnythingIsWritten) {
   EXPECT_THAT(r.err, HasSubstr("tokenizer.json: expected a side file of at most 268,435,456 bytes"));
 }
 
-// Which names its class and no model_type, and is loaded from files of another name.
+// diffusers' config.json names the class instead of a model_type, and its loaders look for files with other names.
 class AModelOfDiffusers : public FilesBesideAModel {
  protected:
   AModelOfDiffusers() {

@@ -94,7 +94,7 @@ Stranger experts() {
   return s;
 }
 
-// The effect of a changed number in the config of a healthy model.
+// The effect of one changed number in the config of a healthy model.
 struct Change {
   Stranger model;
   std::string from, to;
@@ -168,7 +168,7 @@ TEST(UnknownFamilies, AChangedNumberIsAnErrorThatNamesIt) {
   }
 }
 
-// The first sentence of each finding is a warning of convert, and the row of the config too.
+// Each finding's first sentence is also a warning of convert, and so is the row of the config.
 TEST(UnknownFamilies, ConvertSaysWhatVerifySays) {
   for (const Change& c : {changes().front(), changes()[3], changes()[14]}) {
     const TempDir dir;

@@ -38,7 +38,7 @@ std::vector<std::string> command(const std::string& source, const std::string& o
   return {"convert", source, out, "--to", "hf", "--family", "none", "-q", "--dtype", dtype};
 }
 
-// What a case's library unpacks it to.
+// Returns the values to which the case's library unpacks it.
 TensorValues expected_values(const std::string& name, const std::string& dtype) {
   TensorValues out;
   for (auto& [tensor, value] : load_checkpoint(test_data("quantized/" + name) + kExpected))
@@ -56,7 +56,7 @@ TensorValue transposed(const TensorValue& matrix) {
   return out;
 }
 
-// Loads all tensors of a checkpoint as float32, in this process.
+// Loads all tensors of a checkpoint as float32.
 Status unpack(const std::string& source) {
   LoadOptions options;
   options.model = {.detect = false};
@@ -175,9 +175,9 @@ TEST_P(UnpackingTest, GivesConv1dWeightsAsTheModelsClassStoresThem) {
 // ---- GPTQ's formats
 
 struct GptqFormat {
-  std::string data, of, to;  // in its config.json
+  std::string data, of, to;  // the case; in its config.json, `of` is replaced by `to`
   int exit_code = 0;
-  std::string expected;  // whose values are the output's, or words of the error
+  std::string expected;  // the case with the values of the output, or words of the error
 };
 
 TEST(GptqFormats, AreUnpackedOrRefused) {
@@ -290,7 +290,7 @@ TEST_F(PackedLlamaTest, IsFoundInsideWrappers) {
   }
 }
 
-// As PEFT's trainer has it: base_layer in the names of the weights that the adapter changes.
+// PEFT's trainer puts base_layer into the names of the weights that the adapter changes.
 TEST_F(PackedLlamaTest, IsMergedWithTheAdapterNextToIt) {
   TensorValues trained;
   for (const auto& [name, value] : load_checkpoint(source_)) {
@@ -334,7 +334,7 @@ TEST_F(PackedLlamaTest, IsNotHalfUnpacked) {
   EXPECT_THAT(r.err, HasSubstr("would stay packed"));
 }
 
-// A quant_state is JSON that a stranger wrote.
+// A quant_state is JSON from an untrusted file.
 TEST_F(PackedLlamaTest, RefusesAQuantStateThatIsWrong) {
   const std::string weight = "model.layers.0.self_attn.q_proj.weight", name = weight + ".quant_state.bitsandbytes__nf4";
   const TensorValues stored = load_checkpoint(source_);

@@ -23,7 +23,7 @@ using Words = std::vector<std::string>;
 const Words kCommands = {"inspect", "latest", "diff",  "layout", "convert", "merge",    "delta",       "patch", "mount",
                          "synth",   "verify", "check", "plan",   "doctor",  "families", "completions", "man",   "help"};
 
-// A checkpoint of one tensor of one element, and a model.
+// Makes a checkpoint with one tensor of one element, and a model.
 class UsageTest : public testing::Test {
  protected:
   void SetUp() override {
@@ -50,14 +50,14 @@ TEST_F(UsageTest, HelpAndVersionAreAskedForInEveryUsualWay) {
   EXPECT_EQ(reshard_cli({"help"}).out, reshard_cli({"--help"}).out);
   EXPECT_EQ(reshard_cli({"-V"}).out, reshard_cli({"--version"}).out);
   EXPECT_THAT(reshard_cli({"help", "conver"}).err, HasSubstr("unknown command 'conver'; did you mean convert?"));
-  // Without a command the summary is shown, as an error.
+  // Without a command, prints the summary and fails.
   const CommandResult alone = reshard_cli({});
   EXPECT_EQ(alone.exit_code, 2);
   EXPECT_EQ(alone.out, "");
   EXPECT_EQ(alone.err, reshard_cli({"-h"}).out);
 }
 
-// Columns that a line takes.
+// Returns the columns that a line takes.
 std::size_t columns(const std::string& line) {
   return static_cast<std::size_t>(std::count_if(line.begin(), line.end(), [](char c) { return (c & 0xc0) != 0x80; }));
 }
@@ -90,7 +90,7 @@ TEST_F(UsageTest, HelpIsAsWideAsTheScreen) {
         EXPECT_TRUE(is_usage || columns(line) <= width) << width << ": " << line;
       }
     }
-  // Standard output that is a file has 100 columns, a terminal its own, and absurd widths are not followed.
+  // A file has 100 columns, a terminal its own number within reasonable limits.
   const auto longest = [](const std::string& text) {
     std::size_t out = 0;
     for (const std::string& line : split(text, '\n')) out = std::max(out, columns(line));
@@ -168,7 +168,7 @@ TEST_F(UsageTest, WrongValuesAreNamedWithWhatIsExpected) {
   }
 }
 
-// Otherwise SRC and DST behind `--include a` would be names as well.
+// Otherwise SRC and DST after `--include a` would be read as names too.
 TEST_F(UsageTest, OptionsOfSeveralValuesTakeOneEachTime) {
   const std::string to = dir_ / "to";
   const std::vector<Words> lines = {{"convert", "--include", "x", one_, to, "--to", "dcp", "--family", "none"},
@@ -180,7 +180,7 @@ TEST_F(UsageTest, OptionsOfSeveralValuesTakeOneEachTime) {
                                     {"synth", "--without", "lm_head.weight", to, "--model", "llama3-tiny"}};
   for (const Words& words : lines) {
     const CommandResult result = reshard_cli(words);
-    EXPECT_LT(result.exit_code, 2) << result.err;  // 1: diff finds a difference
+    EXPECT_LT(result.exit_code, 2) << result.err;  // 1: diff found a difference
     std::filesystem::remove_all(to);
   }
   const CommandResult two = reshard_cli({"convert", "--include", "x", "y", one_, to, "--to", "dcp"});
@@ -394,7 +394,7 @@ TEST_F(UsageTest, AnOutputsFilesAreThoseOfItsTensors) {
   EXPECT_THAT(reshard_cli({"plan", model_, "--to", "hf"}).out, HasSubstr(" out in 1 file  "));
 }
 
-// "architectures" was a string: Json::push_back gave the item, and not the list that it was put into.
+// Once, Json::push_back returned the item instead of the list, and "architectures" became a string.
 TEST_F(UsageTest, AMadeConfigListsItsArchitectures) {
   ASSERT_EQ(reshard_cli({"convert", model_, dir_ / "copy", "--to", "hf"}).exit_code, 0);
   for (const std::string& path : {config_, dir_ / "copy/config.json"}) {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// reshard watch: every complete step of a run becomes a model once, and nothing is removed that was not proven.
+// Tests reshard watch: every complete step of a run is converted once, and nothing is removed unless its output was
+// proven.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -57,7 +58,7 @@ class Watch : public testing::Test {
 TEST_F(Watch, ConvertsEachCompleteStepOnce) {
   save(100);
   save(200);
-  std::filesystem::create_directory(source(300));  // a save that has not finished: there is no metadata yet
+  std::filesystem::create_directory(source(300));  // an unfinished save, still without metadata
   std::filesystem::copy(source(200) + "/__0_0.distcp", source(300) + "/__0_0.distcp");
   const std::string log = dir_ / "log";
   const std::vector<std::string> then = {"--then", "echo {} >> " + log};
@@ -77,7 +78,7 @@ TEST_F(Watch, ConvertsEachCompleteStepOnce) {
 TEST_F(Watch, TriesAgainWhatFailedAndGoesOnWithTheRest) {
   save(100);
   save(200);
-  std::filesystem::resize_file(source(100) + "/__0_0.distcp", 100);  // complete by its names, and damaged
+  std::filesystem::resize_file(source(100) + "/__0_0.distcp", 100);  // all files exist, but one is truncated
   const CommandResult r = watch({"--then", "test -e " + (dir_ / "ready")});
   EXPECT_EQ(r.exit_code, 1);
   EXPECT_THAT(names(models_), ElementsAre("step-200"));
@@ -89,7 +90,7 @@ TEST_F(Watch, TriesAgainWhatFailedAndGoesOnWithTheRest) {
 
 TEST_F(Watch, KeepsWhatIsAskedForAndTheNewestCompleteStep) {
   for (const int step : {100, 200, 300, 400, 500}) save(step);
-  std::filesystem::remove(source(500) + "/__1_0.distcp");  // the newest is not complete
+  std::filesystem::remove(source(500) + "/__1_0.distcp");  // the newest step is incomplete
   ASSERT_EQ(watch({}).exit_code, 0);
   EXPECT_THAT(names(models_), ElementsAre("step-100", "step-200", "step-300", "step-400"));
   write_file(dir_ / "best", "step-200\n");
@@ -100,10 +101,11 @@ TEST_F(Watch, KeepsWhatIsAskedForAndTheNewestCompleteStep) {
   EXPECT_THAT(names(models_), ElementsAre("step-300", "step-400"));
   EXPECT_THAT(names(run_), ElementsAre("step-300", "step-400", "step-500"));
   EXPECT_EQ(watch({"--prune-source"}).exit_code, 2);
-  EXPECT_EQ(reshard_cli({"watch", run_, run_ + "/models", "--to", "hf", "--once"}).exit_code, 2);  // would watch itself
+  EXPECT_EQ(reshard_cli({"watch", run_, run_ + "/models", "--to", "hf", "--once"}).exit_code,
+            2);  // it would watch its own output
 }
 
-// A directory that happens to have the name of a step, and a step that a lost record does not prove.
+// Two directories that must stay: one that only has a step's name, and a step that a lost record does not prove.
 TEST_F(Watch, RemovesNothingThatItHasNotProven) {
   for (const int step : {100, 200}) save(step);
   std::filesystem::create_directories(output(100));

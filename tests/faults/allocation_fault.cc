@@ -1,10 +1,10 @@
-// Preloaded into a process: makes the n-th allocation of memory fail, counted from the beginning of main().
+// Preloaded into a process: makes the n-th allocation fail, counted from the beginning of main().
 //
-//   RESHARD_ALLOCATION_FAULT="N HOW FILE"    N: the first that fails, from 1; 0: none
-//                                            HOW: once, or all (those after it, too)
-//                                            FILE: of two numbers of 8 bytes: how many allocations there were, of this
-//                                            process and of those that it has forked; 1 where libhdf5 was
-//                                            among the callers of one that failed
+//     RESHARD_ALLOCATION_FAULT="N HOW FILE"    N: the first that fails, from 1; 0: none
+//                                              HOW: once, or all (also those after it)
+//                                              FILE: receives two numbers of 8 bytes: the allocations of this process
+//                                              and of those that it forked; 1 if libhdf5 was among the callers of one
+//                                              that failed
 #include <dlfcn.h>
 #include <execinfo.h>
 #include <fcntl.h>
@@ -28,12 +28,12 @@ void* __libc_memalign(std::size_t alignment, std::size_t size);
 
 namespace {
 
-std::atomic<long>* made = nullptr;  // both numbers; null: not yet in main()
+std::atomic<long>* made = nullptr;  // both numbers; null before main()
 long first = 0;
 bool all = false;
 int (*program_main)(int, char**, char**) = nullptr;
 
-// Whether libhdf5 is among the callers.
+// Returns whether libhdf5 is among the callers.
 bool is_of_hdf5() {
   void* frames[40];
   const int n = ::backtrace(frames, 40);

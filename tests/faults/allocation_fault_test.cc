@@ -36,7 +36,7 @@ using Files = std::map<std::string, std::string>;
 
 struct Scenario {
   std::string name;
-  std::vector<std::string> args;  // of reshard; "OUT" stands for the destination
+  std::vector<std::string> args;  // arguments of reshard; "OUT" stands for the destination
   bool writes = false;
   std::string left = "";  // an earlier run's leftover, as OUT.partial
 };
@@ -54,7 +54,7 @@ class AllocationTest : public testing::Test {
                        {"LD_PRELOAD=" RESHARD_ALLOCATION_FAULT, "MALLOC_PERTURB_=165",
                         "RESHARD_ALLOCATION_FAULT=" + std::to_string(n) + (all ? " all " : " once ") + count});
   }
-  // Of the last run: how many there were, and whether libhdf5 was among the callers of one that failed.
+  // Of the last run: the number of allocations, and whether libhdf5 was among the callers of one that failed.
   std::int64_t allocations() const { return number(0); }
   bool failed_in_hdf5() const { return number(1) > 0; }
   Files files() const {
@@ -78,7 +78,7 @@ class AllocationTest : public testing::Test {
   std::string out_ = dir_ / "out";
 };
 
-// The beginning of a conversion, which found the disk full.
+// Leaves the start of a conversion that found the disk full.
 void leave_unfinished(const std::string& source, const std::string& path) {
   static Syscalls real;
   static int writes;
@@ -197,9 +197,10 @@ TEST_F(AllocationTest, EachThatFailsIsAnErrorThatSaysSo) {
       const bool is_without_unwinder = r.err.find("libgcc_s.so.1 must be installed") != std::string::npos;
       if ((failed_in_hdf5() || is_without_unwinder) && r.exit_code > 128) {
         ++deaths;
-      } else if (s.name == "verify" && r.exit_code == 1) {  // it continues with the rest
+      } else if (s.name == "verify" && r.exit_code == 1) {  // the other checks continue
         EXPECT_THAT(r.out, AllOf(HasSubstr("The system returned an error"), HasSubstr("out of memory")));
-      } else if (failed_in_hdf5() && r.err.find("libhdf5 says") != std::string::npos) {  // its own guess at the reason
+      } else if (failed_in_hdf5() &&
+                 r.err.find("libhdf5 says") != std::string::npos) {  // the library's own guess at the reason
         EXPECT_THAT(r.exit_code, AnyOf(4, 5, 70));
       } else {
         EXPECT_EQ(r.exit_code, 5);
@@ -223,7 +224,7 @@ TEST_F(AllocationTest, EachThatFailsIsAnErrorThatSaysSo) {
   EXPECT_GT(errors, runs / 2);
 }
 
-// Each file of a tree that can be read to its end, and the errors of the others.
+// Returns the files of a tree that can be read to their end, and collects the errors of the others.
 Files read_tree(const std::string& directory, std::vector<int>& failed) {
   Files out;
   std::error_code error;
@@ -267,7 +268,7 @@ TEST_F(AllocationTest, AMountThatGetsNoneAnswersAllTheSame) {
     process = std::regex_search(r.out, found, std::regex("process ([0-9]+)")) ? std::stoi(found[1]) : 0;
     return r;
   };
-  // Whether the process was still there to be ended.
+  // Returns whether the process was still there to be ended.
   const auto unmount = [&] {
     const bool was_there = !is_gone(process);
     if (was_there) ::kill(process, SIGTERM);

@@ -54,20 +54,20 @@ constexpr const char* kCallNames[] = {"open",      "close", "fstat", "pread",  "
                                       "fdatasync", "fsync", "mkdir", "rename", "unlink", "rmdir",     "readdir"};
 
 struct Fault {
-  std::int64_t nth = 0;  // the first call that fails, from 1; 0: none
-  bool sticky = false;   // so do all after it
+  std::int64_t nth = 0;  // the number of the first call that fails, from 1; 0: none
+  bool sticky = false;   // whether all calls after it fail too
   int error = EIO;
 };
 
 Fault fault;
 std::int64_t calls_made = 0;
-std::vector<Call> failed;  // the calls that did
-// Makes the calls that may be interrupted be so, every time but the one after; and reads and writes fall short.
+std::vector<Call> failed;  // the calls that failed
+// Interrupts every second call that may be interrupted, and makes reads and writes fall short.
 bool nagging = false;
-Index interruptions = 0, short_transfers = 0;  // that it has made
+Index interruptions = 0, short_transfers = 0;  // numbers of those that happened
 Syscalls real;
 
-// Whether this call is to fail. Single-threaded.
+// Returns whether this call fails. Single-threaded.
 bool fails(Call call) {
   ++calls_made;
   const bool now = fault.nth > 0 && (fault.sticky ? calls_made >= fault.nth : calls_made == fault.nth);
@@ -98,7 +98,7 @@ Syscalls faulty() {
   c.open = [](const char* path, int flags, mode_t mode) {
     return fails(Call::kOpen) || interrupted_now() ? -1 : real.open(path, flags, mode);
   };
-  c.close = [](int fd) {  // a failed close has closed
+  c.close = [](int fd) {  // a close that fails has closed the file
     const bool fail = fails(Call::kClose);
     const int r = real.close(fd);
     if (fail) errno = fault.error;
@@ -153,7 +153,7 @@ class FaultTest : public testing::Test {
 
 // ---- scenarios
 
-// Of an output that is a directory, or a file.
+// Returns the files of an output, which is a directory or a file.
 Files files_at(const std::string& path) {
   if (fs::is_regular_file(path)) return {{"", read_file(path)}};
   return all_files(path);
@@ -161,8 +161,8 @@ Files files_at(const std::string& path) {
 
 struct Scenario {
   std::string name, source, to, mesh;
-  bool replaces = false;  // an existing checkpoint to replace
-  bool is_cold = false;   // the source, before each run: it is read past the page cache
+  bool replaces = false;  // there is a checkpoint to replace
+  bool is_cold = false;   // the source is not cached, so it is read past the page cache
 };
 const Scenario kScenarios[] = {{"tp8 to hf", "tp8", "hf", "", false},
                                {"fsdp4_tp2 to dcp tp=2", "fsdp4_tp2", "dcp", "tp=2", false},
@@ -176,9 +176,9 @@ const Files kOldDirectory = {
 
 bool makes_file(const Scenario& s) { return s.to == "hdf5"; }
 
-// Brings a source into the page cache, or takes it out: which calls are made depends on that.
+// Brings a source into the page cache or evicts it, because the calls depend on that.
 void make_cached(const std::string& source, bool is_cached) {
-  for (const auto& [name, bytes] : all_files(source)) {  // they are in it now
+  for (const auto& [name, bytes] : all_files(source)) {  // reading caches them
     if (is_cached) continue;
     const int fd = ::open((source + "/" + name).c_str(), O_RDONLY | O_CLOEXEC);
     ASSERT_EQ(::fdatasync(fd), 0);
@@ -194,7 +194,8 @@ Status run_scenario(const Scenario& s, const std::string& destination) {
   ConversionOptions o;
   o.source_path = s.source;
   if (!is_path) o.config_path = sample(s.source) + "/config.json";
-  o.selection.include = {"layers.0.*", "norm.weight"};  // every kind of call, and few enough to fail each of them
+  o.selection.include = {"layers.0.*",
+                         "norm.weight"};  // few enough tensors to fail each call, and enough for every kind of call
   if (!s.mesh.empty()) o.placement.mesh = TRY(Mesh::parse(s.mesh));
   if (makes_file(s) && s.replaces) o.compression.zstd_level = 1;
   o.run.threads = 1;
@@ -240,7 +241,7 @@ TEST_F(FaultTest, EveryFailingCallLeavesNothingOrEverything) {
     ASSERT_GT(total, 40);
     for (const bool sticky : {false, true}) {
       for (const int error : reasons) {
-        if (makes_file(s) && error != EIO) continue;  // the calls are those of the others
+        if (makes_file(s) && error != EIO) continue;  // its calls were already tried
         for (Index n = 1 + way++ % step; n <= total; n += step) {
           make_old(s, out);
           arm({n, sticky, error});
@@ -264,7 +265,7 @@ TEST_F(FaultTest, EveryFailingCallLeavesNothingOrEverything) {
             continue;
           }
           ++errors;
-          // A file or directory that cannot be looked into is not recognised.
+          // A file or directory that cannot be read is not recognised.
           const bool is_unknown = status.error().message().find("unrecognised format") != std::string::npos;
           const bool is_refused = status.error().message().find("it will not be replaced") != std::string::npos;
           if (is_unknown) {
@@ -291,8 +292,8 @@ TEST_F(FaultTest, EveryFailingCallLeavesNothingOrEverything) {
             ASSERT_FALSE(fs::exists(out));
           }
           ASSERT_TRUE(cleaning || !(fs::exists(work) || fs::exists(out + ".publishing")));
-          // The next run succeeds. If nothing is left behind it equals the first run, so only some of those are
-          // repeated.
+          // The next run succeeds. If nothing was left behind it equals the first run, so it is repeated only for some
+          // of those.
           if (says_complete) {
             fs::remove_all(out);
             if (s.replaces) make_old(s, out);
@@ -310,7 +311,7 @@ TEST_F(FaultTest, EveryFailingCallLeavesNothingOrEverything) {
   for (const auto& [call, count] : survivors) text += " " + call + " " + std::to_string(count);
   std::printf("%lld runs: %lld errors, %lld went well without the call:%s\n", static_cast<long long>(runs),
               static_cast<long long>(errors), static_cast<long long>(survived), text.c_str());
-  // Only these can be done without. Of readdir: the look of a format that would not have recognised the path anyway.
+  // The only calls whose failure may be survived. readdir: a format that would not have recognised the path lists it.
   for (const auto& [call, count] : survivors)
     EXPECT_THAT(call, testing::AnyOf("close", "open", "pwrite", "fstat", "unlink", "readdir")) << count;
 }
@@ -321,7 +322,7 @@ TEST_F(FaultTest, InterruptionsAndShortTransfersAreNoErrors) {
     const TempDir dir;
     make_old(s, dir / "expected");
     ASSERT_TRUE(run_scenario(s, dir / "expected"));
-    for (int round = 0; round < (in_soak() ? 20 : 1); ++round) {  // each is cut short elsewhere
+    for (int round = 0; round < (in_soak() ? 20 : 1); ++round) {  // each call is cut short at another position
       make_old(s, dir / "out");
       nagging = true;
       const Status status = run_scenario(s, dir / "out");
@@ -353,7 +354,7 @@ TEST_F(FaultTest, FileSystemsWithoutReservationAreNoError) {
   }
 }
 
-// Reading headers fails once, at any call; the next attempt succeeds.
+// If one read of headers fails, at any call, the next attempt succeeds.
 TEST_F(FaultTest, WhatCouldNotBeLocatedIsLocatedLater) {
   const std::string path = sample("fsdp4_tp2") + "/checkpoint";
   auto healthy = open_with(kDcpFormat, path);
@@ -434,7 +435,7 @@ void expect_kills_leave_nothing(const std::vector<std::string>& target, int roun
   const auto run = [&] { return run_command(argv, 60); };
   double whole_run = 0;
   Files expected;
-  for (int n = 0; n < 3; ++n) {  // the first run is slower than the ones to kill
+  for (int n = 0; n < 3; ++n) {  // the first run is slower than those to kill
     fs::remove_all(dir / "out");
     const auto start = std::chrono::steady_clock::now();
     const CommandResult healthy = run();
@@ -448,7 +449,7 @@ void expect_kills_leave_nothing(const std::vector<std::string>& target, int roun
   int killed = 0, leftovers = 0, finished = 0;
   for (int n = 0; n < rounds; ++n) {
     const double part = static_cast<double>(rng() % 1000) / 1000;
-    // At any time, or once there is something to be left.
+    // Killed at any time, or once there is something to leave behind.
     const CommandResult r = n % 2 == 0 ? run_command(argv, whole_run * (0.02 + 0.98 * part))
                                        : killed_after(argv, dir / "out.partial", whole_run * 0.2 * part);
     if (r.exit_code == 0) {
@@ -459,7 +460,7 @@ void expect_kills_leave_nothing(const std::vector<std::string>& target, int roun
     }
     ASSERT_EQ(r.exit_code, 128 + SIGKILL) << r.err;
     ++killed;
-    // Between the last rename and the end of the process everything is in place already.
+    // Between the last rename and the end of the process the output is complete.
     if (fs::exists(dir / "out")) {
       ASSERT_EQ(files_at(dir / "out"), expected);
       fs::remove_all(dir / "out");
@@ -467,7 +468,7 @@ void expect_kills_leave_nothing(const std::vector<std::string>& target, int roun
     }
     if (!fs::exists(dir / "out.partial")) continue;
     ++leftovers;
-    if (n % 3 != 0) continue;  // the next killed run is to find it, too
+    if (n % 3 != 0) continue;  // the next killed run shall find the leftover too
     const CommandResult next = run();
     ASSERT_EQ(next.exit_code, 0) << next.out << next.err;
     EXPECT_THAT(next.out, testing::HasSubstr("removed " + dir / "out.partial of an interrupted run"));
@@ -562,7 +563,7 @@ TEST(FileSizeLimit, IsAnErrorAndNotADeath) {
 
 TEST(FewDescriptors, AreNamedWhereTheyAreTooFewToBegin) {
   if (kSanitized) return;  // the sanitizers' own checks need descriptors
-  // One descriptor besides the standard ones, which the dynamic loader needs; none inherited from the caller.
+  // One descriptor besides the standard ones, which the dynamic loader needs, and none inherited from the caller.
   const CommandResult r =
       run_command({"/bin/bash", "-c",
                    "for i in {3..63}; do eval \"exec $i>&-\"; done; ulimit -n 4; exec " RESHARD_BINARY " inspect " +
@@ -592,7 +593,7 @@ TEST(FewDescriptors, Suffice) {
 
 // ---- metadata: every byte changed, every length
 
-// The content of a located catalog, and the parts of it that no reader can know to be wrong.
+// The content of a located catalog, separated into facts that no reader can check and the others.
 struct Seen {
   // Facts that are recorded only once: names of tensors and objects, their paths in the state_dict, shapes of empty
   // tensors.
@@ -612,14 +613,14 @@ Seen seen(const Catalog& catalog) {
       out.names += (key.index() == 0 ? "'" + std::get<0>(key) + "'" : std::to_string(std::get<1>(key))) + ".";
     out.names += "\n";
   };
-  // In the order of their places in the files, as names may have changed.
+  // Sorted by their positions in the files, because names may have changed.
   std::map<std::string, Seen> sorted;
   for (const Tensor& t : catalog.tensors()) {
     out = {};
     out.names = t.name + " ";
     path(t.path);
     out.contents = std::string(info(t.dtype).torch_name);
-    // A tensor without elements has nothing in the files that its shape could contradict.
+    // A tensor without elements has no data in the files that could contradict its shape.
     (t.elements() == 0 ? out.names : out.contents) += to_string(t.shape);
     std::set<std::string> fragments;
     for (const FragmentList* list : {&t.fragments, &t.replicas})
@@ -671,7 +672,7 @@ TEST(Metadata, EveryChangedByteIsAnErrorOrHarmlessOrAName) {
     ASSERT_TRUE(expected) << expected.error().message();
     int errors = 0, harmless = 0, names = 0;
     const auto check = [&](const std::string& bytes, const std::string& what) {
-      fs::remove(path);  // to overwrite a file costs a flush on some file systems
+      fs::remove(path);  // overwriting a file costs a flush on some file systems
       write_file(path, bytes);
       const auto got = open_whole(dir / "ck", dir.path());
       if (!got) {

@@ -27,8 +27,8 @@ using Files = std::map<std::string, std::string>;
 
 struct Scenario {
   std::string name, to = "dcp", mesh = "dp_shard=3";
-  bool replaces = false;   // an existing checkpoint to replace
-  bool continues = false;  // the leftover of an earlier run
+  bool replaces = false;   // there is a checkpoint to replace
+  bool continues = false;  // an earlier run left something behind
   Resume resume = Resume::kAuto;
   int ranks = 1, zstd_level = 0;
 };
@@ -68,7 +68,7 @@ class PowerLossTest : public testing::Test {
     return run_local_ranks(s.ranks, [&](Transport& ranks) { return convert_on(s, &ranks); });
   }
 
-  // Returns all files under the destination's name.
+  // Returns all files at the destination.
   Files files() const {
     if (!fs::exists(out_)) return {};
     return fs::is_directory(out_) ? all_files(out_) : Files{{"", read_file(out_)}};
@@ -89,7 +89,7 @@ class PowerLossTest : public testing::Test {
       ASSERT_TRUE(convert(first));
     }
     if (!s.continues) return;
-    // Half of a run, and forced to disk to the last byte.
+    // Half of a run, completely synced.
     std::mt19937 random(1);
     const DiskRecorder recorder(disk_);
     Scenario first = s;
@@ -113,7 +113,7 @@ class PowerLossTest : public testing::Test {
       return "";  // it is finished, and the next run would report that the destination exists
     Status status;
     {
-      const DiskRecorder quiet(disk_);  // forces nothing to disk
+      const DiskRecorder quiet(disk_);  // syncs nothing
       status = convert(s);
     }
     if (!status) return "the next run: " + status.error().message();

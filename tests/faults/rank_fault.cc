@@ -1,7 +1,8 @@
-// Preloaded into one rank of several: makes the n-th call of one kind go wrong there. The environment says how.
+// Preloaded into one rank of several: makes the n-th call of one kind go wrong there.
 //
-//   RESHARD_FAULT="RANK CALL N WHAT"    CALL: pread, pwrite, fallocate, fdatasync, rename
-//                                       WHAT: eio, enospc, kill (this process dies), stop (it halts for three seconds)
+//     RESHARD_FAULT="RANK CALL N WHAT"    CALL: pread, pwrite, fallocate, fdatasync, rename
+//                                         WHAT: eio, enospc, kill (this process dies), stop (it halts for three
+//                                         seconds)
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <sys/syscall.h>
@@ -19,7 +20,7 @@ namespace {
 struct Fault {
   char call[16] = "";
   char what[16] = "";
-  long n = 0;  // 0: none in this process
+  long n = 0;  // 0: no fault in this process
 
   Fault() {
     const char *text = std::getenv("RESHARD_FAULT"), *mine = std::getenv("OMPI_COMM_WORLD_RANK");
@@ -29,14 +30,14 @@ struct Fault {
   }
 };
 
-// Whether this call fails, with errno set.
+// Returns whether this call fails, and sets errno.
 bool goes_wrong(const char* call) {
   static const Fault fault;
   static std::atomic<long> seen{0};
   if (fault.n == 0 || std::strcmp(call, fault.call) != 0 || ++seen != fault.n) return false;
   if (std::strcmp(fault.what, "kill") == 0) ::kill(::getpid(), SIGKILL);
   if (std::strcmp(fault.what, "stop") == 0) {
-    if (::fork() == 0) {  // wakes it up again
+    if (::fork() == 0) {  // the child resumes this process later
       ::sleep(3);
       ::kill(::getppid(), SIGCONT);
       ::_exit(0);

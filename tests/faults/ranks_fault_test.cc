@@ -158,7 +158,7 @@ TEST_P(OneRankFails, EndsAllWithItsError) {
   }
 }
 
-// A rank is killed: the others end in time, nothing half-written looks finished, and the next run puts it in order.
+// If a rank is killed, the others end in time, nothing incomplete looks finished, and the next run succeeds.
 class OneRankIsKilled : public testing::TestWithParam<const char*> {};
 INSTANTIATE_TEST_SUITE_P(MpiRanks, OneRankIsKilled,
                          testing::Values("1 pread 1 kill", "2 pread 60 kill", "0 fallocate 1 kill", "0 pwrite 1 kill",
@@ -181,7 +181,7 @@ TEST_P(OneRankIsKilled, NothingIsPublished) {
   EXPECT_TRUE(all_files(job.out) == expected);
 }
 
-// Each rank of jobs of several sizes, at its first calls of each kind and some later ones.
+// In jobs of several sizes, each rank dies at its first calls of each kind, and at some later ones.
 TEST(MpiRanks, EndWhicheverOfThemDiesWherever) {
   NEEDS_MPIRUN();
   if (!in_soak()) GTEST_SKIP() << "takes minutes: RESHARD_SOAK=1";

@@ -1,4 +1,4 @@
-// Preloaded into a process: RESHARD_THREADS="N" lets it start N threads and no more, as a limit of processes does.
+// Preloaded into a process: RESHARD_THREADS="N" lets it start N threads and no more, like a limit on processes.
 #include <dlfcn.h>
 #include <pthread.h>
 

@@ -24,7 +24,7 @@ namespace fs = std::filesystem;
 struct Case {
   const char* name;
   const char* checkpoint;  // below tests/data
-  const char* file;        // of it
+  const char* file;        // a file of it
 };
 class ChangedValue : public testing::TestWithParam<Case> {};
 
@@ -63,9 +63,9 @@ TEST_P(ChangedValue, IsNamedOrDoesNoHarm) {
   const auto step = static_cast<std::size_t>(every_nth(20));
   for (std::size_t i = 0; i < changes.size(); i += step) {
     SCOPED_TRACE(changes[i].place + " as " + changes[i].value);
-    fs::remove(path);  // to overwrite a file costs a flush on some file systems
+    fs::remove(path);  // overwriting a file costs a flush on some file systems
     write_file(path, with_pickle(whole, changes[i].bytes));
-    const auto open = open_checkpoint(dir / "ck");  // which checks the metadata against the files
+    const auto open = open_checkpoint(dir / "ck");  // checks the metadata against the files
     if (open) continue;
     ++refused;
     std::string message = open.error().message();
@@ -78,7 +78,7 @@ TEST_P(ChangedValue, IsNamedOrDoesNoHarm) {
     said.insert(std::regex_replace(std::regex_replace(message, kNumbers, "#"), kGot, "..."));
   }
   EXPECT_GT(refused, 0);
-  if (step > 1) return;  // not all were tried
+  if (step > 1) return;  // not all replacements were tried
   std::string text = std::to_string(changes.size()) + " values, " + std::to_string(refused) + " refused\n";
   for (const std::string& message : said) text += message + "\n";
   expect_golden("changed_" + std::string(name) + ".txt", text);

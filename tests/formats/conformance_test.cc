@@ -14,8 +14,8 @@
 namespace reshard {
 namespace {
 
-// Of formats that hold any tensors: one that cuts by rules of its own (vLLM) or has names of its own (Megatron) knows a
-// few models, and tests/cli/every_target_test.cc has those.
+// Returns the formats that hold any tensors. A format that cuts by its own rules (vLLM) or has its own names (Megatron)
+// supports only a few models; tests/cli/every_target_test.cc covers those.
 std::vector<const Format*> rows() {
   std::vector<const Format*> out = {&kToyFormat};
   for (const Format* f : formats())
@@ -42,7 +42,7 @@ TensorValues model() {
   return out;
 }
 
-// A request for the model, for two ranks if the format has a file per rank.
+// Returns a request for the model, for two ranks if the format has a file per rank.
 LayoutRequest request_for(const Format& format, const TensorValues& values) {
   LayoutRequest request;
   if (format.takes_mesh()) request.mesh = Mesh({{format.sharding == Sharding::kStages ? "pp" : "tp", 2}});
@@ -69,12 +69,12 @@ class Conformance : public testing::TestWithParam<const Format*> {
     EXPECT_EQ((*target)->single_file() != nullptr, format().is_file);
     write_target(values_, **target, path);
   }
-  // Everything that reading it comes to: an error, or the values.
+  // Returns the error of reading a path, or the values.
   Result<TensorValues> read(const std::string& path) {
     const auto reader = TRY(open_with(format(), path));
     return load_values(*reader);
   }
-  // The files of a checkpoint: those below a directory, or the one.
+  // Returns the files of a checkpoint: those below a directory, or the single file.
   static std::vector<std::string> files_of(const std::string& path) {
     if (!is_directory(path)) return {path};
     std::vector<std::string> out;
@@ -85,7 +85,7 @@ class Conformance : public testing::TestWithParam<const Format*> {
   std::vector<Index> places_outside_tensors(const std::string& path, const std::string& file, Index size) {
     std::vector<bool> taken(static_cast<std::size_t>(size), false);
     const auto reader = open_with(format(), path);
-    EXPECT_TRUE(reader && load_values(**reader));  // which locates them
+    EXPECT_TRUE(reader && load_values(**reader));  // this locates them
     const Catalog& catalog = (*reader)->catalog();
     for (const Tensor& t : catalog.tensors())
       for (const FragmentList* list : {&t.fragments, &t.replicas})

@@ -1,4 +1,4 @@
-// That a checkpoint is recognised and opened from one look at each of its directories.
+// Tests that a checkpoint is recognised and opened with one listing of each of its directories.
 #include <dirent.h>
 #include <gtest/gtest.h>
 
@@ -18,7 +18,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-std::map<std::string, int> listed;  // how often each directory was, to its end
+std::map<std::string, int> listed;  // how often each directory was listed to its end
 
 dirent* counted_readdir(DIR* directory) {
   dirent* const entry = ::readdir(directory);
@@ -32,7 +32,7 @@ TEST(PlaceTest, NoFormatListsADirectoryTwice) {
   Syscalls calls = sys();
   calls.readdir = counted_readdir;
   const ScopedSyscalls scoped(calls);
-  std::map<std::string_view, int> opened;  // by format
+  std::map<std::string_view, int> opened;  // number of checkpoints by format
   for (const std::string& below : {sample(""), test_data("")})
     for (const fs::directory_entry& there : fs::recursive_directory_iterator(below)) {
       const std::string ending = there.path().extension();
@@ -45,7 +45,7 @@ TEST(PlaceTest, NoFormatListsADirectoryTwice) {
         EXPECT_EQ(times, 1) << directory << ", to open " << there.path() << " as " << (*open)->format->name;
     }
   for (const Format* format : formats())
-    if (format->open && !format->is_file && format != &kVllmFormat) {  // which no fixture is in
+    if (format->open && !format->is_file && format != &kVllmFormat) {  // no fixture is of this format
       EXPECT_GT(opened[format->name], 0) << format->name;
     }
 }

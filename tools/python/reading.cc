@@ -185,8 +185,8 @@ Result<std::shared_ptr<LazyCheckpoint>> LazyCheckpoint::view(const std::vector<s
   if (own_) return usage_error(path_ + ": a view of a view is not supported; create it from the checkpoint");
   ConversionOptions o = TRY(wanted_options(path_, words, environment_)).conversion;
   o.selection.part = part_;
-  std::shared_ptr<LazyCheckpoint> out =
-      TRY(open(path_, words_, environment_));  // parts of a training state are found again in its own catalog
+  // A view has a reader of its own, because making the draft changes the reader's catalog.
+  std::shared_ptr<LazyCheckpoint> out = TRY(open(path_, words_, environment_));
   const Draft draft = TRY(make_draft(out->reader(), kView, o));
   out->own_ = TRY(name_view(draft.view, draft.names, o.typing));
   out->own_->root = out->reader().catalog().root;

@@ -60,7 +60,7 @@ struct CUstream_st {
   int gpu;
   std::mutex mutex;
   std::condition_variable changed;
-  std::deque<std::function<void()>> queue;  // the first is under way
+  std::deque<std::function<void()>> queue;  // the first is running
   bool ends = false;
   std::thread worker;
 };
@@ -90,7 +90,7 @@ struct Machine {
   std::mutex mutex;
   std::array<CUctx_st, kMostGpus> contexts;
   std::array<int, kMostGpus> accidents{};
-  std::array<bool, kMostGpus> exists{};  // the context
+  std::array<bool, kMostGpus> exists{};  // whether each context exists
   std::array<std::size_t, kMostGpus> used{};
   std::map<CUstream_st*, std::shared_ptr<CUstream_st>> streams;
   std::map<const std::byte*, std::pair<std::size_t, int>> device_memory;  // bytes, GPU

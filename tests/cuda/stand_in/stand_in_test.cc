@@ -37,7 +37,7 @@ using testing::HasSubstr;
 
 const std::string kSource = sample("fsdp4_tp2") + "/checkpoint";
 
-// An environment variable, until the end of the test.
+// Sets an environment variable until the end of the test.
 class Environment {
  public:
   Environment(const char* name, const std::string& value) : name_(name) { ::setenv(name, value.c_str(), 1); }
@@ -220,7 +220,7 @@ TEST(StandInCuda, ALoadWaitsForWhatTheCallerStillDoes) {
 
 // ---- ranks
 
-// Ranks as threads, each on a GPU of its own, over NCCL; work(ranks, nccl, device).
+// Runs work(ranks, nccl, device) on threads that are ranks over NCCL, each with its own GPU.
 Status on_gpus(int n, double patience,
                const std::function<Status(Transport& control, NcclRanks& nccl, Device& device)>& work) {
   const Environment gpus("STAND_IN_GPUS", std::to_string(n));
@@ -277,7 +277,7 @@ double seconds_since(std::chrono::steady_clock::time_point begin) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
-// A transfer that waits for rank 2 to send.
+// Returns a transfer that waits for rank 2 to send.
 Result<std::unique_ptr<Transfer>> await_rank_2(NcclRanks& nccl, Device::Memory& memory) {
   return nccl.start({}, {{2, memory.buffer().device}});
 }
@@ -407,7 +407,7 @@ TEST(StandInProgram, CountsItsOwnMemoryAndNotTheDrivers) {
 
 struct Said {
   RanksResult ranks;
-  bool opened = false;  // NCCL
+  bool opened = false;  // whether NCCL was opened
 };
 // Runs the program on two ranks with this number of GPUs, and with NCCL if `library` is set.
 Said two_ranks(const std::string& gpus, bool library, const std::vector<std::string>& args) {
@@ -520,7 +520,7 @@ TEST(StandInBench, TimesEachLinkBetweenGpus) {
   EXPECT_THAT(r.out, testing::ContainsRegex("\\| cuda:[0-2] and cuda:[0-2] +\\| +[0-9.]+ \\| 100.0 % \\|"));
 }
 
-// The sources of all headers that a file includes, itself or through others.
+// Adds the sources of all headers that a file includes, directly or through others.
 void add_needed(const std::string& file, std::set<std::string>& seen, std::set<std::string>& sources) {
   if (!seen.insert(file).second) return;
   std::ifstream in(RESHARD_SOURCE_DIR "/" + file);
@@ -568,7 +568,7 @@ TEST(StandInBench, IsBuiltOfAllThatItIncludes) {
   }
   for (const std::string& source : compiled) add_needed(source, seen, needed);
   needed.erase("lib/transport/nccl.cc");
-  for (const char* part : {"storage", "read_ahead"})  // tests/cuda/no_storage.cc instead
+  for (const char* part : {"storage", "read_ahead"})  // tests/cuda/no_storage.cc replaces them
     needed.erase("lib/base/storage/" + std::string(part) + ".cc");
   EXPECT_TRUE(compiled.contains("lib/transport/nccl_absent.cc"));
   EXPECT_TRUE(compiled.contains("lib/device/cuda/kernels.cu"));

@@ -40,7 +40,7 @@ TensorValues model_of(const TensorValues& all) {
 
 class ColossalaiReader : public testing::Test {
  protected:
-  // A copy that may be broken.
+  // Returns a copy that may be damaged.
   std::string copy(const std::string& name) {
     fs::copy(tree(name), dir_ / "copy", fs::copy_options::recursive);
     return dir_ / "copy";
@@ -52,7 +52,7 @@ class ColossalaiReader : public testing::Test {
     EXPECT_EQ(open->format, &kColossalaiFormat);
     return std::move(open->reader);
   }
-  // Why it is refused, with D for the path.
+  // Returns why a path is refused, with D for the path.
   std::string refusal(const std::string& path) {
     const auto open = open_checkpoint(path);
     if (open) return "accepted";
@@ -171,7 +171,7 @@ TEST_F(ColossalaiReader, WhatTheIndexPromisesHasToBeThere) {
 
 TEST_F(ColossalaiReader, ATensorInSeveralFilesHasReplicasOfOneShape) {
   const std::string path = copy("pp2_bin");
-  // An expert-parallel rank repeats shared tensors: a shard that the index names for only one tensor.
+  // An expert-parallel rank repeats shared tensors in a shard that the index names for one tensor only.
   const std::string shard = path + "/pytorch_model-stage-00001-shard-00001.bin";
   fs::copy(shard, path + "/pytorch_model-stage-00001-00002-shard-00001.bin");
   const std::string index = path + "/pytorch_model.bin.index.json";
@@ -243,7 +243,7 @@ TEST_F(ColossalaiReader, TellsItsTreesFromHuggingFaces) {
 TEST_F(ColossalaiReader, ReadsTheAsynchronousDialect) {
   const std::string path = copy("healthy_st/epoch-0_step-7");
   fs::remove_all(path + "/optimizer");
-  // Two ids of the model's 39: too few to be named.
+  // Two ids for the model's 39 parameters are too few to be named.
   std::vector<SafetensorsEntry> entries = {{.name = "state.0.step", .dtype = DType::kUint8, .shape = {5}},
                                            {.name = "state.0.exp_avg", .dtype = DType::kFloat32, .shape = {2}}};
   const std::string header = *safetensors_header(entries, {{"non_tensor_keys", "[\"state.0.step\"]"}}, 8);

@@ -45,7 +45,7 @@ std::map<std::string, std::string> digests(const TensorValues& values) {
   return out;
 }
 
-// A torch.save file of these tensors.
+// Returns a torch.save file of these tensors.
 std::string torch_file(const TensorValues& values) {
   std::vector<torch_archive::NamedTensor> tensors;
   for (const auto& [name, value] : values)
@@ -66,7 +66,7 @@ TensorValue floats(const Dims& shape, char byte = '\1') {
 
 class RealColossalai : public testing::Test {
  protected:
-  // A copy that may be changed.
+  // Returns a copy that may be changed.
   std::string copy(const std::string& name, const std::string& as = "copy") {
     fs::copy(kData + name, dir_ / as, fs::copy_options::recursive);
     return dir_ / as;
@@ -102,7 +102,7 @@ class RealColossalai : public testing::Test {
   TempDir dir_;
 };
 
-// Two pipeline stages: the embedding is the head of the second, has one id, and its state is in a shard of either.
+// With two pipeline stages, the embedding is the head of the second stage, has one id, and both stages store its state.
 TEST_F(RealColossalai, ATiedModelOnStagesHasOneStateForEmbeddingAndHead) {
   const auto reader = opened(kData + "tied_pp2");
   ASSERT_TRUE(reader);
@@ -157,7 +157,7 @@ TEST_F(RealColossalai, ExpertsOfTwoRanksAndWhatBothWroteAreOneModel) {
   EXPECT_EQ(verified.exit_code, 0) << verified.out;
 }
 
-// The ids are those of the whole model; an expert's moments were left flat.
+// The ids are those of the whole model, and the moments of an expert are flat.
 TEST_F(RealColossalai, ExpertsAreInNumericOrderAndTheirMomentsGetTheirShape) {
   const std::string path = copy("mixtral_ep2");
   const std::string index = path + "/optimizer/pytorch_optim.bin.index.json";
@@ -203,7 +203,7 @@ TEST_F(RealColossalai, AnOptimizerThatHasNotStepped) {
   EXPECT_EQ(values_of(*reader)["optimizer.param_groups.model.norm.weight.betas"], "(0.9, 0.95)");
 }
 
-// Release 0.4.7 has no list of the pickled objects; its data begins at the pickle's end.
+// Release 0.4.7 does not list the pickled objects; its data begins where the pickle ends.
 TEST_F(RealColossalai, AStepOfTheFirstAsynchronousReleaseIsAPickle) {
   const std::string header =
       R"({"__metadata__": {"format": "pt"}, "state.0.step": {"dtype": "U8", "shape": [5], "data_offsets": [0, 5]}, )"
@@ -215,7 +215,7 @@ TEST_F(RealColossalai, AStepOfTheFirstAsynchronousReleaseIsAPickle) {
   file += header + std::string("\x80\x04K\x02.", 5) + std::string(8, '\1') + std::string("\x80\x04\xff\x02.", 5);
   const auto reader = opened(dir_.write("optim.safetensors", file));
   EXPECT_EQ(values_of(*reader), (std::map<std::string, std::string>{{"optimizer.state.0.step", "2"}}));
-  EXPECT_TRUE(reader->catalog().find("optimizer.state.0.bytes"));  // no pickle, though it begins and ends like one
+  EXPECT_TRUE(reader->catalog().find("optimizer.state.0.bytes"));  // not a pickle, although it begins and ends like one
   EXPECT_EQ(load_values(*reader)->at("optimizer.state.0.exp_avg"), floats({2}));
 }
 
@@ -294,7 +294,7 @@ TEST_F(RealColossalai, ShardsWithoutIndexAndHeadNameWhyTheHeadIsMissing) {
   EXPECT_THAT(refusal(dir_ / "m"), HasSubstr("the save was interrupted before it was written"));
 }
 
-// A group's ids are a list of its own; one that is shared names every parameter many times over.
+// Each group has a list of its ids. A list that groups share would name every parameter many times.
 TEST_F(RealColossalai, GroupsThatShareTheirIdsAreRefused) {
   using namespace pickled;
   const std::string path = copy("tied_pp2");

@@ -35,7 +35,7 @@ std::string outcome(const std::string& metadata) {
   return open ? "opened" : open.error().message();
 }
 
-// 200 objects share one path of 64 parts of 100 kB: 1.3 GB, were they all copied.
+// 200 objects share one path of 64 parts of 100 kB, which would be 1.3 GB if all were copied.
 TEST(DcpMetadataSize, RefusesPathsThatAreSharedTooOften) {
   const KeyPath path(64, std::string(100'000, 'x'));
   std::vector<dcp::WrittenEntry> entries;

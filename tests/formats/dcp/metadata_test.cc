@@ -33,7 +33,7 @@ Result<std::unique_ptr<Reader>> open(const std::string& path, bool validated = t
   return open_with(kDcpFormat, path, {.files_too = false, .validated = validated});
 }
 
-// "[0:2, 0:3] in __0_0.distcp at 864, 1180 bytes"
+// Returns "[0:2, 0:3] in __0_0.distcp at 864, 1180 bytes".
 std::string shown(const Catalog& catalog, const Fragment& f) {
   return to_string(f.box) + " in " + catalog.files[f.extent.file].path + " at " + std::to_string(f.extent.offset) +
          ", " + std::to_string(f.extent.length) + " bytes";
@@ -55,7 +55,7 @@ std::string shown(const KeyPath& path) {
   return out;
 }
 
-// "model.weight bfloat16 [2, 3]"
+// Returns names, dtypes and shapes: "model.weight bfloat16 [2, 3]".
 std::vector<std::string> tensors_of(const Catalog& catalog) {
   std::vector<std::string> out;
   for (const Tensor& t : catalog.tensors())
@@ -118,7 +118,7 @@ TEST(DcpMetadata, SaysWhereEachItemOfARealCheckpointLies) {
   EXPECT_THAT(blobs_of(catalog), ElementsAre("n.s in __0_0.distcp at 0, 864 bytes"));
   EXPECT_EQ(shown(catalog.blobs[0].path), "/n/s");
   EXPECT_EQ(shown(catalog.tensors()[0].path), "/v");
-  EXPECT_FALSE(catalog.tensors()[0].located);  // the items are known, their contents not yet
+  EXPECT_FALSE(catalog.tensors()[0].located);  // items are known, their contents are not yet
   EXPECT_THAT(catalog.attributes,
               ElementsAre(Pair("format", "PyTorch DCP"), Pair("torch", "2.4 or later"), Pair("python", "3.13")));
   EXPECT_THAT(catalog.warnings, IsEmpty());
@@ -156,8 +156,8 @@ TEST(DcpMetadata, KeepsTheKeyPathsOfARealCheckpoint) {
   for (const Tensor& t : catalog.tensors()) paths[t.name] = shown(t.path);
   for (const Blob& b : catalog.blobs) paths[b.name] = shown(b.path);
   EXPECT_EQ(paths["model.weight"], "/model/weight");
-  EXPECT_EQ(paths["optimizer.state.0.exp_avg"], "/optimizer/state/0/exp_avg");       // a key of a dict
-  EXPECT_EQ(paths["optimizer.param_groups.0.lr"], "/optimizer/param_groups[0]/lr");  // a place in a list
+  EXPECT_EQ(paths["optimizer.state.0.exp_avg"], "/optimizer/state/0/exp_avg");       // the key of a dict
+  EXPECT_EQ(paths["optimizer.param_groups.0.lr"], "/optimizer/param_groups[0]/lr");  // the position in a list
   EXPECT_EQ(paths["lst.0"], "/lst[0]");
   EXPECT_EQ(paths["lst.1.a"], "/lst[1]/a");
 }
@@ -175,7 +175,7 @@ TEST(DcpMetadata, TellsTheVersionsOfARealCheckpoint) {
   }
 }
 
-// Of eight ranks and 129 items: every box is stored once, by the rank whose file holds it.
+// A save of eight ranks with 129 items: every box is stored once, by the rank whose file holds it.
 TEST(DcpMetadata, ReadsPipelineStagesOfARealCheckpoint) {
   const auto reader = open(sample("pp2_tp4") + "/checkpoint");
   ASSERT_TRUE(reader) << reader.error().message();
@@ -231,7 +231,7 @@ Value place(const std::string& path, Index offset, Index length) {
                   kFilesystem);
 }
 
-// One float32 tensor w of [2, 3] in two rows, and one object; each part can be exchanged for another.
+// One float32 tensor w of [2, 3] in two rows, and one object. Each part can be replaced.
 struct Parts {
   Value size = reshard::size({2, 3});
   Value properties = reshard::properties();
@@ -318,8 +318,8 @@ TEST_F(DcpMetadataTest, KnowsEveryTypeOfElement) {
   }
 }
 
-// torch/distributed/checkpoint/metadata.py, TensorProperties.__getstate__: a tuple of five; before 2.3 an object of
-// _shard.sharded_tensor.metadata, with its fields by name or as a tuple; of a later one only the first element counts.
+// TensorProperties.__getstate__ (torch/distributed/checkpoint/metadata.py) is a tuple of five. Before torch 2.3 it is
+// an object of _shard.sharded_tensor.metadata with fields by name, or a tuple of which only the first element counts.
 TEST_F(DcpMetadataTest, ReadsPropertiesOfAllVersions) {
   const std::string old = "torch.distributed._shard.sharded_tensor.metadata";
   const Value type = dtype("bfloat16");
@@ -357,7 +357,7 @@ TEST_F(DcpMetadataTest, RefusesPropertiesWithoutAType) {
   EXPECT_EQ(code_, ErrorCode::kUnsupported);
 }
 
-// The classes stood under _shard until torch 2.0.
+// The classes were under _shard until torch 2.0.
 TEST_F(DcpMetadataTest, KnowsTheClassesUnderTheirOldName) {
   const std::string old = "torch.distributed._shard.checkpoint.";
   Parts parts{.chunks = list({of_class("ChunkStorageMetadata", {{"offsets", size({0, 0})}, {"sizes", size({2, 3})}},
@@ -389,10 +389,11 @@ TEST_F(DcpMetadataTest, TellsTheVersionOfTorchByTheFieldsItAdded) {
   EXPECT_EQ(torch({{"storage_meta", meta}}), "2.4 or later");
   EXPECT_EQ(torch({{"storage_meta", with_modules}}), "2.7 or later");
   EXPECT_EQ(torch({{"storage_meta", meta}, {"version", text("1.0.0")}}), "2.9 or later");
-  EXPECT_EQ(torch({{"storage_meta", meta}, {"what_comes_next", dict({})}}), "2.4 or later");  // unknown: left alone
+  EXPECT_EQ(torch({{"storage_meta", meta}, {"what_comes_next", dict({})}}),
+            "2.4 or later");  // an unknown key is ignored
 }
 
-// Items that went through an extension (torch 2.7, _extension.py) name it; zstd is the one that exists.
+// Items that went through an extension (torch 2.7, _extension.py) name it; zstd is the only one.
 TEST_F(DcpMetadataTest, KnowsItemsThatAreCompressed) {
   const auto with = [](Value transforms) {
     Parts parts;
@@ -439,7 +440,7 @@ TEST_F(DcpMetadataTest, AnEmptyStateIsACheckpointOfNothing) {
   EXPECT_THAT(c.blobs, IsEmpty());
 }
 
-// A name from elsewhere means that the pickle was written to be executed.
+// A name from another package means that the pickle was written to be executed.
 TEST_F(DcpMetadataTest, RefusesGlobalsOfOtherPackages) {
   const auto refused = [&](Value value) { return refusal_of({.fields = {{"storage_meta", std::move(value)}}}); };
   EXPECT_EQ(
@@ -483,7 +484,7 @@ TEST_F(DcpMetadataTest, RefusesEntriesOfOtherKinds) {
   EXPECT_EQ(refused(dict({})), expected + "a dict of 0");
   EXPECT_THAT(refused(of_class("ChunkStorageMetadata", {})), testing::StartsWith(expected + "an object "));
   EXPECT_THAT(refused(global(kMetadata, "TensorStorageMetadata")), testing::StartsWith(expected));
-  // A class of that name from elsewhere is another class.
+  // A class of that name in another module is another class.
   EXPECT_THAT(refused(object(global("torch.other", "BytesStorageMetadata"))), testing::StartsWith(expected));
   EXPECT_EQ(refusal_of({.entries = dict({{integer(3), bytes_entry()}})}),
             "D/.metadata: state_dict_metadata: expected a string as key, got an int 3");
@@ -534,7 +535,7 @@ TEST_F(DcpMetadataTest, RefusesSizesWhoseBytesCannotBeCounted) {
             "D/.metadata: 'w': size [1099511627776, 1099511627776] overflows");
   EXPECT_EQ(refusal_of({.size = size({Index{1} << 61})}), "D/.metadata: 'w': size [2305843009213693952] overflows");
   EXPECT_EQ(refusal_of({.size = size({INT64_MAX, 2, 0})}).substr(0, 22), "D/.metadata: 'w': size");
-  const Value huge = [](pickle::PickleWriter& w) {  // 2^64, which no 64-bit integer holds
+  const Value huge = [](pickle::PickleWriter& w) {  // 2^64, which does not fit any 64-bit integer
     w.mark();
     w.big_integer(std::string_view("\0\0\0\0\0\0\0\0\1", 9));
     w.tuple_from_mark();
@@ -579,7 +580,7 @@ TEST_F(DcpMetadataTest, RefusesChunksThatAreNone) {
             outside("0", "[9223372036854775807, 0]", "[9223372036854775807, 3]"));
 }
 
-// Chunks are of a class each; that one of them is known must not let others through.
+// Every chunk names its class. A known class of one must not let another one pass.
 TEST_F(DcpMetadataTest, LooksAtTheClassOfEveryChunk) {
   EXPECT_THAT(
       refusal_of({.chunks = list({chunk({0, 0}, {1, 3}),
@@ -742,7 +743,7 @@ TEST_F(DcpMetadataTest, RefusesChunksThatOverlapOrLeaveAHole) {
   Parts parts{.chunks = list({chunk({0, 0}, {2, 3}), chunk({1, 0}, {1, 3})})};
   EXPECT_THAT(refusal_of(parts), testing::AllOf(testing::HasSubstr("'w'"), testing::HasSubstr("[1:2, 0:3]")));
   EXPECT_EQ(code_, ErrorCode::kCorrupt);
-  EXPECT_EQ(catalog_of(parts, false).tensors()[0].fragments.size(), 2u);  // an audit sees it nevertheless
+  EXPECT_EQ(catalog_of(parts, false).tensors()[0].fragments.size(), 2u);  // an audit sees it anyway
   parts = {.chunks = list({chunk({0, 0}, {1, 3})})};
   parts.storage.erase(parts.storage.begin() + 1);
   EXPECT_THAT(refusal_of(parts), testing::HasSubstr("'w'"));
@@ -755,7 +756,7 @@ TEST_F(DcpMetadataTest, RefusesChunksThatOverlapOrLeaveAHole) {
 TEST_F(DcpMetadataTest, ReadsKeyPathsOfNestedStates) {
   Parts parts;
   parts.fields[0].second = dict({{text("w"), tuple({text("a"), integer(3), text("")})},
-                                 {text("step"), list({text("not a tuple")})},         // a custom planner's own business
+                                 {text("step"), list({text("not a tuple")})},         // from a custom planner
                                  {integer(1), tuple({text("x")})},                    // likewise
                                  {text("nobody"), tuple({text("x"), integer(0)})}});  // of an entry that was not saved
   const Catalog& c = catalog_of(parts);
@@ -815,7 +816,7 @@ TEST_F(DcpMetadataTest, UsesMetadataThatWereNotRenamed) {
   EXPECT_THAT(refusal(), testing::StartsWith("D/.metadata: root"));  // .metadata takes precedence
 }
 
-// Ranks that save on their own (torch 2.9, use_collectives=False): boxes join, replicated tensors repeat.
+// Ranks that save on their own (torch 2.9, use_collectives=False) repeat replicated tensors; their boxes are joined.
 TEST_F(DcpMetadataTest, JoinsTheMetadataOfRanks) {
   const auto of_rank = [](Index rank) {
     const std::string file = "__" + std::to_string(rank) + "_0.distcp";
@@ -843,7 +844,7 @@ TEST_F(DcpMetadataTest, JoinsTheMetadataOfRanks) {
   write(other, "__1.metadata");
   EXPECT_EQ(refusal(), "D/__1.metadata: 'w': expected [2, 3] as in the other ranks' metadata, got [2, 4]");
   std::filesystem::remove(dir_ / "__1.metadata");
-  EXPECT_THAT(refusal(), testing::HasSubstr("'w'"));  // half of it
+  EXPECT_THAT(refusal(), testing::HasSubstr("'w'"));  // only half of it is stored
 }
 
 // ---- The metadata that reshard writes
@@ -890,7 +891,7 @@ class RandomMetadata {
 
   std::string name(Index i) {
     const char* const parts[] = {"layers.", "ü", " ", "_orig_mod.", "\n", "'", "weight"};
-    std::string out = std::to_string(i);  // no two are equal
+    std::string out = std::to_string(i);  // so that no two are equal
     for (Index k = below(5); k > 0; --k) out += parts[below(7)];
     return out;
   }
@@ -907,7 +908,7 @@ class RandomMetadata {
   dcp::WrittenItem item(const Box& box, Index files) {
     return {box, static_cast<std::uint32_t>(below(files)), below(Index{1} << 45), below(Index{1} << (1 + below(40)))};
   }
-  // A grid of boxes, which sets the shape.
+  // Cuts a shape into a grid of boxes.
   std::vector<Box> cut(Dims& shape) {
     std::vector<Box> boxes = {Box{}};
     for (Index rank = below(kMaxRank + 1); rank > 0; --rank) {
@@ -922,7 +923,7 @@ class RandomMetadata {
         }
         begin += extent;
       }
-      if (boxes.size() == 1 && below(20) == 0) {  // an empty tensor is one item
+      if (boxes.size() == 1 && below(20) == 0) {  // an empty tensor has one item
         next = {boxes[0]};
         next[0].origin.push_back(0);
         next[0].shape.push_back(0);

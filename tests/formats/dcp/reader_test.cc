@@ -1,4 +1,4 @@
-// The DCP reader, item by item.
+// Tests reading items of a DCP.
 #include <gtest/gtest.h>
 #include <zstd.h>
 
@@ -20,8 +20,8 @@ std::string compressed(const std::string& bytes) {
   return frame;
 }
 
-// Every third item is compressed, so some threads decode while others read stored items. Under `valgrind --tool=drd` it
-// shows no conflict.
+// Every third item is compressed, so some threads decode while others read stored items. `valgrind --tool=drd` reports
+// no conflict.
 TEST(DcpReader, DecodesItemsInSeveralThreads) {
   constexpr Index kTensors = 120, kFiles = 7;
   const TempDir dir;
@@ -53,7 +53,7 @@ TEST(DcpReader, DecodesItemsInSeveralThreads) {
     Catalog& catalog = open.reader->catalog();
     std::vector<std::size_t> all(catalog.tensors().size());
     std::iota(all.begin(), all.end(), std::size_t{0});
-    // Locates in two steps; the data decoded in the first step stays in place.
+    // Locates in two steps; data decoded in the first step remains valid.
     const std::vector<std::size_t> first(all.begin(), all.begin() + 40);
     ASSERT_TRUE(open.reader->locate(first, 8, dir.path()));
     const Status located = open.reader->locate(all, 8, dir.path());

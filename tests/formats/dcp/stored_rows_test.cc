@@ -33,7 +33,7 @@ std::optional<Catalog> read_by_values(const std::string& bytes) {
 
 std::string metadata_of(const std::string& name) { return read_file(test_data(name) + "/.metadata"); }
 
-// By many ranks and by one, with objects among the tensors, with sizes that are shared, with scalars.
+// Metadata written by many ranks and by one, with objects among the tensors, shared sizes and scalars.
 TEST(DcpStoredRows, RealMetadataAreReadByRows) {
   for (const std::string& path :
        {test_data("dcp_small/ck2"), test_data("dcp_small/ckf_fsdptp"), test_data("dcp_small/ckf_hsdp"),
@@ -100,7 +100,7 @@ TEST(DcpStoredRows, LongMetadataAreReadAsTheyAreNeeded) {
   const TargetTensor scalar{"s", DType::kFloat32, {}, {"s"}, {}};
   for (std::size_t shift = 0; shift < 64; shift += kSanitized ? 32 : 3) {
     SCOPED_TRACE(shift);
-    const std::string name = std::string(shift, 'a');  // comes first
+    const std::string name = std::string(shift, 'a');  // sorts first
     dcp::WrittenEntry first{&scalar, name, {name}, {{Box{}, 2, 7, 9}}};
     const std::string bytes = dcp::write_metadata({first, entry}, files);
     ASSERT_GT(bytes.size(), std::size_t{2} << 20);
@@ -112,7 +112,7 @@ TEST(DcpStoredRows, LongMetadataAreReadAsTheyAreNeeded) {
   }
 }
 
-// Damaged metadata is never accepted, or read differently, by the row parser if the value parser refuses it.
+// The row parser never accepts damaged metadata, or reads it differently, if the value parser refuses it.
 TEST(DcpStoredRows, DamagedMetadataAreNotReadOtherwise) {
   std::mt19937 random(18);
   int taken = 0;

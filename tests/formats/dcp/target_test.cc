@@ -77,7 +77,7 @@ TEST(DcpTarget, RanksFilesHoldTheirBoxesOneAfterTheOther) {
       EXPECT_EQ(at, fragments.size());
     }
 
-    // The bytes around them, with the payloads, are all of every file, once.
+    // The emitted bytes and the payloads together are all bytes of every file, each once.
     using Stretch = std::pair<Index, Index>;
     std::map<std::uint32_t, std::vector<Stretch>> stretches;
     std::map<std::pair<std::uint32_t, Index>, std::string> sealed;

@@ -26,8 +26,8 @@ using testing::AllOf;
 using testing::AnyOf;
 using testing::HasSubstr;
 
-// Saves of DeepSpeed 0.19.8 (tests/data/deepspeed/make.py), with what they hold as digests: the model under Hugging
-// Face's names, and masters and moments ("fp32.NAME", "exp_avg.NAME").
+// Saves of DeepSpeed 0.19.8 (tests/data/deepspeed/make.py), with digests of what they hold: the model under Hugging
+// Face names, and masters and moments ("fp32.NAME", "exp_avg.NAME").
 constexpr const char* kSaves[] = {
     "z0",       "z1_universal",  "bf16opt",        "z2_align",     "z2_fp16",      "z2_frozen_tied",
     "z2_moe",   "z2_roundrobin", "z3_frozen_tied", "z3_subgroups", "z3_universal", "pipe",
@@ -40,7 +40,7 @@ std::string convert(const std::string& source, const std::string& out, const std
   return r.exit_code == 0 ? "" : r.err;
 }
 
-// The optimizer's vectors of a checkpoint, as its truth names them, and each step there is.
+// The optimizer's vectors in a checkpoint under the names of the digests, and all steps.
 struct OptimizerState {
   std::map<std::string, std::string> vectors;
   std::map<std::string, std::string> steps;
@@ -96,7 +96,7 @@ class Deepspeed : public testing::Test {
     }
     write_file(path, std::move(builder).finish().before);
   }
-  // Changes the first small number behind a word of the pickle.
+  // Changes the first small number after a word in the pickle.
   static void set_number(const std::string& path, const std::string& after, char from, char to) {
     edit(path, [&](const std::string& name, std::string& payload) {
       if (!name.ends_with("data.pkl")) return;
@@ -151,7 +151,7 @@ TEST_P(DeepspeedSave, BecomesTheModel) {
 TEST_P(DeepspeedSave, ItsOptimizerStateFollowsTheParameters) {
   const OptimizerState state = optimizer_of(load_checkpoint(saved(name_)));
   EXPECT_EQ(state.vectors, read_digests(saved(name_) + ".optim.json"));
-  const bool has_steps = name_ != "z3_universal";  // ds_to_universal.py leaves ZeRO 3's out
+  const bool has_steps = name_ != "z3_universal";  // ds_to_universal.py leaves out ZeRO 3's
   std::size_t moments = 0;
   for (const auto& [parameter, digest] : state.vectors) moments += parameter.starts_with("exp_avg.") ? 1 : 0;
   EXPECT_EQ(state.steps.size(), has_steps ? moments : 0);
@@ -162,7 +162,7 @@ TEST_P(DeepspeedSave, ItsOptimizerStateFollowsTheParameters) {
   EXPECT_EQ(written.steps, state.steps);
 }
 
-// A pickle that is damaged anywhere is refused or read, and nothing else.
+// A pickle that is damaged anywhere is read or refused.
 TEST_P(DeepspeedSave, DamagedPicklesDoNoHarm) {
   std::mt19937 random(5);
   const std::string path = copy(name_);
@@ -253,7 +253,7 @@ TEST_F(Deepspeed, TellsOfTheModelThatATrainerSavesBesideIt) {
   EXPECT_THAT(reshard_cli({"inspect", saved("z2_align")}).out, testing::Not(HasSubstr("There is also a model")));
 }
 
-// The same directories and files as ds_to_universal.py made, with the same numbers in them.
+// The output has the directories, files and numbers that ds_to_universal.py makes.
 TEST_F(Deepspeed, AUniversalCheckpointIsWrittenAsDeepspeedHasIt) {
   const std::string source = test_data("deepspeed/z1_universal"), out = dir_ / "out";
   const CommandResult r = reshard_cli({"convert", source, out, "--to", "deepspeed-universal"});
@@ -280,7 +280,7 @@ TEST_F(Deepspeed, AUniversalCheckpointOfWeightsAlone) {
   EXPECT_EQ(digests_of(load_checkpoint(dir_ / "back")), read_digests(source + ".hf.json"));
 }
 
-// Saves of adapters with a frozen model, and of adapters alone, as the Trainer makes them from PEFT models.
+// The Trainer's saves of PEFT models: adapters with a frozen model, and adapters alone.
 TEST_F(Deepspeed, AdaptersGoOnTrainingFromAUniversalCheckpoint) {
   for (const std::string name : {"z2_lora", "z2_lora_alone"}) {
     const std::string out = dir_ / name, top = out + "/global_step1_universal/";
@@ -292,7 +292,7 @@ TEST_F(Deepspeed, AdaptersGoOnTrainingFromAUniversalCheckpoint) {
     for (const auto& entry : fs::directory_iterator(top + "zero"))
       if (entry.is_directory()) written.insert(entry.path().filename().string());
     EXPECT_EQ(written, wanted) << "the names of the modules that are trained";
-    if (name == "z2_lora_alone") {  // adapters next to the model are a warning, also for the source
+    if (name == "z2_lora_alone") {  // adapters next to the model are a warning, for the source too
       const CommandResult verified = reshard_cli({"verify", out, "--fail-on", "warning"});
       EXPECT_EQ(verified.exit_code, 0) << verified.out << verified.err;
       continue;
@@ -306,7 +306,7 @@ TEST_F(Deepspeed, AdaptersGoOnTrainingFromAUniversalCheckpoint) {
   }
 }
 
-// Parameters that were not trained have no states, and are in the model states.
+// Parameters that were not trained have no optimizer states and are in the model states.
 TEST_F(Deepspeed, FrozenParametersGoToAUniversalCheckpoint) {
   for (const std::string name : {"z2_frozen_tied", "z3_frozen_tied"}) {
     const std::string out = dir_ / name, back = dir_ / (name + ".hf");
@@ -322,7 +322,7 @@ TEST_F(Deepspeed, PartsOfTensorParallelRanksAreChecked) {
   fs::rename(pipe + "layer_02-model_01-model_states.pt", dir_ / "kept");
   EXPECT_THAT(error_of(both), HasSubstr("missing 1 file ('global_step1/layer_02-model_01-model_states.pt')"));
   fs::copy(pipe + "layer_01-model_01-model_states.pt", pipe + "layer_02-model_01-model_states.pt");
-  EXPECT_EQ(error_of(both), "opened");  // of the same shapes
+  EXPECT_EQ(error_of(both), "opened");  // of the same shapes, so the exchange cannot be seen
   const std::string tp = copy("z1_autotp");
   edit(tp + "/global_step1/mp_rank_00_model_states.pt", [](const std::string& name, std::string& payload) {
     if (!name.ends_with("data.pkl")) return;
@@ -390,7 +390,7 @@ TEST_F(Deepspeed, FilesOfTwoSavesAreRefused) {
   set_number(path + "/global_step1/zero_pp_rank_2_mp_rank_00_model_states.pt", "global_steps", 1, 2);
   EXPECT_THAT(error_of(path), HasSubstr("global_steps is 2, and 1 in"));
 
-  // A rank of a run of another model.
+  // A rank's file of another model's run.
   path = copy("z3_frozen_tied");
   write_file(path + third, read_file(saved("z3_subgroups") + third));
   EXPECT_THAT(error_of(path), HasSubstr("D" + third));

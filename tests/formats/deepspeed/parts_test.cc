@@ -1,4 +1,4 @@
-// How DeepSpeed's reader puts parameters together: runs in the vectors of data-parallel ranks, parts of tensor-parallel
+// Tests how DeepSpeed's reader joins parameters: runs in the vectors of data-parallel ranks, parts of tensor-parallel
 // ranks, and the names of a pipeline's layers.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -30,7 +30,7 @@ StoredTensor vector_of(Index length) {
   return out;
 }
 
-// Ranks whose only group has vectors of these lengths.
+// Returns ranks whose only group has vectors of these lengths.
 std::vector<RankStates> ranks_of(const std::vector<Index>& lengths, bool cuts_parameters) {
   std::vector<RankStates> out;
   for (std::size_t r = 0; r < lengths.size(); ++r) {
@@ -93,7 +93,7 @@ TEST(FlatGroups, ExpertsAreNumberedInTheWholeModel) {
   EXPECT_EQ(number->number, 12);
   EXPECT_FALSE(expert_number("l.0.deepspeed_experts.w"));
   EXPECT_FALSE(expert_number("l.0.experts.1.w"));
-  // Two ranks with one expert each, both called 0: the vectors are whole.
+  // Two ranks have one expert each, both numbered 0, and whole vectors.
   auto ranks = ranks_of({4, 4}, false);
   for (RankStates& rank : ranks) rank.states.partition_counts = {1};
   const auto found = find_parameters(ranks, std::vector<Group>{{{"deepspeed_experts.0.w", {4}}}});

@@ -28,8 +28,8 @@ struct Spec {
   std::vector<Index> mesh, coordinate;
   // Each axis: "R", "S0" or "T0/2", a _StridedShard with its factor; other names as they are.
   std::vector<std::string> placements;
-  bool is_old = false;         // a mesh of torch 2.6
-  bool has_coordinate = true;  // or the rank is not in the mesh
+  bool is_old = false;         // whether the mesh is stored as in torch 2.6
+  bool has_coordinate = true;  // false: the rank is not in the mesh
   std::string dtype = "float32";
 };
 
@@ -55,7 +55,7 @@ void integers_tensor(PickleWriter& w, const std::string& storage, const std::str
   w.reduce();
 }
 
-// An object of a class, its attributes written by `attributes` as key and value in turn.
+// Writes an object of a class; `attributes` writes keys and values in turn.
 void object(PickleWriter& w, const std::string& module, const std::string& name,
             const std::function<void()>& attributes) {
   w.global(module, name);
@@ -166,7 +166,7 @@ class DistributedTensorTest : public testing::Test {
 
 using List = std::vector<Index>;
 
-// torch.chunk of the numbers themselves.
+// Returns torch.chunk of the numbers themselves.
 List piece_of(const List& all, Index n, Index k) {
   const auto size = static_cast<Index>(all.size());
   const Index each = (size + n - 1) / n;
@@ -174,8 +174,8 @@ List piece_of(const List& all, Index n, Index k) {
   return {at(k), at(k + 1)};
 }
 
-// A tensor is cut axis by axis, in any order that torch has placements for, and the numbers of its rows and columns
-// that are left are those of the box.
+// Cuts a tensor axis by axis, in every order that torch's placements can express. The rows and columns that remain must
+// be those of the box.
 TEST_F(DistributedTensorTest, BoxesAreWhatCuttingOneAxisAfterTheOtherLeaves) {
   std::mt19937 random(5);
   const auto pick = [&](Index n) { return static_cast<Index>(random() % static_cast<std::uint32_t>(n)); };
@@ -184,7 +184,7 @@ TEST_F(DistributedTensorTest, BoxesAreWhatCuttingOneAxisAfterTheOtherLeaves) {
     s.is_old = pick(2) == 0;
     const int rank = 1 + static_cast<int>(pick(3));
     for (int d = 0; d < rank; ++d) s.shape.push_back(pick(14));
-    std::vector<int> dims;  // that each axis cuts; -1: none
+    std::vector<int> dims;  // the dimension that each axis cuts; -1: none
     for (Index i = 1 + pick(4); i > 0; --i) {
       s.mesh.push_back(1 + pick(4));
       s.coordinate.push_back(pick(s.mesh.back()));
@@ -248,7 +248,7 @@ TEST_F(DistributedTensorTest, SaysWhereItIsFrom) {
   EXPECT_TRUE(none->tensors().front().distributed->parts.empty());
 }
 
-// Of a mesh of one rank, or replicated, a DTensor is an ordinary tensor.
+// On a mesh of one rank, or if replicated, a DTensor is an ordinary tensor.
 TEST_F(DistributedTensorTest, AWholeOneIsATensorToEveryReader) {
   const auto file = open({{6, 4}, {6, 4}, {2, 1}, {1, 0}, {"R", "S0"}}, TensorFile::Parts::kRefuse);
   ASSERT_TRUE(file) << file.error().message();

@@ -102,7 +102,7 @@ TEST(Pickle, IntegersBeyond64BitsKeepTheirDigits) {
   EXPECT_EQ(document.root().big_int_text(), "0x8000000000000000");
   EXPECT_EQ(parsed(raw("\x8a\x09\xff\xff\xff\xff\xff\xff\xff\x7f\xff.", 12)).root().big_int_text(),
             "-0x8000000000000001");
-  // Nine bytes of a number that fits eight.
+  // A number of nine bytes that fits into eight.
   EXPECT_EQ(parsed(raw("\x8a\x09\xff\xff\xff\xff\xff\xff\xff\xff\xff.", 12)).root().as_int(), -1);
 }
 
@@ -135,7 +135,7 @@ TEST(Pickle, CallsStayInertAndAreListed) {
   EXPECT_TRUE(document.root().is_object("os", "system"));
   EXPECT_EQ(document.root().args()[0].as_string(), "rm -rf /");
   EXPECT_EQ(document.globals(), std::vector<std::string>{"os.system"});
-  // Also when the value is thrown away.
+  // Globals count even if their value is dropped.
   EXPECT_EQ(parsed("cos\nsystem\n0N.").globals(), std::vector<std::string>{"os.system"});
 }
 

@@ -13,7 +13,7 @@ std::string file_of(const std::string& json, std::size_t data_bytes) {
   return u64(json.size()) + json + std::string(data_bytes, 'd');
 }
 
-// One tensor 'w' with these fields.
+// Returns a file with one tensor 'w' that has these fields.
 std::string one(const std::string& fields, std::size_t data_bytes) {
   return file_of("{\"w\":{" + fields + "}}", data_bytes);
 }
@@ -25,7 +25,7 @@ class SafetensorsHeaderTest : public testing::Test {
     return read_safetensors_header(TRY(File::open(dir_ / "m.safetensors")), end);
   }
 
-  // Why the bytes are refused, without the directory.
+  // Returns why the bytes are refused, without the directory.
   std::string refusal(std::string_view bytes, SafetensorsEnd end = SafetensorsEnd::kExact) {
     const auto header = read(bytes, end);
     if (header) return "accepted";
@@ -250,7 +250,7 @@ TEST_F(SafetensorsHeaderTest, NoFlippedByteOfTheHeaderGoesPastTheRules) {
       std::string flipped = bytes;
       flipped[i] = static_cast<char>(flipped[i] ^ (1 << bit));
       const auto header = read(flipped);
-      if (!header) continue;  // an accepted header still describes exactly these bytes
+      if (!header) continue;  // an accepted header describes exactly these bytes
       EXPECT_EQ(header->end, static_cast<Index>(bytes.size()));
       for (const SafetensorsEntry& entry : header->entries)
         EXPECT_EQ(entry.length, volume(entry.shape) * byte_size(entry.dtype));

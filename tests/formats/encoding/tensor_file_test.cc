@@ -36,7 +36,7 @@ class TensorFileTest : public testing::Test {
   Result<TensorFile> open(const std::string& bytes) {
     return TensorFile::open(*File::open(directory_.write("f", bytes)));
   }
-  // The message for an archive of this pickle.
+  // Returns the error for an archive with this pickle.
   std::string refusal(const std::string& pickle) {
     const auto file = open(torch_archive::object_item(pickle));
     return file ? "accepted" : file.error().message();
@@ -44,7 +44,7 @@ class TensorFileTest : public testing::Test {
   TempDir directory_;
 };
 
-// A key of 30,000 letters above 2,000 numbers, which are 120 MB of names.
+// A key of 30,000 letters above 2,000 numbers would make 120 MB of names.
 TEST_F(TensorFileTest, NamesAreInProportionToThePickle) {
   const auto nested = [](std::size_t letters) {
     pickle::PickleWriter w;
@@ -134,7 +134,7 @@ TEST_F(TensorFileTest, AContainerInItselfIsRefused) {
 }
 
 TEST_F(TensorFileTest, SharingThatMultipliesIsRefused) {
-  pickle::PickleWriter w;  // thirty levels of {a: x, b: x}
+  pickle::PickleWriter w;  // 30 levels of {a: x, b: x}
   w.empty_dict();
   for (int i = 0; i < 30; ++i) {
     const auto memo = w.put();
@@ -184,7 +184,7 @@ TEST_F(TensorFileTest, EveryTruncationOfThePickleIsAnError) {
   for (std::size_t n = 0; n < pickle.size(); ++n) EXPECT_FALSE(opens(std::string_view(pickle).substr(0, n))) << n;
 }
 
-// After any flipped byte, every tensor is inside the file.
+// With any byte flipped, the file is refused or every tensor is inside it.
 TEST_F(TensorFileTest, EveryFlippedByteIsReadOrRefused) {
   for (const char* name : {"mixed.pt", "mixed_legacy.pt"}) {
     const std::string whole = *read_whole_file(kData + name, 1 << 20);

@@ -31,7 +31,7 @@ class TorchArchive : public testing::Test {
   Result<StoredTensor> tensor(const std::string& bytes) {
     return torch_archive::read_tensor_item(file_of(bytes), 0, static_cast<Index>(bytes.size()));
   }
-  // The message for an archive with this data.pkl and 24 bytes of storage '0'.
+  // Returns the error for an archive with this data.pkl and 24 bytes of storage '0'.
   std::string error_of(const std::string& pickle) {
     zip::Builder b(0);
     b.add("archive/data.pkl", pickle);
@@ -47,7 +47,7 @@ class TorchArchive : public testing::Test {
   std::optional<File> file_;
 };
 
-// The pickle of a v2 tensor with these numbers.
+// Returns the pickle of a v2 tensor with these numbers.
 std::string v2(const std::string& storage, Index numel, Index offset, std::vector<Index> size,
                std::vector<Index> stride, std::string_view function = "_rebuild_tensor_v2", std::string_view bit = "") {
   pickle::PickleWriter w;

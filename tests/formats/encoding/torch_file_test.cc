@@ -26,7 +26,7 @@ class TorchFileTest : public testing::Test {
   }
   Result<TorchFile> open_data(const std::string& name) { return open(bytes_of(kData + name)); }
   std::string refusal(const Result<TorchFile>& file) { return file ? "accepted" : message(file.error()); }
-  // Without the path.
+  // Returns the message without the path.
   std::string message(const Error& error) {
     std::string m = error.message();
     const std::size_t at = m.find(file_->path());
@@ -127,7 +127,7 @@ TEST_F(TorchFileTest, EveryTruncationIsAnError) {
   EXPECT_EQ(refusal(open(bytes_of(kData + "protocol3_legacy.pt") + "x")), "@0x174: expected the end, got 1 more bytes");
 }
 
-// A stream with these parts: object and keys as pickles, then the tail.
+// Returns a stream with these parts: object and keys as pickles, then the tail.
 std::string stream(const std::string& object, const std::string& keys, const std::string& tail) {
   const std::string head("\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19\x2e\x80\x02M\xe9\x03.", 21);
   pickle::PickleWriter info;
@@ -141,7 +141,7 @@ std::string stream(const std::string& object, const std::string& keys, const std
   return head + std::move(info).finish() + object + keys + tail;
 }
 
-// A reference to storage 'k' of n elements, with a view of (offset, size) or none.
+// Writes a reference to storage 'k' with n elements and, optionally, a view of (offset, size).
 void reference(pickle::PickleWriter& w, std::string_view type, Index n, Index offset = -1, Index size = 0) {
   w.mark();
   w.text("storage");
@@ -161,7 +161,7 @@ void reference(pickle::PickleWriter& w, std::string_view type, Index n, Index of
   w.persistent_id();
 }
 
-// A tensor of 2 elements from element 1 of the view on.
+// Returns the pickle of a tensor with 2 elements that starts at element 1 of the view.
 std::string tensor_pickle(Index n, Index offset, Index size) {
   pickle::PickleWriter w;
   w.global("torch._utils", "_rebuild_tensor");

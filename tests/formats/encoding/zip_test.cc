@@ -101,7 +101,7 @@ TEST_F(Zip, RefusesCompressedMembersByName) {
 TEST_F(Zip, RefusesLocalHeadersThatContradictTheDirectory) {
   const std::string good = two_members();
   std::string bytes = good;
-  bytes[30] = 'y';  // the local name
+  bytes[30] = 'y';  // the name in the local header
   EXPECT_EQ(error_of(bytes), "a.zip@0x0: member 'x/one': local name: got 'y/one'");
   bytes = good;
   set<std::uint32_t>(bytes, 22, 4);

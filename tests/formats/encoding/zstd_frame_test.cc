@@ -11,7 +11,7 @@ namespace {
 
 using testing::HasSubstr;
 
-// Of 300 kB that shrink to a fifth: several pieces of the file, and a checksum behind them.
+// Returns 300 kB that compress to a fifth, so that the frame is read in several pieces and followed by a checksum.
 std::string content() {
   std::mt19937 rng(5);
   std::string out(300'000, '\0');
@@ -26,7 +26,7 @@ std::string frame_of(const std::string& bytes, int window_log = 0) {
   std::string out(ZSTD_compressBound(bytes.size()), '\0');
   ZSTD_inBuffer in{bytes.data(), bytes.size(), 0};
   ZSTD_outBuffer to{out.data(), out.size(), 0};
-  // In two steps, so that the frame does not say how long its content is.
+  // Compress in two steps, so that the frame does not give the length of its content.
   ZSTD_compressStream2(context, &to, &in, ZSTD_e_flush);
   ZSTD_compressStream2(context, &to, &in, ZSTD_e_end);
   ZSTD_freeCCtx(context);

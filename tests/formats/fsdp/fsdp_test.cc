@@ -36,7 +36,7 @@ std::vector<std::string> object_names(const Catalog& catalog) {
   return out;
 }
 
-// A copy of a directory that a test may damage.
+// A copy of a directory, to be damaged.
 class Copy {
  public:
   explicit Copy(const std::string& name) {
@@ -75,7 +75,7 @@ TEST(Fsdp, FilesAreKnownByTheirNames) {
 
 class FsdpData : public testing::TestWithParam<const char*> {};
 
-// Every tensor, and every moment under its parameter's name, for each way of sharding: made by tests/data/fsdp/make.py.
+// Tests every tensor, and every moment under its parameter's name, for each way of sharding (tests/data/fsdp/make.py).
 TEST_P(FsdpData, JoinsToWhatWasTrained) {
   const std::string path = kData + GetParam();
   ASSERT_EQ(*recognised_format(*PathSnapshot::look(path)), &kFsdpFormat);
@@ -129,7 +129,7 @@ TEST(Fsdp, WhatRanksReplicateIsThereOnce) {
   EXPECT_FALSE(catalog.find("extra_state.rng.cpu"));
   EXPECT_THAT(object_names(catalog),
               AllOf(Contains("extra_state.lr_scheduler.last_epoch"), Contains("extra_state.rank_2.rng.numpy")));
-  // The head is the embedding a second time, and has no moments of its own.
+  // The head is the embedding under a second name, and has no moments of its own.
   EXPECT_TRUE(catalog.find("head.weight"));
   EXPECT_FALSE(catalog.find("optimizer.state.head.weight.exp_avg"));
 }
@@ -234,19 +234,19 @@ TEST(Fsdp, FilesThatWereCutShortOrExchangedAreSeen) {
     EXPECT_THAT(refusal(copy.path()), AllOf(HasSubstr("model_world_size_6_rank_4.pt"),
                                             HasSubstr("expected the part of rank 4, got that of rank 2")));
   }
-  {  // torch 2.6 does not record the rank, so a part is missing
+  {  // torch 2.6 does not record the rank, so a part counts as missing
     const Copy copy("fsdp2_tp2_torch26");
     write_file(copy / "model_world_size_4_rank_1.pt", read_file(copy / "model_world_size_4_rank_0.pt"));
     EXPECT_THAT(refusal(copy.path()), HasSubstr("elements are missing"));
   }
-  {  // another model's
+  {  // a file of another model
     const Copy copy("fsdp2_tp2_torch26");
     write_file(copy / "model_world_size_4_rank_1.pt", read_file(kData + "fsdp1_hybrid/model_world_size_4_rank_1.pt"));
     EXPECT_NE(refusal(copy.path()), "accepted");
   }
 }
 
-// One rank's file under a meaningless name.
+// One rank's file under a name that tells nothing.
 TEST(Fsdp, ALoneFileSaysWhatIsMissing) {
   const TempDir dir;
   const std::string path = dir.write("model.pt", read_file(kData + "fsdp2_tp2/model_world_size_6_rank_3.pt"));

@@ -59,7 +59,7 @@ TEST(WithoutBuffers, OneWayAloneCounts) {
   };
   EXPECT_THAT(names({Dims{2, 2}, Dims{2, 2}}), ElementsAre("a", "b"));
   EXPECT_THAT(names({Dims{2, 2}, Dims{2}, Dims{2, 2}}), ElementsAre("a", "a.mean", "b"));
-  EXPECT_THAT(names({Dims{2, 2}}), ElementsAre("none"));  // either of two
+  EXPECT_THAT(names({Dims{2, 2}}), ElementsAre("none"));  // either of the two fits
   EXPECT_THAT(names({Dims{2, 2}, std::nullopt}), ElementsAre("none"));
   EXPECT_THAT(names({Dims{3}}), ElementsAre("none"));
 }

@@ -1,4 +1,4 @@
-// Files that gguf-py wrote (tests/data/gguf/make.py), and what damage does to them.
+// Tests files that gguf-py wrote (tests/data/gguf/make.py), and damaged copies of them.
 #include "formats/gguf/gguf.h"
 
 #include <gmock/gmock.h>
@@ -38,7 +38,7 @@ TEST(Gguf, HeldAgainstTheModelItWasMadeOf) {
   EXPECT_EQ(reshard_cli({"verify", data("llama.gguf"), "--against", data("qwen2")}).exit_code, 1);
 }
 
-// One changed bit of a tensor is seen, and named by its Hugging Face name.
+// A changed bit of a tensor is found and reported under the tensor's Hugging Face name.
 TEST(Gguf, AChangedValueIsFound) {
   const TempDir dir;
   std::string bytes = must(read_whole_file(data("llama.gguf"), 1 << 20));
@@ -58,7 +58,8 @@ TEST(Gguf, InspectShowsTypesAndTheHeader) {
   EXPECT_THAT(shown.out, AllOf(HasSubstr("blk.0.ffn_down.weight:Q8_0"), HasSubstr("uint8"), HasSubstr("[32, 68]")));
 }
 
-// Blocks are opaque bytes: no false alarm of shapes or missing tensors, and no conversion of them.
+// Quantized blocks are opaque bytes: verify reports no wrong shapes or missing tensors for them, and they are not
+// converted.
 TEST(Gguf, QuantizedBlocksArePackedWeights) {
   const CommandResult r = reshard_cli({"verify", data("llama-q8.gguf")});
   EXPECT_EQ(r.exit_code, 0) << r.out << r.err;
@@ -122,7 +123,7 @@ TEST(Gguf, NamesOfPartsOfAModel) {
     EXPECT_EQ(gguf::parse_split_name(name).count, 1) << name;
 }
 
-// Wherever the header is cut or a byte of it changed, the file is read or refused, and read within its bounds.
+// If the header is truncated or one of its bytes changed, the file is read or refused, and never beyond its end.
 TEST(Gguf, DamageOfTheHeaderIsAnError) {
   const TempDir dir;
   const std::string bytes = must(read_whole_file(data("qwen3.gguf"), 1 << 20));

@@ -41,7 +41,7 @@ TensorValue value(DType dtype, const Dims& shape, unsigned seed, int kinds = 7) 
   return v;
 }
 
-// Names that are not paths, shapes of every rank, tensors of many chunks, and one that does not compress.
+// Returns tensors with names that are not paths, shapes of every rank, many chunks, and data that does not compress.
 TensorValues odd_tensors() {
   TensorValues t;
   unsigned seed = 1;
@@ -176,7 +176,7 @@ TEST(Hdf5, NamesADamagedChunk) {
   EXPECT_FALSE(fs::exists(dir / "out"));
 }
 
-// A file cut at every length, and with every byte of its metadata changed: an error or the same tensors.
+// A file that is truncated at any length, or has any byte of its metadata changed, gives an error or the same tensors.
 TEST(Hdf5, SurvivesDamageToItsMetadata) {
   const TempDir dir;
   write_dcp({{"a.w", value(DType::kFloat32, {4}, 1)}, {"a.v", value(DType::kInt16, {2}, 2)}}, dir / "ck", Mesh());
@@ -227,7 +227,7 @@ TEST(Hdf5View, ShowsPiecesWhereTheyLie) {
   write_dcp({{"whole", tensors.at("whole")}}, dir / "one", Mesh());
   ASSERT_GOOD(to("hdf5-view", dir / "one", dir / "v.h5"));
   EXPECT_LT(fs::file_size(dir / "v.h5"), 10'000u);
-  // Data in other files are read when that is allowed.
+  // Data in other files is read only if --allow external is given.
   const auto refused = open_checkpoint(dir / "v.h5");
   ASSERT_FALSE(refused);
   EXPECT_EQ(refused.error().code(), ErrorCode::kUnsupported);
@@ -243,7 +243,7 @@ TEST(Hdf5View, ShowsPiecesWhereTheyLie) {
   EXPECT_LT(fs::file_size(dir / "v3.h5"), 20'000u);
 }
 
-// Files by tests/data/hdf5/make.py; the exact message for each is checked.
+// The files are from tests/data/hdf5/make.py; each message is checked exactly.
 TEST(Hdf5, DatasetsThatAreNoTensorsAreLeftOutAndSaidWhy) {
   const auto listing = hdf5::scan(test_data("hdf5") + "/odd.h5", false);
   ASSERT_TRUE(listing) << listing.error().message();

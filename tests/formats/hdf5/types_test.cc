@@ -1,4 +1,4 @@
-// Types, attributes and errors of the HDF5 library, without a checkpoint around them.
+// Tests types, attributes and errors of the HDF5 library without a checkpoint.
 #include "formats/hdf5/types.h"
 
 #include <gmock/gmock.h>

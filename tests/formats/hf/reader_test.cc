@@ -41,7 +41,7 @@ class SafetensorsReadTest : public testing::Test {
     return open_with(kHfFormat, name.empty() ? dir_.path() : dir_ / name, {.files_too = files_too});
   }
 
-  // Why it is refused, with D for the directory.
+  // Returns why the file is refused, with D for the directory.
   std::string refusal(const std::string& name = "") {
     const auto reader = open(name);
     if (reader) return "accepted";
@@ -152,7 +152,7 @@ TEST_F(SafetensorsReadTest, VariantsOfAModelAreNoPartOfIt) {
                           "loads it instead of the files of the index. Remove one of the two."));
 }
 
-// Of an earlier save: loaders take the one file.
+// Files of an earlier save: loaders take the single file.
 TEST_F(SafetensorsReadTest, NumberedFilesBesideAWholeModelAreNoPartOfIt) {
   dir_.write("model.safetensors", file_of({{"w", {2}}}));
   dir_.write("model-00001-of-00002.safetensors", file_of({{"w", {1}}}));

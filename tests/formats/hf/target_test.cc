@@ -22,7 +22,7 @@ TargetTensor target(const std::string& name, const Dims& shape, DType dtype = DT
   return tensor;
 }
 
-// The files of a target; tensor data are left as `fill`.
+// Returns the files of a target whose tensor data is `fill`.
 std::vector<std::string> files_of(const Target& target, char fill = 'd') {
   std::vector<std::string> files;
   for (const CatalogFile& file : target.catalog().files) files.emplace_back(static_cast<std::size_t>(file.size), fill);
@@ -46,7 +46,7 @@ std::vector<std::string> paths(const Catalog& catalog) {
   return out;
 }
 
-// That a target, written, opens as the catalog it promised.
+// Expects that a written target opens as the catalog it announced.
 void expect_opens_as(const Target& target) {
   TempDir dir;
   const auto files = files_of(target);

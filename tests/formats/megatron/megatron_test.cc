@@ -30,7 +30,7 @@ namespace {
 namespace fs = std::filesystem;
 using testing::HasSubstr;
 
-// Written by Megatron-LM itself: 0.11.0 (flat), 0.16.1, and 0.20.0 (moe_mixed).
+// Saves of Megatron-LM itself: 0.11.0 (flat), 0.16.1, and 0.20.0 (moe_mixed).
 constexpr const char* kReal[] = {"legacy_pp2_vpp2_dp2_distopt_tied",
                                  "legacy_tp2_ep2_moe_plain",
                                  "dist_tp2_dp2_dpreshardable",
@@ -170,7 +170,7 @@ TEST_F(Megatron, HalvesOfAPlainDcpAreThoseOfTheModel) {
   }
 }
 
-// The args among a plain DCP's objects describe the model, as those of the other formats do.
+// The args among a plain DCP's objects describe the model, like those of the other formats.
 TEST_F(Megatron, ArgsOfAPlainDcpAreItsConfig) {
   const std::string truth = test_data("megatron/fsdp_dtensor");
   const TensorValues values = load_checkpoint(truth + "/iter_0000003");
@@ -195,7 +195,7 @@ TEST_F(Megatron, ArgsOfAPlainDcpAreItsConfig) {
   args.set("normalization", std::string("RMSNorm"));
   args.set("position_embedding_type", std::string("rope"));
   write(dir_ / "source", args, "args");
-  for (const std::string to : {"hf", "dcp"}) {  // at once, and by a second hop
+  for (const std::string to : {"hf", "dcp"}) {  // directly, and by a second hop
     const CommandResult r = reshard_cli({"convert", dir_ / "source", dir_ / to, "--to", to, "-q"});
     ASSERT_EQ(r.exit_code, 0) << r.err;
     ASSERT_EQ(reshard_cli({"convert", dir_ / to, dir_ / (to + ".hf"), "--to", "hf", "-q"}).exit_code, 0);
@@ -214,7 +214,7 @@ TEST_F(Megatron, ArgsOfAPlainDcpAreItsConfig) {
   EXPECT_THAT(reshard_cli({"inspect", dir_ / "apart", "--json"}).out, testing::Not(HasSubstr("config.json can be")));
 }
 
-// A plain optimizer counts its steps once, in the common dict: each parameter has them.
+// A plain optimizer stores one step count, in the common dict; each parameter gets it.
 TEST_F(Megatron, EveryParameterHasTheCommonStep) {
   const TensorValues values = load_checkpoint(test_data("megatron/dist_tp2_optim"));
   std::size_t moments = 0, steps = 0;
@@ -333,7 +333,7 @@ TEST_F(Megatron, IsWrittenFromAModelAndReadAgain) {
   }
 }
 
-// As Megatron itself calls and shapes it, but for the rows that pad the vocabulary.
+// Names and shapes are Megatron's own, except for the rows that pad the vocabulary.
 TEST_F(Megatron, WritesWhatMegatronStores) {
   const std::string source = test_data("megatron/dist_tp2_dp2_dpreshardable"), out = dir_ / "out";
   ASSERT_EQ(reshard_cli({"convert", source, out, "--to", "megatron", "--vocab-divisible-by", "288", "-q"}).exit_code,
@@ -399,7 +399,7 @@ TEST_F(Megatron, AnOptimizerLiesAsMegatronStoresIt) {
                                                                       {"extra_state.consumed_train_samples", "10"}})
     EXPECT_EQ(objects[name], value) << name;
   EXPECT_THAT(reshard_cli({"inspect", out}).out, HasSubstr("fully_reshardable"));
-  // Back under Hugging Face's names, with steps for torch, both are the same.
+  // Converted back to Hugging Face names, with a step for each parameter, both are equal.
   for (const std::string& from : {source, out})
     ASSERT_EQ(
         reshard_cli({"convert", from, from == out ? dir_ / "a" : dir_ / "b", "--to", "dcp", "--names", "hf", "-q"})
@@ -410,7 +410,7 @@ TEST_F(Megatron, AnOptimizerLiesAsMegatronStoresIt) {
   EXPECT_TRUE(back.contains("optimizer.state.model.norm.weight.step"));
 }
 
-// Masters' padding is the weights', so that one is the other rounded; moments have zeros there.
+// The padding rows of masters are those of the weights, so that one is the other rounded. Moments have zeros there.
 TEST_F(Megatron, PaddingOfMastersIsThatOfWeights) {
   const std::string source = test_data("megatron/dist_tp2_optim"), out = dir_ / "out";
   ASSERT_EQ(reshard_cli({"convert", source, out, "--to", "megatron", "-q"}).exit_code, 0);
@@ -438,7 +438,7 @@ TEST_F(Megatron, StateThatIsNotAdamsIsNotWritten) {
   EXPECT_THAT(error_without("optimizer.state.decoder.layers.1.mlp.*"),
               HasSubstr("the optimizer has no moments, or no master, of 'decoder.layers.1.mlp.linear_fc1."));
   EXPECT_THAT(error_without("*.betas"), HasSubstr("the optimizer's groups have no betas"));
-  // All of it may go.
+  // The whole optimizer may be left out.
   const CommandResult r = reshard_cli({"convert", source, out, "--to", "megatron", "--exclude", "optim*"});
   EXPECT_EQ(r.exit_code, 0) << r.err;
   EXPECT_EQ(read_file(out + "/latest_checkpointed_iteration.txt"), "release");
@@ -518,7 +518,7 @@ std::map<std::string, std::string> content_of(const std::string& path) {
   return out;
 }
 
-// As Megatron itself saves a rank: every key and shape, but for the experts, which it had not cut.
+// A rank's file has every key and shape that Megatron saves, except for the experts, which Megatron had not cut.
 TEST_F(Megatron, FilesOfRanksLieAsMegatronSavesThem) {
   const std::string source = test_data("megatron/legacy_tp2_ep2_moe_plain"), out = dir_ / "out";
   const CommandResult r = reshard_cli({"convert", source, out, "--to", "megatron-legacy-local", "--mesh", "tp=2,ep=2",
@@ -538,7 +538,7 @@ TEST_F(Megatron, FilesOfRanksLieAsMegatronSavesThem) {
   }
   EXPECT_GT(compared, 40U);
   for (const auto& [name, shape] : written) EXPECT_TRUE(own.contains(name)) << name;
-  // And each rank's are the same state.
+  // Each rank's files contain the same state.
   TensorValues there = load_checkpoint(source), here = load_checkpoint(out);
   const auto is_padded = [](const auto& value) {
     return value.first.find("word_embeddings") != std::string::npos ||
@@ -597,7 +597,7 @@ TEST_F(Megatron, WhatFilesOfRanksCannotHoldIsNotWritten) {
   EXPECT_THAT(error_of_mesh("tp=2", 4, {"--exclude", "*.exp_avg_sq"}), HasSubstr("the optimizer has no exp_avg_sq of"));
 }
 
-// Experts that ranks share out have an optimizer of their own, in torch_dist and in files of ranks.
+// Experts that are distributed over ranks have an optimizer of their own, in torch_dist and in per-rank files.
 TEST_F(Megatron, ExpertsThatRanksShareOutHaveTheirOwnGroups) {
   const std::string source = test_data("megatron/legacy_tp2_ep2_moe_plain");
   for (const char* to : {"megatron", "megatron-legacy", "megatron-legacy-local"})
@@ -642,7 +642,7 @@ TEST_F(Megatron, MissingRanksAreNamed) {
   EXPECT_THAT(error_of(tied), HasSubstr("no file of tp rank 0 of 1 of stage 1"));
   fs::create_directory(last);
   EXPECT_THAT(error_of(tied), HasSubstr("mp_rank_00_001/model_optim_rng.pt: file is missing: the save did not finish"));
-  // The first stage's file in place of the second's: its layers twice, and no final ones.
+  // The first stage's file replaces the second's: its layers occur twice, and the final parameters are missing.
   fs::remove_all(last);
   fs::copy(tied + kIteration + "/mp_rank_00_000", last);
   EXPECT_EQ(error_of(tied), "");
@@ -701,7 +701,7 @@ TEST_F(Megatron, SurvivesFlippedBits) {
     const std::string path = copy(name);
     for (const std::string& file : files) {
       const std::string whole = read_file(path + kIteration + file);
-      // For a torch.save file only the pickle, which comes first.
+      // Only the pickle of a torch.save file, which comes first.
       const std::size_t pickle = std::min<std::size_t>(whole.size(), file.ends_with(".pt") ? 6000 : whole.size());
       for (int i = 0; i < 12; ++i) {
         std::string damaged = whole;
@@ -720,7 +720,7 @@ TEST_F(Megatron, SurvivesFlippedBits) {
 
 using pickled::Value;
 
-// A torch.save of float32 tensors with running numbers, of one rank.
+// A torch.save file of one rank with float32 tensors that contain running numbers.
 class RankFile {
  public:
   Value tensor(const Dims& shape) {
@@ -738,7 +738,7 @@ class RankFile {
                          {storage, pickled::integer(0), dims(shape), dims(row_major_strides(shape)),
                           pickled::boolean(false), pickled::call(pickled::global("collections", "OrderedDict"), {})});
   }
-  // The first of the numbers to come.
+  // Sets the first of the following numbers.
   void start(float first) { next_ = first; }
 
   void write(const std::string& directory, const Value& value, const std::string& name = "model_optim_rng.pt") const {
@@ -808,7 +808,7 @@ TEST_F(Megatron, NamesFromBeforeMegatronCore) {
 // Stages of different sizes, with two chunks each, and a plain optimizer of two groups.
 TEST_F(Megatron, ChunksOfStagesAndAPlainOptimizer) {
   const std::string path = dir_ / "iter_0000001";
-  const Index layers[2][2] = {{1, 2}, {1, 1}};  // of each stage, in each chunk
+  const Index layers[2][2] = {{1, 2}, {1, 1}};  // for each stage, the layers of its chunks
   for (int stage = 0; stage < 2; ++stage) {
     RankFile file;
     file.start(static_cast<float>(1000 * stage));
@@ -910,8 +910,8 @@ TensorValue floats(const Dims& shape, float first) {
   return out;
 }
 
-// As singleton_local_shards and Transformer Engine's grouped experts are saved; an optimizer's state that no parameter
-// explains keeps its name.
+// Names as saved with singleton_local_shards and Transformer Engine's grouped experts. Optimizer state that belongs to
+// no parameter keeps its name.
 TEST_F(Megatron, ShardedNamesOfOtherSpecs) {
   const std::string path = dir_ / "iter_0000001", experts = "decoder.layers.0.mlp.experts.experts.";
   write_dcp({{experts + "1.linear_fc1.weight_w", floats({2, 2}, 0)},
@@ -962,8 +962,8 @@ TEST_F(Megatron, NamesOfNemosWrapper) {
   EXPECT_EQ(values.size(), 7U);
 }
 
-// dp_reshardable with experts: their state is another optimizer's, in a buffer for each ep rank. All parameters have 64
-// numbers here, and each rank has written those of one.
+// dp_reshardable with experts: their state belongs to another optimizer, in a buffer for each ep rank. All parameters
+// have 64 elements here, and each rank has written those of one.
 TEST_F(Megatron, FlatBuffersOfExperts) {
   const std::string path = dir_ / "iter_0000001", layer = "decoder.layers.";
   const auto buffer = [](int optimizer, int group) {
@@ -1006,7 +1006,7 @@ TEST_F(Megatron, FlatBuffersOfExperts) {
   EXPECT_EQ(first(mlp + "experts.local_experts.0.linear_fc1"), 2192);
   EXPECT_EQ(first(mlp + "experts.local_experts.2.linear_fc2"), 3128);
 
-  // Pieces that begin elsewhere, a buffer too few, and one too short: no order is taken on trust.
+  // If pieces begin elsewhere, a buffer is missing or one is too short, no order is accepted.
   const auto kept = [&](const TensorValues& tensors, const Mesh& mesh) {
     write(tensors, mesh);
     const auto open = open_checkpoint(path);

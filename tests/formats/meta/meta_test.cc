@@ -19,13 +19,13 @@ namespace {
 namespace fs = std::filesystem;
 using testing::HasSubstr;
 
-// Two ranks of a Llama 2, its embedding cut by columns, its vocabulary -1, with rope.freqs; written as Meta's code
-// does.
+// Two ranks of a Llama 2, written as Meta's code does: the embedding is cut by columns, the vocabulary is -1, and
+// rope.freqs is stored.
 const std::string kLlama2 = "meta/llama2-tp2";
 
 class Meta : public testing::Test {
  protected:
-  // The directory of a copy.
+  // Returns the directory of a copy.
   std::string copy() {
     const std::string path = dir_ / "meta";
     fs::copy(test_data(kLlama2), path);
@@ -39,7 +39,7 @@ class Meta : public testing::Test {
     for (std::size_t at = m.find(path); at != std::string::npos; at = m.find(path)) m.replace(at, path.size(), "D");
     return m;
   }
-  // Writes one rank's file of torch.save.
+  // Writes one rank's torch.save file.
   static void write_rank(const std::string& path, const TensorValues& values, Index rank) {
     TensorFilesTarget target;
     std::vector<TargetTensor> tensors;
@@ -115,7 +115,7 @@ TEST_F(Meta, MissingAndDamagedFilesAreNamed) {
     write_file(path + "/consolidated.01.pth", std::string_view(whole).substr(0, length));
     EXPECT_THAT(error_of(path), HasSubstr("D/consolidated.01.pth")) << length;
   }
-  // A flipped byte of a tensor is seen by the archive's checksums.
+  // The archive's checksums reveal a flipped byte of a tensor.
   std::string damaged = whole;
   damaged[whole.size() / 2] = static_cast<char>(damaged[whole.size() / 2] ^ 1);
   write_file(path + "/consolidated.01.pth", damaged);
@@ -140,7 +140,7 @@ TEST_F(Meta, ParamsThatMakeNoModelAreSaid) {
               HasSubstr("params.json: multiple_of"));
   EXPECT_THAT(converted(R"({"dim": 64, "n_heads": 8, "n_layers": 2, "multiple_of": 8, "ffn_dim_multiplier": 1e300})"),
               HasSubstr("params.json: ffn_dim_multiplier"));
-  // Another model's.
+  // The params.json of another model.
   EXPECT_THAT(converted(R"({"dim": 64, "n_heads": 8, "n_layers": 3, "multiple_of": 8})"), HasSubstr("missing"));
   EXPECT_THAT(converted(R"({"dim": 64, "n_heads": 8, "n_layers": 2, "multiple_of": 256})"), HasSubstr("[256, 64]"));
 }
@@ -156,16 +156,16 @@ TEST_F(Meta, Llama3CutsTheEmbeddingByRows) {
   write_rank(path, {{"tok_embeddings.weight", value({3, 4}, 0)}, {"norm.weight", norm}}, 0);
   write_rank(path, {{"tok_embeddings.weight", value({3, 4}, 12)}, {"norm.weight", norm}}, 1);
   EXPECT_EQ(load_checkpoint(path), (TensorValues{{"tok_embeddings.weight", value({6, 4}, 0)}, {"norm.weight", norm}}));
-  // Neither rows nor columns.
+  // Cut neither by rows nor by columns.
   write_rank(path, {{"tok_embeddings.weight", value({3, 3}, 0)}, {"norm.weight", norm}}, 0);
   write_rank(path, {{"tok_embeddings.weight", value({3, 3}, 0)}, {"norm.weight", norm}}, 1);
   EXPECT_THAT(error_of(path), HasSubstr("tensor 'tok_embeddings.weight': expected rows of 4 columns, or 4/2 columns"));
-  // Of no module that is known.
+  // A tensor of no known module.
   write_rank(path, {{"vision.weight", value({3, 3}, 0)}}, 0);
   write_rank(path, {{"vision.weight", value({3, 3}, 0)}}, 1);
   EXPECT_THAT(error_of(path),
               HasSubstr("tensor 'vision.weight': is in the files of 2 ranks, and is not a tensor of Llama"));
-  // That a rank lacks, or has otherwise.
+  // A tensor that one rank lacks, or has in another shape.
   write_rank(path, {{"norm.weight", norm}, {"output.weight", value({2, 4}, 0)}}, 0);
   write_rank(path, {{"norm.weight", norm}}, 1);
   EXPECT_EQ(error_of(path),
@@ -180,7 +180,7 @@ TEST_F(Meta, Llama3CutsTheEmbeddingByRows) {
 
 class Mistral : public Meta {
  protected:
-  // Hugging Face's files of the model, and Mistral's.
+  // Makes Hugging Face's files of the model, and Mistral's.
   void SetUp() override {
     const std::string own = dir_ / "own";
     ASSERT_EQ(reshard_cli({"convert", test_data(kLlama2), hf_, "--to", "hf", "-q"}).exit_code, 0);
@@ -229,7 +229,7 @@ TEST_F(Mistral, BesideHuggingFacesFilesItIsNoPartOfTheModel) {
   EXPECT_EQ(open->reader->catalog().stale_files, std::vector<std::string>());
   EXPECT_EQ(reshard_cli({"verify", hf_, "--fail-on", "warning"}).exit_code, 0);
   EXPECT_THAT(reshard_cli({"inspect", hf_}).out, testing::Not(HasSubstr("torchtitan")));
-  // By its path it is opened all the same, and is the same model.
+  // If its path is given it is opened, and is the same model.
   const CommandResult r = reshard_cli({"diff", hf_, hf_ + "/consolidated.safetensors"});
   EXPECT_EQ(r.exit_code, 0) << r.out << r.err;
   // The same with an index.

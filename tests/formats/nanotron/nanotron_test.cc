@@ -18,8 +18,8 @@ namespace {
 namespace fs = std::filesystem;
 using testing::HasSubstr;
 
-// Written after nanotron's code: one with rows in rotary pairs, as before rope_interleaved, and one half by half, tied
-// and in two pipeline stages.
+// Written like nanotron's code does: one save with rows in rotary pairs, as before rope_interleaved, and one in halves,
+// tied and on two pipeline stages.
 const char* const kSaves[] = {"tp2", "tp2-pp2-tied"};
 constexpr const char* kQkv = "/10/model/model/decoder/1/pp_block/attn/qkv_proj/";
 
@@ -98,7 +98,7 @@ TEST_F(Nanotron, DamagedFilesAreRefused) {
   EXPECT_THAT(with("(128, 64)", "(128; 64)"), HasSubstr("unsharded_shape: expected a shape"));
   EXPECT_THAT(with("(128, 64)", "(256, 64)"), HasSubstr("expected a part of bfloat16 [128, 64]"));
   EXPECT_THAT(with("#80,96,None", "#80,97,None"), HasSubstr("expected slices of one shape"));
-  EXPECT_THAT(with("#80,96,None", "#64,80,None"), HasSubstr("qkv_proj.weight"));  // a hole
+  EXPECT_THAT(with("#80,96,None", "#64,80,None"), HasSubstr("qkv_proj.weight"));  // leaves a hole
   EXPECT_THAT(with("#80,96,None", "#8x,96,None"), HasSubstr("expected a number or None"));
   EXPECT_THAT(with("32,48,None|", "32,48,2   |"), HasSubstr("local_global_slices_pairs"));
   EXPECT_THAT(with("\"data\"", "\"dato\""), HasSubstr("expected one tensor 'data'"));

@@ -1,4 +1,4 @@
-// MaxText's checkpoints (tests/data/maxtext/README.md), against what its own converters make of them.
+// Compares MaxText's checkpoints (tests/data/maxtext/README.md) with the results of MaxText's own converters.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -24,7 +24,7 @@ struct Saved {
 };
 const std::vector<std::string> kInPairs = {"--source-names", "maxtext-interleaved"};
 const Saved kSaved[] = {{"llama_po", kInPairs},   // bfloat16, from transformers
-                        {"llama_gpo", kInPairs},  // parameters only, names of NNX
+                        {"llama_gpo", kInPairs},  // parameters only, under names of NNX
                         {"llama_scan", kInPairs}, {"gemma2_po", {"--dtype", "float32"}},
                         {"qwen3moe_scan", {}},    {"ds3_scan", {}, true}};
 
@@ -84,7 +84,7 @@ TEST_F(MaxText, ComesBackFromEveryConventionAsItWas) {
   for (const Saved& saved : kSaved) {
     const std::string hf = dir_ / (saved.name + ".hf");
     convert(place_of(saved.name), hf, {"--to", "hf"}, saved.options);
-    if (saved.name == "gemma2_po") continue;  // the norms of a trained model lose bits when 1 is added
+    if (saved.name == "gemma2_po") continue;  // adding 1 to the norms of a trained model loses bits
     for (const char* names : {"maxtext", "maxtext-unscanned", "maxtext-interleaved", "maxtext-interleaved-unscanned"}) {
       const std::string pairs = names;
       if (pairs.find("interleaved") != pairs.npos && !saved.name.starts_with("llama")) continue;
@@ -94,14 +94,14 @@ TEST_F(MaxText, ComesBackFromEveryConventionAsItWas) {
       const TensorValues before = load_checkpoint(hf), after = load_checkpoint(back);
       ASSERT_EQ(before.size(), after.size()) << saved.name << names;
       for (const auto& [name, value] : before) {
-        if (saved.name.starts_with("llama") && name.find("q_proj") != name.npos) continue;  // rounded when divided
+        if (saved.name.starts_with("llama") && name.find("q_proj") != name.npos) continue;  // division rounds it
         EXPECT_EQ(after.at(name), value) << saved.name << ' ' << names << ' ' << name;
       }
     }
   }
 }
 
-// Llama 3.1 has rotary pairs in MaxText, Llama 3 and 3.3 have not; names, shapes and config.json are the same.
+// Llama 3.1 has rotary pairs in MaxText, Llama 3 and 3.3 do not. Names, shapes and config.json are the same.
 TEST_F(MaxText, RowOrderIsNotGuessed) {
   const std::string source = place_of("llama_scan"), out = dir_ / "out";
   for (const std::vector<std::string>& to : {std::vector<std::string>{"--to", "hf"},
@@ -114,7 +114,7 @@ TEST_F(MaxText, RowOrderIsNotGuessed) {
     EXPECT_THAT(run.err, AllOf(HasSubstr("--source-names maxtext for MaxText's llama2, llama3 and llama3.3"),
                                HasSubstr("--source-names maxtext-interleaved for MaxText's llama3.1")));
   }
-  // An output with names of its kind keeps the rows.
+  // An output with names of the same kind keeps the rows.
   convert(source, out, {"--to", "dcp", "--names", "maxtext-unscanned"});
   const CommandResult other =
       reshard_cli({"convert", source, dir_ / "no", "--to", "hf", "--source-names", "torchtitan"});
@@ -128,14 +128,14 @@ TEST_F(MaxText, AdamGoesOnInTorchtitan) {
   const TensorValues state = load_checkpoint(titan), saved = load_checkpoint(source);
   const std::string wo = "optimizer.state.layers.1.feed_forward.w2.weight";
   EXPECT_EQ(floats(state.at(wo + ".step")), std::vector<float>{2});
-  // w2 [E, F] of wo [F, L, E], and nothing is computed.
+  // w2 [E, F] is taken from wo [F, L, E] without computation.
   const std::vector<float> made = floats(state.at(wo + ".exp_avg"));
   const std::vector<float> stored = floats(saved.at("opt_state.0.mu.params.decoder.layers.mlp.wo.kernel"));
   ASSERT_EQ(made.size() * 3, stored.size());
   for (std::size_t e = 0; e < 32; ++e)
     for (std::size_t f = 0; f < 64; ++f) EXPECT_EQ(made[e * 64 + f], stored[(f * 3 + 1) * 32 + e]);
-  // The stored query is the weight over the root of 8, so its gradient is that root times the weight's: torchtitan has
-  // rotary pairs, too, and the elements are those of query [E, L, H, D], in the order [H, D, E].
+  // The stored query is the weight divided by the root of 8, so its gradient is the weight's times that root.
+  // torchtitan has rotary pairs too, and its elements are those of query [E, L, H, D] in the order [H, D, E].
   const auto root = static_cast<float>(1 / std::sqrt(8.0));
   const std::string wq = "optimizer.state.layers.2.attention.wq.weight";
   const std::vector<float> moment = floats(state.at(wq + ".exp_avg")), second = floats(state.at(wq + ".exp_avg_sq"));

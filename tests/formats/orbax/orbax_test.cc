@@ -41,7 +41,7 @@ class Orbax : public testing::Test {
   const TempDir dir_;
 };
 
-// The checkpoint itself: of a CheckpointManager it is a step.
+// Returns the path of a checkpoint: for a CheckpointManager, of a step.
 std::string place_of(const std::string& name) { return test_data("orbax/" + name) + (name == "manager" ? "/5" : ""); }
 
 TEST_F(Orbax, EveryTensorIsWhatWasSaved) {
@@ -158,7 +158,7 @@ TEST_F(Orbax, ASaveThatDidNotFinishIsNamedAsThat) {
   const std::string step = copy("manager") + "/5";
   fs::rename(step + "/state", step + "/state.orbax-checkpoint-tmp-3");
   EXPECT_THAT(error_of_opening(step), HasSubstr("a save that did not finish"));
-  // A run of such a step and a good one is opened at the good one.
+  // A run with such a step and a good one is opened at the good one.
   fs::rename(step, dir_ / "manager/6");
   fs::copy(test_data("orbax/manager/5"), dir_ / "manager/5", fs::copy_options::recursive);
   EXPECT_THAT(error_of_opening(dir_ / "manager"), HasSubstr("the newest complete one is D/5"));
@@ -172,7 +172,7 @@ TEST_F(Orbax, SeveralItemsAreKeptApart) {
   for (const auto& [name, value] : load_checkpoint(place_of("v1"))) EXPECT_EQ(both.at("extra." + name), value);
 }
 
-// Arrays beyond 32 MiB are decoded once, into a file without a name.
+// Arrays of more than 32 MiB are decoded once, into an unnamed file.
 TEST_F(Orbax, LargeArraysAreDecodedOnce) {
   const std::string path = dir_ / "large";
   const Index rows = 9 << 10, columns = 1 << 10;
@@ -228,7 +228,7 @@ TEST_F(OcdbtTree, OfOneLeafIsRead) {
 }
 
 TEST_F(OcdbtTree, ThatGoesRoundIsRefused) {
-  // A node is its own child: the heights do not agree, and if they did, it would be its second visit.
+  // A node is its own child. The heights contradict each other; if they did not, the second visit would be found.
   const OcdbtRoot self{1, 0, ocdbt_parent("d/0", {1, 0, 0, 1}).size(), 1};
   const std::string node = ocdbt_parent("d/0", {1, 0, self.length, 1});
   EXPECT_THAT(error({2, 0, node.size(), 1}, node), HasSubstr("the tree refers to it twice"));

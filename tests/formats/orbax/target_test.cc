@@ -1,4 +1,4 @@
-// What is written as Orbax's, read back by our own reader; tests/interop has orbax-checkpoint itself read it.
+// Tests written Orbax checkpoints with our own reader; tests/interop reads them with orbax-checkpoint.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -29,7 +29,7 @@ class OrbaxTarget : public testing::Test {
     EXPECT_EQ(r.exit_code, 0) << from << ": " << r.err;
     return out;
   }
-  // Writes these tensors, cut along dimension `dim` by `tp` ranks where they have that many dimensions.
+  // Writes these tensors, cut along dimension `dim` by `tp` ranks if they have that many dimensions.
   void write(const TensorValues& values, const std::string& path, int dim, Index tp, Index max_file_bytes = 1 << 30) {
     LayoutRequest request;
     request.mesh = Mesh({{"tp", tp}});
@@ -43,7 +43,7 @@ class OrbaxTarget : public testing::Test {
     ASSERT_TRUE(target) << target.error().message();
     write_target(values, **target, path);
   }
-  // The members of a JSON file.
+  // Returns the members of a JSON file.
   static Json json(const std::string& path) { return *parse_json(read_file(path), path); }
 
   const TempDir dir_;
@@ -53,7 +53,7 @@ TensorValue zeros(DType dtype, const Dims& shape) {
   return {dtype, shape, std::string(static_cast<std::size_t>(volume(shape) * byte_size(dtype)), '\0')};
 }
 
-// Every real save goes to Orbax, from there to DCP, back, and to Hugging Face.
+// Every real save is converted to Orbax, from there to DCP and back, and to Hugging Face.
 TEST_F(OrbaxTarget, RoundTripsKeepEveryBit) {
   const std::string meshes[] = {"dp_shard=1", "dp_shard=3", "dp_shard=2,tp=4"};
   std::size_t next = 0;
@@ -83,7 +83,7 @@ TEST_F(OrbaxTarget, KeepsTheObjectsOfATrainingState) {
   EXPECT_EQ(leaf->find("value_metadata")->get_string("value_type").value(), "string");
 }
 
-// Random keys, strings and what is empty are leaves of the tree, also if they come back from another format.
+// Random keys, strings and empty values are leaves of the tree, also after a way through another format.
 TEST_F(OrbaxTarget, KeepsLeavesWithoutArrays) {
   const std::string source = test_data("orbax/zarr3");
   const std::string first = convert(source, "first", {"orbax"});
@@ -101,7 +101,7 @@ TEST_F(OrbaxTarget, KeepsLeavesWithoutArrays) {
       EXPECT_EQ(to_text(*got), to_text(*wanted.find("tree_metadata")->find(leaf)));
     }
     EXPECT_THAT(read_file(out + "/array_metadatas/process_0"), HasSubstr(R"({"random_key_impl":"threefry2x32"})"));
-    EXPECT_TRUE(json(out + "/_sharding").contains("cm5n"));  // rng
+    EXPECT_TRUE(json(out + "/_sharding").contains("cm5n"));  // "rng" in base64
     const CommandResult inspected = reshard_cli({"inspect", out});
     EXPECT_THAT(inspected.out, AllOf(HasSubstr("empty = {}"), HasSubstr("nothing = None"), HasSubstr("threefry2x32")));
     EXPECT_THAT(inspected.out, testing::Not(HasSubstr("written for other files")));
@@ -152,13 +152,13 @@ TEST_F(OrbaxTarget, AChunkIsAtMost32MiB) {
   }
 }
 
-// 5,000 arrays take several nodes, and 40 chunks are in the order of their keys' text, not of their numbers.
+// 5,000 arrays take several nodes. The keys of 40 chunks are sorted as texts, not by number.
 TEST_F(OrbaxTarget, ManyKeysMakeATreeOfNodes) {
   TensorValues values;
   for (int i = 0; i < 5000; ++i) values.emplace("layers." + std::to_string(i) + ".scale", zeros(DType::kBool, {}));
-  values.emplace("layers", zeros(DType::kInt8, {40, 40}));  // a name that is the beginning of others
+  values.emplace("layers", zeros(DType::kInt8, {40, 40}));  // a name that is also the beginning of others
   values.emplace("layers-", zeros(DType::kInt8, {2}));      // sorts before the slash
-  values.emplace("layers0", zeros(DType::kInt8, {2}));      // and after it
+  values.emplace("layers0", zeros(DType::kInt8, {2}));      // sorts after the slash
   for (std::size_t i = 0; i < values["layers"].bytes.size(); ++i) values["layers"].bytes[i] = static_cast<char>(i);
   write(values, dir_ / "out", 0, 40);
   EXPECT_GT(fs::file_size(dir_ / "out/d/00000000000000000000000000000001"), std::uintmax_t{1} << 20);
@@ -199,7 +199,7 @@ TEST_F(OrbaxTarget, NamesTheMeshOfEachArray) {
   const std::string out = convert(sample("tp8") + "/checkpoint", "out", {"orbax", "--mesh", "dp_shard=2,tp=2"});
   EXPECT_THAT(reshard_cli({"inspect", out}).out, HasSubstr("from a mesh of dp_shard=2, tp=2"));
   const Json shardings = json(out + "/_sharding");
-  const std::string name = "bm9ybS53ZWlnaHQ=";  // norm.weight
+  const std::string name = "bm9ybS53ZWlnaHQ=";  // "norm.weight" in base64
   EXPECT_EQ(shardings.get_string(name).value(),
             R"({"sharding_type":"NamedSharding","shape":[2,2],"axis_names":["dp_shard","tp"],)"
             R"("axis_types":["AxisType.Auto","AxisType.Auto"],"partition_spec":["dp_shard"]})");

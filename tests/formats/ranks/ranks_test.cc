@@ -20,7 +20,7 @@ using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-// Values 0, 1, 2, ... modulo 251, from `seed` on.
+// Returns the values 0, 1, 2, ... modulo 251, starting with `seed`.
 TensorValue counted(const Dims& shape, int seed = 0, DType dtype = DType::kUint8) {
   TensorValue v{dtype, shape, std::string(static_cast<std::size_t>(volume(shape) * byte_size(dtype)), '\0')};
   for (std::size_t i = 0; i < v.bytes.size(); ++i) v.bytes[i] = static_cast<char>((i + seed) % 251);
@@ -59,7 +59,7 @@ std::string error_of(const std::string& path, const OpenOptions& options = {}) {
   return m;
 }
 
-// A model of a fused tensor, one cut on dimension 1, a replicated one, and a scalar, on tp=2.
+// A model on tp=2 with a fused tensor, one cut on dimension 1, a replicated one, and a scalar.
 struct Fused {
   LayoutRequest request;
   TensorValues values;
@@ -88,7 +88,7 @@ TEST(Ranks, EachFileIsWhatARankHolds) {
     Fused model;
     model.write(dir / "out", container);
     const std::string end = container == Container::kSafetensors ? ".safetensors" : ".bin";
-    // Rank 0 has the first half of each of the three sections, of every row.
+    // Rank 0 has the first half of each of the three sections, in every row.
     auto rank0 = contents(dir / ("out/rank-00000" + end)), rank1 = contents(dir / ("out/rank-00001" + end));
     EXPECT_THAT(rank0["c_attn"], ElementsAre(0, 1, 4, 5, 8, 9, 12, 13, 16, 17, 20, 21));
     EXPECT_THAT(rank1["c_attn"], ElementsAre(2, 3, 6, 7, 10, 11, 14, 15, 18, 19, 22, 23));
@@ -126,7 +126,7 @@ TEST(Ranks, AnyPlacementReadsBack) {
       const Dims shape = random_shape(rng);
       values[name] = counted(shape, static_cast<int>(below(rng, 200)), DType::kInt16);
       Placement placement = random_placement(rng, request.mesh, shape);
-      // No layout cuts along the axis of replicas.
+      // A layout does not cut along the axis of replicas.
       std::erase_if(placement.splits, [](const Split& cut) {
         return std::find(cut.axes.begin(), cut.axes.end(), "dp_replicate") != cut.axes.end();
       });
@@ -136,7 +136,7 @@ TEST(Ranks, AnyPlacementReadsBack) {
     ASSERT_TRUE(target) << target.error().message();
     write_target(values, **target, dir / "out");
     EXPECT_TRUE(load_checkpoint(dir / "out") == values) << request.mesh.to_string();
-    // Every copy is stored: exchanging the ranks' files with those of other copies changes nothing.
+    // Every copy is stored: exchanging the files of replicas changes nothing.
     const auto open = open_checkpoint(dir / "out");
     ASSERT_TRUE(open);
     for (const Tensor& t : open->reader->catalog().tensors()) {
@@ -175,7 +175,7 @@ TEST(Ranks, APartThatIsNotTheLayoutsIsNamed) {
   write_target(values, **kRanksFormat.lay_out(other), dir / "other");
   fs::copy_file(dir / "other/rank-00001.safetensors", dir / "out/rank-00001.safetensors",
                 fs::copy_options::overwrite_existing);
-  EXPECT_EQ(error_of(dir / "out"), "");  // 2 + 1 rows: as torch.chunk cuts 3
+  EXPECT_EQ(error_of(dir / "out"), "");  // 2 + 1 rows, as torch.chunk cuts 3
   fs::copy_file(dir / "other/rank-00001.safetensors", dir / "out/rank-00000.safetensors",
                 fs::copy_options::overwrite_existing);
   fs::copy_file(dir / "other/rank-00000.safetensors", dir / "out/rank-00001.safetensors",
@@ -223,8 +223,8 @@ TEST(Ranks, AGivenLayoutJoinsFilesThatSayNothing) {
   EXPECT_EQ(catalog.tensors()[*catalog.find("ln")].replicas.size(), 1u);
 }
 
-// Whatever shapes the files claim, under whatever layout: an error, or a catalog that holds what it says.
-// A trainer's own config.json is of no model: the files say as much with it as without.
+// Whatever shapes the files claim under any layout, the result is an error or a consistent catalog. A trainer's own
+// config.json describes no model, so it changes nothing.
 TEST(Ranks, AConfigOfNoModelIsPassedOver) {
   const std::string from = sample("per_rank_tp2") + "/checkpoint";
   const TempDir dir;

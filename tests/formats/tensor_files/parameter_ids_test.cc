@@ -24,7 +24,7 @@ TEST(ParameterIds, FollowTheModelAcrossStagesThatInterleave) {
               ElementsAre("embed.weight", "layers.0.w", "layers.1.w", "layers.2.w", "layers.3.w", "norm.weight"));
 }
 
-// A model of two towers: its layers are numbered twice.
+// A model of two towers numbers its layers twice.
 TEST(ParameterIds, KeepTheOrderOfAModelThatIsWhole) {
   const std::vector<NamedShape> stored = {
       {"visual.blocks.0.w", {2, 2}}, {"visual.blocks.1.w", {2, 2}}, {"layers.0.w", {3, 3}}, {"layers.1.w", {3, 3}}};
@@ -55,7 +55,7 @@ TEST(ParameterIds, AreNotGuessed) {
             "the index is sorted by name, and the order of this model's parameters is unknown");
   const std::vector<ParameterId> stateless = {{0, std::nullopt}, {1, std::nullopt}};
   EXPECT_THAT(name_parameters(stored, NameOrder::kByStage, stateless, {}).names, IsEmpty());
-  // Two groups, and states for the first of each kind only: two orders fit.
+  // Two groups, with states for the first parameter of each kind only: two orders fit.
   const std::vector<NamedShape> four = {{"a", {2, 2}}, {"b", {2}}, {"c", {2, 2}}, {"d", {2}}};
   const std::vector<ParameterId> first = {{0, Dims{2, 2}}, {1, std::nullopt}, {2, std::nullopt}, {3, Dims{2}}};
   EXPECT_EQ(name_parameters(four, NameOrder::kByStage, first, {{0, 1}, {2, 3}}).evidence,

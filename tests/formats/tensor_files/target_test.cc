@@ -19,7 +19,7 @@ FileTensor tensor(const std::string& name, DType dtype, const Dims& shape) {
   return {.name = name, .dtype = dtype, .shape = shape, .extent = {}};
 }
 
-// The target's one file, whose payloads are these.
+// Returns the target's only file, with these payloads.
 std::string file_of(const TensorFilesTarget& target, const std::vector<Extent>& extents,
                     const std::vector<std::string>& payloads) {
   const Index size = target.catalog().files.at(0).size;

@@ -26,7 +26,7 @@ const std::string kTorch = "torch_checkpointing/fsdp2", kSafetensors = "torch_ch
 
 class TorchCheckpointing : public testing::Test {
  protected:
-  // The step of a copy.
+  // Returns the step in a copy.
   std::string copy(const std::string& name, const std::string& step = "step-2") {
     const std::string path = dir_ / step;
     fs::remove_all(path);
@@ -51,8 +51,8 @@ TEST_F(TorchCheckpointing, BecomesTheModel) {
   }
 }
 
-// The library loads version 1.0 still: all items' tensors side by side. This is the same save's, taken by the library
-// for equal to its own of 2.0.
+// The library still loads version 1.0, in which the tensors of all items are side by side. This is the same save; the
+// library finds it equal to its own of version 2.0.
 TEST_F(TorchCheckpointing, MetadataOfVersion1AreRead) {
   const std::string path = copy(kSafetensors), config = test_data(kSafetensors) + "/config.json";
   fs::copy(test_data(kSafetensors) + "/metadata-1.0.pkl", path + "/metadata.pkl", fs::copy_options::overwrite_existing);
@@ -85,7 +85,7 @@ TEST_F(TorchCheckpointing, OptimizerAndOtherItemsAreRead) {
   EXPECT_THAT(objects, Contains("optimizer.param_groups.norm.weight.betas = (0.9, 0.999)"));
   EXPECT_THAT(objects, Contains(testing::StartsWith("lr_scheduler.")));
   EXPECT_THAT(objects, Contains(testing::StartsWith("train_state.")));
-  // It goes where its parameters go.
+  // Optimizer state follows its parameters.
   const std::string out = dir_ / "dcp";
   const CommandResult r = reshard_cli({"convert", test_data(kTorch) + "/step-2", out, "--to", "dcp", "--mesh",
                                        "dp_shard=3", "--config", test_data(kTorch) + "/config.json", "-q"});
@@ -94,7 +94,7 @@ TEST_F(TorchCheckpointing, OptimizerAndOtherItemsAreRead) {
 }
 
 TEST_F(TorchCheckpointing, SavesThatDidNotFinishAreToldApart) {
-  // Killed before the rename.
+  // The save was killed before the rename.
   std::string path = copy(kTorch, "tmp_step-2");
   EXPECT_EQ(
       error_of_opening(path),
@@ -108,7 +108,7 @@ TEST_F(TorchCheckpointing, SavesThatDidNotFinishAreToldApart) {
             "missing: 2 files: 'metadata.pkl', 'model_1.pt'; empty, as after a failed write: 1 file: "
             "'optimizer_1.pt'. Take an earlier step");
   EXPECT_THAT(error_of_opening(dir_ / "."), HasSubstr("none of them complete"));
-  // Without a temporary directory rank 0 writes metadata.pkl first, and it proves nothing.
+  // Without a temporary directory rank 0 writes metadata.pkl first, so it does not prove that the save is complete.
   path = copy(kTorch);
   fs::remove(path + "/optimizer_1.pt");
   EXPECT_EQ(error_of_opening(path),
@@ -134,7 +134,7 @@ TEST_F(TorchCheckpointing, DamagedFilesAreRefused) {
     }
     EXPECT_EQ(error_of_opening(path), "");
   }
-  // Another rank's file: torch.save knows its place, safetensors its shape.
+  // Another rank's file: torch.save records its position, safetensors its shape.
   std::string path = copy(kTorch);
   fs::copy(path + "/model_0.pt", path + "/model_1.pt", fs::copy_options::overwrite_existing);
   EXPECT_THAT(error_of_opening(path), HasSubstr("D/model_1.pt: tensor '"));
@@ -143,7 +143,7 @@ TEST_F(TorchCheckpointing, DamagedFilesAreRefused) {
   EXPECT_THAT(error_of_opening(path), HasSubstr("as metadata.pkl has it, got float32"));
 }
 
-// A metadata.pkl of one tensor, [6] cut over two ranks.
+// Returns a metadata.pkl of one tensor, [6], cut over two ranks.
 std::string metadata(const std::string& version, Index ranks, std::vector<Index> mesh, const std::string& placement,
                      const std::string& file = "") {
   pickle::PickleWriter w;
@@ -266,7 +266,7 @@ TEST_F(TorchCheckpointing, AnExportToHuggingFaceIsReadAsThat) {
   EXPECT_TRUE(recognises(kTorchCheckpointingFormat, path + "/sharded"));
 }
 
-// 257 rows: 129 and 128 by tensor parallelism, those in three or four by FSDP. Of four, torch 2.15.0's
+// 257 rows: 129 and 128 by tensor parallelism, each divided into three or four by FSDP. With four, torch 2.15.0's
 // _compute_local_shape_and_global_offset gives rank 3 other rows than fully_shard does.
 TEST_F(TorchCheckpointing, RowsThatItsLoaderWouldPlaceElsewhereAreRefused) {
   const std::string source = test_data(kSafetensors) + "/step-2", config = test_data(kSafetensors) + "/config.json";

@@ -1,5 +1,4 @@
-// A format as short as one can be, for tests of what a row of the table brings with it. docs/adding.md walks through
-// it.
+// A format as short as possible, to test what a row of the table provides. docs/adding.md walks through it.
 //
 //   toy.json    {NAME: {"dtype": "float32", "shape": [4, 8], "offset": 128}, ...}
 //   toy.data    the tensors, whole and row-major

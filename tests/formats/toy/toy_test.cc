@@ -1,4 +1,4 @@
-// A row of the table brings the whole program with it: inspect, convert both ways, verify, --force.
+// Tests that a row of the table provides the whole program: inspect, convert both ways, verify, --force.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

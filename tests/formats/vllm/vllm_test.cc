@@ -16,7 +16,7 @@ namespace {
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-// Layers of a model with 4 query heads and 2 key-value heads of 2 rows each; every row is filled with its number.
+// Layers of a model with 4 query heads and 2 key-value heads of 2 rows each. Every row is filled with its number.
 struct Model {
   LayoutRequest request;
   TensorValues values;
@@ -51,7 +51,7 @@ struct Model {
     const auto target = kVllm013Format.lay_out(request);
     return target ? "accepted" : target.error().message();
   }
-  // Writes it for tp workers, and reads the files as they are.
+  // Writes the model for tp workers and returns the tensors of a worker's file.
   TensorValues worker(const TempDir& dir, Index tp, Index rank) {
     request.mesh = Mesh({{"tp", tp}});
     const auto target = kVllm013Format.lay_out(request);
@@ -80,7 +80,7 @@ TEST(Vllm, WorkersStackTheirHeadsAndPadTheVocabulary) {
   EXPECT_EQ(worker.at("model.layers.0.self_attn.o_proj.weight").shape, (Dims{2, 4}));
   EXPECT_EQ(worker.at("model.layers.0.self_attn.o_proj.weight").bytes.substr(0, 4), std::string("\xa0\x04\xa0\x05", 4));
   EXPECT_THAT(rows_of(worker.at("model.layers.0.input_layernorm.weight")), ElementsAre(220, 221));
-  // No head is stored: it is the embedding. 70 rows, padded to 128, are 64 for each worker.
+  // The head is the embedding, so it is not stored. 70 rows, padded to 128, are 64 for each worker.
   ASSERT_FALSE(worker.contains("model.embed_tokens.weight"));
   const TensorValue& head = worker.at("lm_head.weight");
   EXPECT_EQ(head.shape, (Dims{64, 2}));
@@ -100,7 +100,7 @@ TEST(Vllm, MoreWorkersThanKeyValueHeadsHoldThemTogether) {
   EXPECT_THAT(rows[3], ElementsAre(106, 107, 122, 123, 142, 143));
 }
 
-// A directory of the model for tp workers, with a config.json.
+// Writes the model for tp workers, with a config.json, and returns the directory.
 std::string written(const TempDir& dir, Model& model, Index tp, const std::string& config) {
   model.request.mesh = Mesh({{"tp", tp}});
   const auto target = kVllm013Format.lay_out(model.request);
@@ -164,7 +164,7 @@ TEST(Vllm, StagesHaveTheirLayersAndATiedEmbeddingTwice) {
   }
 }
 
-// vLLM demands them of every model since 0.14, and older ones refuse them.
+// vLLM demands the scales of every model since 0.14, and older versions refuse them.
 TEST(Vllm, EveryLayerHasTheScalesOfItsAttention) {
   for (const Index tp : {1, 2}) {
     const TempDir dir;
@@ -181,7 +181,7 @@ TEST(Vllm, EveryLayerHasTheScalesOfItsAttention) {
       EXPECT_TRUE(worker["model.layers.0.self_attn.attn." + std::string(scale)] == one) << scale;
     }
     EXPECT_EQ(worker.size(), 9u);
-    EXPECT_TRUE(load_checkpoint(path) == model.values) << tp;  // which has none
+    EXPECT_TRUE(load_checkpoint(path) == model.values) << tp;  // the source has no scales
   }
 }
 
