@@ -49,7 +49,7 @@ CommandResult cmake(std::vector<std::string> args) {
   return run_command(args, 120);
 }
 
-// Into a root of its own, as `dpkg -i` does.
+// Installs into a root of its own, like `dpkg -i`.
 TEST(PackageTest, TheDebianPackageHasAllThatIsInstalledAndItsProgramConverts) {
   if (!fs::exists("/usr/bin/dpkg-deb")) GTEST_SKIP() << "this is not Debian";
   const TempDir dir;

@@ -32,7 +32,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   if (!family) return 0;
   require(config->vocab_size() > 0 && config->hidden_size() > 0 && config->num_hidden_layers() > 0 &&
           config->num_attention_heads() > 0 && config->num_key_value_heads() > 0 && config->head_dim() > 0);
-  // Thousands of tensors are listed as a few are, and slowly.
+  // Listing thousands of tensors is no different from listing a few, and slow.
   const auto all_experts = checked_mul(config->num_hidden_layers() + 1, config->find("num_experts").value_or(1));
   if (all_experts && *all_experts > 2000 && *all_experts < 5'000'000) return 0;
   for (const auto& all : {parameters(*family, *config), optional_parameters(*family, *config)}) {

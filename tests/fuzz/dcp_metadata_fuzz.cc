@@ -24,7 +24,8 @@ Status read(std::string bytes, Catalog& catalog) {
   return reader.finish();
 }
 
-// The writer cuts tensors into boxes that hold something, but for an empty tensor's one, and has nothing twice.
+// Returns whether the writer can have written a tensor: it stores no box twice, and an empty box only for an empty
+// tensor.
 bool can_be_written(const Tensor& t) {
   if (!t.replicas.empty()) return false;
   std::vector<Dims> origins;

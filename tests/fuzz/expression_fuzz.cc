@@ -1,4 +1,4 @@
-// Expressions of a merge from anywhere: one that is taken is reckoned for every element, in either precision.
+// Fuzzes expressions of a merge: an accepted expression can be computed for every element, in either precision.
 #include <array>
 #include <cstddef>
 #include <cstdint>

@@ -1,4 +1,4 @@
-// The header of a GGUF file from anywhere. Tensors have the size of their shapes, and a config is made or not.
+// Fuzzes the header of a GGUF file: tensors have the size of their shapes, and a config is made or not.
 #include <cstddef>
 #include <cstdint>
 

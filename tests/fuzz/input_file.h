@@ -13,7 +13,7 @@ inline void require(bool fact) {
   if (!fact) std::abort();
 }
 
-// The same file each time, with these bytes and no others.
+// Returns the same file at each call, with these bytes and no others.
 inline const File& input_file(const std::uint8_t* data, std::size_t size) {
   static const File file = *File::create_in_memory();
   require(file.set_length(static_cast<Index>(size)).has_value());

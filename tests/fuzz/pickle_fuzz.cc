@@ -15,7 +15,7 @@ void require(bool fact) {
   if (!fact) std::abort();
 }
 
-// Looks at everything that can be seen of a value, down to a depth: the tree may be a cycle.
+// Calls every accessor of a value and of its parts, down to some depth, because the tree may have cycles.
 void visit(pickle::Value v, int depth, int& budget) {
   if (depth == 0 || --budget < 0) return;
   require(!pickle::kind_name(v.kind()).empty());

@@ -1,4 +1,4 @@
-// Items from anywhere: a tensor that is found has all its elements inside the file.
+// Fuzzes items: a tensor that is found has all its elements inside the file.
 #include <cstddef>
 #include <cstdint>
 

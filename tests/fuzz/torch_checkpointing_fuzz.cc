@@ -34,7 +34,7 @@ void require_same(const Item& a, const Item& b) {
     require(a.tensors[i].name == b.tensors[i].name);
     const bool is_alone = (i == 0 || a.tensors[i - 1].name != a.tensors[i].name) &&
                           (i + 1 == a.tensors.size() || a.tensors[i + 1].name != a.tensors[i].name);
-    if (!is_alone) continue;  // as a path that is cut elsewhere
+    if (!is_alone) continue;  // several paths have this name when joined
     require(a.tensors[i].path == b.tensors[i].path);
     const auto &x = a.tensors[i].holdings, &y = b.tensors[i].holdings;
     require(x.size() == y.size());

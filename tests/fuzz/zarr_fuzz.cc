@@ -1,4 +1,4 @@
-// Arbitrary metadata of a zarr array and, after a zero byte, the index of a shard: chunks are inside the array and
+// Fuzzes the metadata of a zarr array and, after a zero byte, the index of a shard: chunks are inside the array and
 // their elements inside the chunk.
 #include <cstddef>
 #include <cstdint>

@@ -22,7 +22,7 @@ const std::string kLoadRanks = std::string(RESHARD_SAMPLE_PROGRAMS) + "/load_ran
 const std::string kLoadCuda = std::string(RESHARD_SAMPLE_PROGRAMS) + "/load_cuda";
 const std::string kCheckpoint = sample("fsdp4_tp2") + "/checkpoint";
 
-// RANK.NAME -> bytes, of all ranks of a mesh, as one process loads them one after the other.
+// Returns RANK.NAME -> bytes for all ranks of a mesh, which one process loads one after the other.
 std::map<std::string, std::string> parts(const std::string& mesh) {
   std::map<std::string, std::string> out;
   LoadOptions options;

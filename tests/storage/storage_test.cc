@@ -75,7 +75,7 @@ TEST_F(Stores, AnswerAsFilesDoWhateverTheScheme) {
                {server.url() + "/web/org/model/" + dcp, {}}};
   for (const auto& [url, variables] : kUrls) {
     SCOPED_TRACE(url);
-    // In an http URL '#' and '%' have a meaning of their own.
+    // In an http URL '#' and '%' have a special meaning.
     const bool is_web = url.starts_with("http");
     const std::string path =
         is_web ? std::regex_replace(std::regex_replace(url, std::regex("%20"), "%2520"), std::regex("#"), "%23") : url;
@@ -238,7 +238,7 @@ TEST_F(Stores, AreAskedForLittleAndForMuchAtOnce) {
   const StandInServer server(directory_.path(), {"--delay", "0.04"});
   const std::string dcp = in_bucket(std::string(kRun) + "/dcp");
   ASSERT_EQ(server.run({"inspect", dcp}).exit_code, 0);
-  // Requests: is it a file, its listing, .metadata, and the config next to it, which is looked up by name.
+  // Requests: the type of the path, its listing, .metadata, and the config next to it, which is looked up by name.
   EXPECT_LE(requests_in(server.take_requests()), 6);
   ASSERT_EQ(server.run({"inspect", in_bucket("hf")}).exit_code, 0);
   EXPECT_LE(requests_in(server.take_requests()), 4);  // the same, a header, and the config
@@ -255,8 +255,7 @@ TEST_F(Stores, AreNotAskedForLocalPaths) {
   EXPECT_THAT(server.take_requests(), HasSubstr("\"requests\": []"));
 }
 
-// Each way to find keys, if none before it in the order has any. The stand-in serves what the services of a
-// machine do.
+// Tries each source of keys when the sources before it have none. The stand-in also plays the services of a machine.
 TEST_F(Stores, FindKeysAsTheAwsToolsDo) {
   const StandInServer server(directory_.path(), {"--key", "test:tester:s3cr3t/+key"});
   const std::string token = directory_.write("token", "t0ken\n");
@@ -268,7 +267,7 @@ TEST_F(Stores, FindKeysAsTheAwsToolsDo) {
   const std::string sso = directory_.write("sso", "[default]\nsso_session = x\n");
   const struct {
     std::vector<std::string> variables;
-    std::string says;  // empty: they work
+    std::string says;  // the error; empty: the keys work
   } kCases[] = {
       {{"AWS_CONTAINER_CREDENTIALS_FULL_URI=" + server.url() + "/_role/container",
         "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE=" + token},
@@ -318,7 +317,7 @@ TEST_F(Stores, ReadPresignedUrlsWithoutShowingThem) {
     EXPECT_THAT(text_of(directory_ / (std::string(made) + "/reshard_manifest.json")), Not(HasSubstr("s3cr3t")));
 }
 
-// The example of AWS's documentation of Signature Version 4 for S3: a GET of a range of test.txt.
+// The example in AWS's documentation of Signature Version 4 for S3: a GET of a range of test.txt.
 TEST(Signatures, AreThoseOfTheDocumentation) {
   S3Access access;
   access.key_id = "AKIAIOSFODNN7EXAMPLE";

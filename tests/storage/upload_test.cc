@@ -26,7 +26,7 @@ using testing::Not;
 const std::string kSample = RESHARD_SOURCE_DIR "/samples/checkpoints/fsdp8";
 const std::vector<std::string> kSigned = {"AWS_ACCESS_KEY_ID=test:tester", "AWS_SECRET_ACCESS_KEY=s3cr3t/+key"};
 
-// The files below a directory, by name.
+// Returns the files below a directory, by name.
 std::map<std::string, std::string> files_in(const std::string& directory) {
   std::map<std::string, std::string> out;
   if (!fs::exists(directory)) return out;
@@ -45,11 +45,11 @@ std::vector<std::string> names_of(const std::map<std::string, std::string>& file
   return out;
 }
 
-// What the sanitizers take comes on top.
+// The sanitizers' memory is added.
 constexpr const char* kEnoughMemory = kSanitized ? "400MB" : "100MB";
 constexpr const char* kLittleMemory = kSanitized ? "300MB" : "70MB";
 
-// Compares the texts one by one: a failure shows names and not megabytes.
+// Compares the texts one by one, so that a failure shows names and not megabytes.
 void expect_equal(const std::map<std::string, std::string>& got, const std::map<std::string, std::string>& wanted) {
   EXPECT_EQ(names_of(got), names_of(wanted));
   for (const auto& [name, text] : wanted) {
@@ -65,7 +65,7 @@ class Uploads : public testing::Test {
   std::string served() const { return directory_ / "served"; }
   std::map<std::string, std::string> stored(const std::string& key) const { return files_in(bucket() + "/" + key); }
 
-  // A model of 20 MB, whose files take several parts.
+  // Makes a model of 20 MB, whose files take several parts.
   std::string large() const {
     const std::string path = directory_ / "large";
     if (fs::exists(path)) return path;
@@ -80,7 +80,7 @@ class Uploads : public testing::Test {
     return path;
   }
 
-  // Compares an output in the bucket with the one that the same words make on disk, and runs verify on it.
+  // Compares an output in the bucket with that of the same command on disk, and runs verify on it.
   void expect_as_on_disk(const StandInServer& server, const std::vector<std::string>& before,
                          const std::vector<std::string>& after, const std::string& key) {
     const auto words = [&](const std::string& to) {
@@ -99,7 +99,7 @@ class Uploads : public testing::Test {
     else
       EXPECT_TRUE(files_in(bucket())[key] == files_in(directory_.path())[name]);
     EXPECT_TRUE(stored(key + ".partial").empty());
-    if (!fs::is_directory(local)) return;  // libhdf5 reads local files alone
+    if (!fs::is_directory(local)) return;  // libhdf5 reads local files only
     const CommandResult read = server.run({"verify", "s3://bucket/" + key}, kSigned);
     EXPECT_EQ(read.exit_code, 0) << read.out << read.err;
   }
@@ -138,7 +138,7 @@ TEST_F(Uploads, InManyPartsAreTheSameBytes) {
   const StandInServer server(served(), {"--key", "test:tester:s3cr3t/+key"});
   expect_as_on_disk(server, {"convert", large()}, {"--to", "hf"}, "hf");
   expect_as_on_disk(server, {"convert", large()}, {"--to", "dcp"}, "dcp");
-  // From the bucket to the bucket, in little memory.
+  // Converts from the bucket to the bucket with little memory.
   const CommandResult copied = server.run(
       {"convert", "s3://bucket/dcp", "s3://bucket/copy", "--to", "hf", "--memory", kEnoughMemory, "--threads", "2"},
       kSigned);
@@ -146,7 +146,7 @@ TEST_F(Uploads, InManyPartsAreTheSameBytes) {
   EXPECT_TRUE(stored("copy")["model.safetensors"] == stored("hf")["model.safetensors"]);
 }
 
-// Faults that pass leave no trace, others an error and nothing else: no object, no upload, no journal.
+// Temporary faults leave no trace. Others give an error and leave no object, upload or journal.
 TEST_F(Uploads, GetOverFaultsOrLeaveNothing) {
   const StandInServer server(served());
   const std::string source = kSample + "/checkpoint";
@@ -240,7 +240,7 @@ TEST_F(Uploads, ResumeAfterAKillAtAnyTime) {
     const std::string log = server.take_requests();
     if (keeps_parts) {
       EXPECT_THAT(second.out, HasSubstr("resuming s3://bucket/out"));
-      if (match[0] != 'p') {  // the third may overtake the others
+      if (match[0] != 'p') {  // the third request may overtake the others
         EXPECT_EQ(count_in(log, "partNumber="), 0);
       }
     }
@@ -273,7 +273,7 @@ TEST_F(Uploads, StartOverWhereTheyMayNotResume) {
   EXPECT_EQ(never.exit_code, 0) << never.err;
   const std::string log = server.take_requests();
   EXPECT_THAT(log, HasSubstr("\"uploads\": 0"));
-  EXPECT_GE(count_in(log, "partNumber="), 3);  // all; the server may log one of the killed run late
+  EXPECT_GE(count_in(log, "partNumber="), 3);  // all; the server may log a request of the killed run late
   const CommandResult nothing =
       server.run({"convert", large(), "s3://bucket/more", "--to", "hf", "--resume", "require"});
   EXPECT_EQ(nothing.exit_code, 2);

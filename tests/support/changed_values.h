@@ -7,7 +7,7 @@
 namespace reshard {
 
 struct ChangedPickle {
-  std::string place;  // of the value: "root.state.0.exp_avg.args.0"
+  std::string place;  // path of the value: "root.state.0.exp_avg.args.0"
   std::string value;  // the new value: "None"
   std::string bytes;
 };

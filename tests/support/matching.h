@@ -15,7 +15,7 @@
 
 namespace reshard {
 
-// A message, identified by its sender, its receiver and its number between the two. State is what the caller keeps with
+// A message, identified by its sender, its receiver and its number between the two. State is the caller's data about
 // it.
 template <class State>
 struct MatchedMessage {

@@ -1,5 +1,5 @@
-// Rounding to nearest by its definition: of all values of an 8-bit or 16-bit type, the nearest, and of two equally near
-// ones that with even bits. The values are listed and searched; nothing here computes with the bits of a float.
+// Rounds to nearest by the definition: of all values of an 8-bit or 16-bit type, takes the nearest, and of two equally
+// near ones the one with even bits. The values are listed and searched; nothing here computes with the bits of a float.
 #pragma once
 
 #include <algorithm>
@@ -19,7 +19,7 @@ class NearestNumbers {
   explicit NearestNumbers(DType to) : to_(to), bytes_(static_cast<std::size_t>(byte_size(to))) {
     const int mantissa = to == DType::kBFloat16 ? 7 : to == DType::kFloat16 ? 10 : to == DType::kFloat8E5M2 ? 2 : 3;
     const int bias = to == DType::kBFloat16 ? 127 : to == DType::kFloat8E4M3 ? 7 : 15;
-    // Infinity takes the place of the next number. float8_e4m3fn has no infinity: values above 448, its largest, become
+    // Infinity replaces the next number. float8_e4m3fn has no infinity: values above 448, its largest number, become
     // 448.
     const int last = to == DType::kFloat8E4M3 ? 0x7e : (2 * bias + 1) << mantissa;
     const auto number = [&](int bits) {

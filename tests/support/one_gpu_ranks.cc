@@ -16,7 +16,7 @@
 namespace reshard {
 namespace {
 
-// The control transport of NCCL's only rank: it tells whether the job is over.
+// The control transport of NCCL's only rank, which reports whether the job is over.
 class Control : public Transport {
  public:
   int rank() const override { return 0; }

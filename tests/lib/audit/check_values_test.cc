@@ -1,4 +1,4 @@
-// Whole checkpoints: planted damage is found, healthy samples are left in peace.
+// Tests whole checkpoints: planted damage is found, and healthy samples have no findings.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -55,7 +55,7 @@ TEST(CheckValues, HealthySamplesGiveNothingToSay) {
   }
 }
 
-// A sample's tensors, to be damaged and written again.
+// The tensors of a sample, to be damaged and written again.
 class Damaged : public testing::Test {
  protected:
   template <class T>

@@ -24,8 +24,8 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::uint32_t kSeed = 20260417;
-constexpr std::size_t kVariants = 200;   // at least, of each fixture
-constexpr std::size_t kProgramRuns = 5;  // of the real program, for each fixture
+constexpr std::size_t kVariants = 200;   // the least number for each fixture
+constexpr std::size_t kProgramRuns = 5;  // runs of the real program for each fixture
 
 struct Fixture {
   std::string name, mesh;
@@ -48,7 +48,7 @@ struct Question {
 // The result of an audit: the first finding or error without data and with data; empty if there is none.
 struct Answer {
   std::string headers, data;
-  std::map<std::string, std::string> state;  // all that was read: key -> dtype, shape, digest; or the object
+  std::map<std::string, std::string> state;  // everything that was read: key -> dtype, shape, digest; or the object
 
   bool is_clean() const { return headers.empty() && data.empty(); }
 };
@@ -58,7 +58,7 @@ std::string first(const Result<VerifyReport>& report) {
   return report->findings.empty() ? "" : report->findings[0].id + ": " + report->findings[0].what;
 }
 
-// A key's place in the nested state_dict.
+// Describes a key's place in the nested state_dict.
 std::string said(const std::string& name, const KeyPath& path) {
   if (path.empty()) return " at '" + name + "'";
   std::string out = " at";
@@ -68,7 +68,7 @@ std::string said(const std::string& name, const KeyPath& path) {
   return out;
 }
 
-// All that a checkpoint holds that was found to be clean.
+// Returns everything in a checkpoint without findings.
 Result<std::map<std::string, std::string>> state_of(const std::string& path, const VerifyReport& report) {
   std::map<std::string, std::string> state;
   OpenCheckpoint open = TRY(open_checkpoint(path));
@@ -112,7 +112,7 @@ Answer audit(const Question& q) {
   return answer;
 }
 
-// Whether `reshard verify PATH --config C --against OTHER` finds a difference.
+// Returns whether `reshard verify PATH --config C --against OTHER` finds a difference.
 bool differs(const Question& q, const std::string& other) {
   VerifyOptions options = options_for({q.path, q.config, ""});
   options.against = other;
@@ -175,7 +175,7 @@ void print_tallies(const std::string& title, const std::map<std::string, Tally>&
                 t.equivalent, t.undetectable, t.missed);
 }
 
-// Of all fixtures so far, for the table at the end.
+// The tallies of all fixtures so far, for the table at the end.
 std::map<std::string, Tally>& fixtures() {
   static std::map<std::string, Tally> all;
   return all;
@@ -213,7 +213,7 @@ void expect_program_agrees(const Question& q, const Answer& answer, const Damage
                                    "--bytes",      "--replicas", "--quiet", "--threads", "1"};
   if (!q.mesh.empty()) argv.insert(argv.end(), {"--mesh", q.mesh});
   const CommandResult r = run_command(argv);
-  // 4: a flipped bit may make a pickle's opcode one that no data have.
+  // 4: a flipped bit may turn a pickle's opcode into one that no data have.
   EXPECT_THAT(r.exit_code, testing::AnyOf(0, 1, 2, 3, 4)) << d.kind << ": " << d.what << "\n" << r.err;
   EXPECT_EQ(r.exit_code == 0, answer.is_clean()) << d.kind << ": " << d.what << "\n"
                                                  << r.out << r.err << answer.headers << answer.data;
@@ -238,7 +238,7 @@ Tally run(const Experiment& e, BrokenCopy& copy, const std::vector<Damage>& dama
   return sum;
 }
 
-// Of one seed, in the soak of eight.
+// Returns the damages of one seed, or of eight in the soak.
 std::vector<Damage> of_seeds(std::vector<Damage> (*damage)(const std::string& path, std::uint32_t seed),
                              const std::string& path) {
   std::vector<Damage> all;

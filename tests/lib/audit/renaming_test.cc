@@ -20,7 +20,7 @@ Catalog catalog_of(const std::vector<std::pair<std::string, Dims>>& tensors) {
   return out;
 }
 
-// "from -> to: tensors"
+// Returns the renamings as "from -> to: tensors".
 std::vector<std::string> renamings(const Catalog& a, const Catalog& b) {
   std::vector<std::size_t> only_a, only_b;
   for (std::size_t i = 0; i < a.tensors().size(); ++i)

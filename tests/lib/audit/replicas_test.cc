@@ -28,8 +28,8 @@ RunOptions ample() {
   return options;
 }
 
-// A DCP directory with two float32 tensors, [4, 6] "w" in two boxes and [3] "b", of which every rank of a replica group
-// has written its own copy, with its own metadata: a torch save without collectives.
+// A DCP directory with two float32 tensors: "w", [4, 6], in two boxes, and "b", [3]. Every rank of a replica group has
+// written its own copy with its own metadata, as torch does without collectives.
 class ReplicatedCheckpoint {
  public:
   explicit ReplicatedCheckpoint(int replicas) : replicas_(replicas) {
@@ -52,7 +52,7 @@ class ReplicatedCheckpoint {
     const std::string bytes = dcp_item(DType::kFloat32, item.box.shape, item.offset, raw(item.values));
     return item.offset + static_cast<Index>(bytes.find(raw(item.values)));
   }
-  // Leaves item `i` out of its file: its metadata point at item `like`.
+  // Leaves item `i` out of its file: its metadata refer to item `like`.
   void share(std::size_t i, std::size_t like) { shared_.emplace_back(i, like); }
 
   std::string write() {
@@ -93,7 +93,7 @@ class ReplicatedCheckpoint {
     items_.push_back({tensor, box, replica, 0, 0, std::move(values)});
   }
 
-  static constexpr std::size_t kItems = 3;  // of a replica
+  static constexpr std::size_t kItems = 3;  // per replica
   int replicas_;
   TempDir dir_;
   std::vector<Item> items_;

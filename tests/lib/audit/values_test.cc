@@ -22,7 +22,7 @@ RowSet rows(std::initializer_list<RowRange> ranges) {
   return out;
 }
 
-// Tensors and their counts, as a scan would have found them.
+// Tensors and their counts, like the result of a scan.
 class Judged {
  public:
   // Returns an ordinary tensor after `change`.

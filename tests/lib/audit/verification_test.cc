@@ -28,7 +28,7 @@ TEST(Verification, OfFilesThatChangeMeanwhileItSaysThatFirst) {
     options.against = dir / "other/checkpoint";
     options.bytes = true;
     int calls = 0;
-    options.watch = [&](Index) {  // before the data are read, and before they are compared
+    options.watch = [&](Index) {  // called before the data is read, and before it is compared
       const int when = changed == "one" ? 1 : changed == "other" ? 2 : 0;
       if (++calls == when) fs::last_write_time(file, fs::last_write_time(file) + std::chrono::seconds(1));
       return [](Index) {};

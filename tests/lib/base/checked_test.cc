@@ -10,7 +10,7 @@ namespace {
 constexpr Index kMax = INT64_MAX;
 using Wide = __int128;
 
-// Numbers of every magnitude, with the ends of the range among them.
+// Returns numbers of every magnitude, including the ends of the range.
 Index any_number(std::mt19937_64& rng) {
   switch (rng() % 8) {
     case 0:

@@ -37,7 +37,7 @@ std::string read_text(const File& file, Index offset, std::size_t n) {
 
 std::string message_of(const Status& s) { return s ? "fine" : s.error().message(); }
 
-// How many descriptors of this process are open on files of `directory`.
+// Returns how many descriptors of this process are open on files of `directory`.
 int open_files_in(const std::string& directory) {
   int n = 0;
   std::error_code ignored;

@@ -56,7 +56,7 @@ TEST(Json, ScalarsStandAlone) {
 TEST(Json, IntegersAreExactOrRefused) {
   EXPECT_EQ(*parsed("9223372036854775807").as_index(), INT64_MAX);
   EXPECT_EQ(*parsed("-9223372036854775808").as_index(), INT64_MIN);
-  EXPECT_EQ(*parsed("9007199254740993").as_index(), 9007199254740993);  // 2^53 + 1, which no double holds
+  EXPECT_EQ(*parsed("9007199254740993").as_index(), 9007199254740993);  // 2^53 + 1, which no double can represent
   EXPECT_EQ(message(parsed("9223372036854775808").as_index()),
             "expected an integer below 2^63, got 9223372036854775808");
   EXPECT_EQ(message(parsed("-1").as_uint64()), "expected an integer of at least 0, got -1");
@@ -82,7 +82,7 @@ TEST(Json, RefusesWhatIsNotJson) {
     EXPECT_TRUE(refusal(text).starts_with("t.json@0x")) << text << ": " << refusal(text);
 }
 
-// Of model's configs, for one, which Python writes.
+// Python writes them, for example into configs of models.
 TEST(Json, ReadsPythonsNumbers) {
   const Json json = parsed(R"({"a\"NaN": [NaN, -Infinity,Infinity], "b": "NaN", "c":Infinity, "": "\\", "d": NaN})");
   EXPECT_EQ(json.size(), 5u);
@@ -268,7 +268,7 @@ TEST(Json, HandsOverOneMemberInParts) {
   EXPECT_EQ(parts + seen, "b=7;");
   EXPECT_EQ(message(read(R"({"b":{"c":1,"c":2}})")), "t.json@0xe: duplicate key 'c'");
   EXPECT_THAT(message(read("[1]")), testing::HasSubstr("expected an object"));
-  // What was passed on takes no room, but for its keys.
+  // Only the keys of parts that were passed on take memory.
   JsonLimits few;
   few.values = 6;
   EXPECT_TRUE(read(R"({"b":[[1,2],[3,4],[5,6],[7,8]]})", few));

@@ -51,7 +51,8 @@ TEST(Names, FoldWhateverTheyAre) {
   EXPECT_EQ(fold_names({"1:.3", "1:.4", "11:.3"}), (Strings{"1:.{3..4}", "11:.3"}));
 }
 
-// Random names of few characters: each folded pattern matches names of the list, every name is matched by one pattern.
+// Folds random names of few characters: each pattern matches only names of the list, and every name is matched by one
+// pattern.
 TEST(Names, FoldedPatternsMatchTheirNames) {
   std::mt19937 rng(3);
   constexpr std::string_view kCharacters = "..012ab\x01";

@@ -28,9 +28,9 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr int kNoFiles = 100, kNoCalls = 101;  // this kernel does not have them
+constexpr int kNoFiles = 100, kNoCalls = 101;  // exit codes: this kernel lacks Landlock, or seccomp
 
-// The value of `work` in a process that has given up all but `sandbox`.
+// Returns the result of `work` in a process that is confined to `sandbox`.
 int within(const Sandbox& sandbox, const std::function<int()>& work) {
   const pid_t child = ::fork();
   if (child == 0) {
@@ -99,7 +99,7 @@ TEST_F(SandboxTest, WritesTheOutput) {
   });
 }
 
-// Each claim of docs/security.md about calls that fail.
+// Tests each claim of docs/security.md about calls that fail.
 TEST_F(SandboxTest, RefusesEveryCallThatTheDocumentNames) {
   const std::string beside = dir_ / "beside/data";
   struct Attempt {

@@ -205,7 +205,8 @@ TEST(Text, PrintableHidesControlBytes) {
                       "b\xe2\x81\xa6"),
             "a\\xe2\\x80\\xaeb\\xe2\\x81\\xa6");            // U+202E, U+2066
   EXPECT_EQ(printable("\xe2\x80\xa8"), "\\xe2\\x80\\xa8");  // U+2028
-  // No UTF-8: a lone byte, a cut sequence, overlong, a surrogate, beyond U+10FFFF.
+  // Bytes that are not UTF-8: a lone continuation byte, a truncated sequence, an overlong form, a surrogate, a number
+  // beyond U+10FFFF.
   EXPECT_EQ(printable("\x9b"
                       "2J\xc3"),
             "\\x9b2J\\xc3");

@@ -83,7 +83,7 @@ TEST(FragmentList, AgreesWithAVectorOfFragments) {
       f.strides = row_major_strides(f.box.shape);
       if (rank > 0 && rng() % 3 == 0) f.strides[0] += 1;
       f.extent = {static_cast<std::uint32_t>(rng() % 9), number(1000), number(1000)};
-      // As ranks write them that have equal parts, all or every third of them.
+      // Extents as written by ranks with equal parts: all of them, or every third.
       if (round % 2 == 0 && rng() % 8 != 0) {
         const auto file = static_cast<std::uint32_t>(plain.size() * (round % 4 == 0 ? 1 : 3));
         f.extent = {file, Index{file % 4 == 0 ? 64 : 128}, 32};

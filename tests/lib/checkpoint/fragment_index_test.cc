@@ -32,7 +32,7 @@ TEST(FragmentIndex, FindsWhatLookingAtAllOfThemFinds) {
   Rng rng(21);
   for (int n = 0; n < 1000; ++n) {
     const Dims shape = random_shape(rng);
-    std::vector<Box> boxes;  // any: they may overlap, and some are empty
+    std::vector<Box> boxes;  // any boxes: they may overlap, and some are empty
     for (Index i = below(rng, 30); i > 0; --i) {
       boxes.push_back(random_box(rng, shape));
       if (shape.rank() > 0 && below(rng, 8) == 0) boxes.back().shape[static_cast<int>(below(rng, shape.rank()))] = 0;

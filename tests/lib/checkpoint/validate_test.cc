@@ -111,7 +111,7 @@ bool covers_once(const Dims& shape, const std::vector<Box>& boxes) {
   return std::all_of(count.begin(), count.end(), [](int n) { return n == 1; });
 }
 
-// Cuts `box` in two again and again at random: a tiling that in general forms no grid.
+// Cuts `box` in two at random, again and again. The result is a tiling that usually forms no grid.
 void tile(const Box& box, std::mt19937& rng, int depth, std::vector<Box>& out) {
   const int d = static_cast<int>(rng() % static_cast<unsigned>(box.rank()));
   if (depth == 0 || box.shape[d] < 2 || rng() % 5 == 0) {
@@ -189,7 +189,7 @@ TEST(CheckCover, AgreesWithCountingEveryElement) {
 }
 
 TEST(CheckCover, ThousandsOfBoxesThatFormNoGrid) {
-  // Bricks: each row is cut elsewhere, so the grid of all edges has far more cells than there are bricks.
+  // Each row of bricks is cut elsewhere, so the grid of all edges has far more cells than there are bricks.
   constexpr Index kRows = 300, kWidth = 3000;
   std::vector<Box> bricks;
   for (Index r = 0; r < kRows; ++r) {
@@ -225,7 +225,7 @@ TEST(CheckCover, AGridOfAMillionBoxes) {
 
 // ---- validate
 
-// One float32 tensor [4, 2] in two halves of one file.
+// Returns a catalog with one float32 tensor [4, 2] in two halves of one file.
 Catalog two_halves() {
   Catalog c;
   c.root = "ckpt";

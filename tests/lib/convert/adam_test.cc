@@ -1,4 +1,4 @@
-// Adam's state between frameworks: masters, moments, and the number of steps.
+// Tests converting Adam's state between frameworks: masters, moments, and the number of steps.
 #include "lib/convert/adam.h"
 
 #include <gmock/gmock.h>
@@ -36,7 +36,7 @@ class Adam : public testing::Test {
 
 TEST_F(Adam, MastersAreTheWeightsWhereThereAreNone) {
   source_.add(kNorm, DType::kBFloat16, {2}, {"\x80\x3f\x00\x40", 4});  // 1, 2
-  source_.add("lm_head.weight", {2}, {3, 4});                          // without moments
+  source_.add("lm_head.weight", {2}, {3, 4});                          // has no moments
   add_moments({2});
   SourceView v = view();
   ConversionNotes notes;

@@ -18,7 +18,7 @@ using testing::HasSubstr;
 using testing::IsEmpty;
 using Values = std::vector<float>;
 
-// A tensor in one piece, the n-th of a file.
+// Adds a tensor that is stored in one piece, the n-th of a file.
 void add(Catalog& catalog, const std::string& name, const Dims& shape, DType dtype = DType::kFloat32) {
   if (catalog.files.empty()) catalog.files.push_back({"data", 0});
   Tensor t;
@@ -145,7 +145,7 @@ TEST(ConversionSteps, TensorsArePlacedByTheFamilysRules) {
 const std::string kQ = "model.layers.0.self_attn.q_proj.weight", kK = "model.layers.0.self_attn.k_proj.weight",
                   kV = "model.layers.0.self_attn.v_proj.weight";
 
-// All of kTinyLlama, under Hugging Face's names.
+// Adds all parameters of kTinyLlama under Hugging Face names.
 void add_model(MadeCheckpoint& to, Index rows = 10) {
   to.add("model.embed_tokens.weight", {rows, 4}, counted(rows * 4));
   for (const std::string& name : {kQ, kK, kV}) to.add(name, {4, 4}, counted(16));

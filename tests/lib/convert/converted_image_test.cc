@@ -1,4 +1,4 @@
-// A conversion's output that is read in pieces: every file that convert writes, bit for bit, in any order.
+// Tests reading a conversion's output in pieces: every file that convert writes, bit for bit, in any order.
 #include "lib/convert/converted_image.h"
 
 #include <gmock/gmock.h>
@@ -57,7 +57,7 @@ Result<std::unique_ptr<Prepared>> prepare(const Case& c, Index memory = Index{51
   o.container = c.container;
   o.selection.merge_adapter = c.merge;
   o.metadata_only = metadata_only;
-  o.max_file_bytes = 100'000;  // several files
+  o.max_file_bytes = 100'000;  // so that there are several files
   o.run.memory = memory;
   o.run.threads = 3;
   out->conversion = TRY(Conversion::prepare(*out->source.reader, *format, std::move(o)));
@@ -95,7 +95,7 @@ TEST_P(ConvertedImages, HaveTheBytesThatConvertWrites) {
     EXPECT_TRUE(opened) << (opened ? "" : opened.error().message());
     return {*std::move(prepared), *std::move(opened)};
   };
-  // In order, in requests of this size.
+  // Reads in order, in requests of this size.
   for (const Index step : {Index{1} << 20, Index{4096}, Index{777}}) {
     const auto [source, view] = open();
     Image& image = view->image();
@@ -105,7 +105,7 @@ TEST_P(ConvertedImages, HaveTheBytesThatConvertWrites) {
     ASSERT_EQ(got.size(), expected.size());
     for (const auto& [path, bytes] : expected) EXPECT_TRUE(got[path] == bytes) << path << " in steps of " << step;
   }
-  // Backwards, and at random places by several threads at once.
+  // Reads backwards, and at random positions on several threads at once.
   const auto [source, view] = open();
   Image& image = view->image();
   const auto check = [&](std::uint32_t f, Index at, Index length) {
@@ -147,7 +147,8 @@ TEST_P(ConvertedImages, AreListedFromTheMetadata) {
   ASSERT_TRUE(view) << view.error().message();
   const auto really = (*view)->listing();
   EXPECT_EQ(listing->files.size(), really.files.size());
-  // How many steps the optimizer has seen is a value in the data, and Megatron's names have it.
+  // Megatron's file names contain the number of optimizer steps, which is a value in the data. So metadata alone does
+  // not give the listing.
   if ((*find_format(GetParam().to))->holds == Holds::kAdam) return;
   EXPECT_EQ(*listing, really);
 }

@@ -31,14 +31,14 @@ struct Request {
   std::string to = "dcp";
   std::string mesh = "";
   std::optional<DType> dtype = std::nullopt;
-  bool is_model = false;  // its names are a family's
+  bool is_model = false;  // whether its names are a family's
 };
 
 Status convert_on(Device* device, const std::string& from, const std::string& into, const Request& job) {
   const Format* format = TRY(find_format(job.to));
   auto source = TRY(open_checkpoint(from));
   ConversionOptions o;
-  o.source_path = "the source";  // the manifest has it
+  o.source_path = "the source";  // for the manifest
   o.model.detect = job.is_model;
   const std::string config = path_join(parent_path(from), "config.json");
   o.config_path = path_exists(config) ? config : "";
@@ -52,7 +52,7 @@ Status convert_on(Device* device, const std::string& from, const std::string& in
   return {};
 }
 
-// Files are opened without O_DIRECT, as the library here does not care and temporary directories may not have it.
+// Files are opened without O_DIRECT, which the fake library does not need and temporary directories may not support.
 class DeviceFiles : public testing::Test {
  protected:
   DeviceFiles() {
@@ -97,7 +97,7 @@ class DeviceFiles : public testing::Test {
   TempDir dir_;
   FakeCuFile& fake_ = fresh_fake_cufile();
   TensorValues tensors_;
-  Index bytes_ = 0;  // of all tensors
+  Index bytes_ = 0;  // bytes of all tensors
   int made_ = 0;
   std::optional<ScopedSyscalls> without_direct_;
 };

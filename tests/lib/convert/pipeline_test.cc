@@ -27,7 +27,7 @@
 namespace reshard {
 namespace {
 
-// Hundreds of small checkpoints: whether they survive a power cut is not asked here.
+// Returns system calls without syncs, for hundreds of small checkpoints: power cuts are not tested here.
 Syscalls without_sync() {
   Syscalls calls = sys();
   calls.fdatasync = [](int) { return 0; };
@@ -73,7 +73,7 @@ Status write_checkpoint(TensorSource& source, const Format& format, const Layout
   return output->commit();
 }
 
-// The same in boxes of a few bytes to a few kilobytes, with as little scratch memory.
+// Writes boxes of a few bytes to a few kilobytes, with as little scratch memory.
 Status write_in_crumbs(TensorSource& source, const Format& format, const LayoutRequest& request,
                        const std::string& destination, Rng& rng) {
   const auto target = TRY(format.lay_out(request));
@@ -114,7 +114,7 @@ Result<Opened> open_all(const Format& format, const std::string& path, const std
   return out;
 }
 
-// Whether these are the elements of a box of the made-up tensor.
+// Returns whether these are the elements of a box of the synthetic tensor.
 bool is_pattern(const Tensor& t, const Box& box, Bytes elements) {
   std::vector<std::byte> expected(elements.size());
   fill_pattern(t.name, t.dtype, t.shape, box, expected);
@@ -159,7 +159,7 @@ RunOptions ample(int threads) {
 
 class Pipeline : public testing::Test {
  protected:
-  // A, B and Hugging Face's format, and back to A.
+  // Converts between A, B and Hugging Face's format, and back to A.
   void one_case(unsigned seed) {
     SCOPED_TRACE(seed);
     Rng rng(seed);
@@ -189,7 +189,7 @@ class Pipeline : public testing::Test {
         ASSERT_EQ(proofs[i].source, again[i].source) << a.tensors[i].name;
         ASSERT_EQ(proofs[i].target, again[i].target) << a.tensors[i].name;
       }
-      Index shards = 0;  // that hold anything: each of them has a checksum
+      Index shards = 0;  // shards with elements; each has a checksum
       for (const Tensor& t : a_again.catalog().tensors())
         for (std::size_t i = 0; i < t.fragments.size(); ++i) shards += !t.fragments.box(i).empty();
       EXPECT_EQ(a_again.checksums_checked(), shards);
@@ -223,7 +223,7 @@ TEST_F(Pipeline, ThereAndBackIsTheIdentityOnAnyLayouts) {
   for (unsigned seed = 1; seed <= 160 && !HasFailure(); seed += static_cast<unsigned>(every_nth(4))) one_case(seed);
 }
 
-// Runs `job` with the least memory it accepts: the smallest slabs, and what the process may grow by meanwhile.
+// Runs `job` with the least memory that it accepts: the smallest slabs, plus some for the process to grow.
 template <class Job>
 Status with_least_memory(int threads, Index extra, Job job) {
   constexpr Index kSmallest = Index{256} << 10;
@@ -326,7 +326,7 @@ TEST_F(Pipeline, NamesTensorAndFileOfAFlippedByte) {
   EXPECT_TRUE(digests.error().message().starts_with(expected)) << digests.error().message();
   EXPECT_TRUE(digests.error().message().ends_with(": the bytes changed after they were saved"));
 
-  // A part of the shard that does not hold the flipped byte: the rest is read in the end.
+  // Read a part of the shard without the flipped byte: the rest is read at the end.
   FileSource again(a.reader->catalog(), a.reader->files());
   Box part = hit.box;
   part.origin[0] += part.shape[0] - 1;
@@ -343,7 +343,7 @@ std::condition_variable another;
 int synced, at_once, failing;
 bool was_shared;
 
-// Waits until another call is under way.
+// Waits until another call has begun.
 int sync_with_others(int) {
   std::unique_lock lock(syncing);
   if (++synced == failing) return errno = EIO, -1;
@@ -365,7 +365,7 @@ TEST_F(Pipeline, ForcesManyFilesToDiskAtOnceAndEachOfThem) {
   for (const int nth : {0, 1, 40, 65}) {
     const TempDir dir;
     synced = at_once = 0;
-    was_shared = nth > 0;  // do not wait if not all threads come
+    was_shared = nth > 0;  // do not wait if not all threads arrive
     failing = nth;
     const Status status = write_checkpoint(made_up, kDcpFormat, request, dir / "out", ample(2), &proofs);
     EXPECT_EQ(status.has_value(), nth == 0);
@@ -376,7 +376,7 @@ TEST_F(Pipeline, ForcesManyFilesToDiskAtOnceAndEachOfThem) {
   }
 }
 
-// The catalog with its one matrix seen transposed.
+// Returns the catalog with its only matrix transposed.
 Catalog transposed(const Catalog& catalog) {
   Catalog out;
   out.root = catalog.root;

@@ -42,7 +42,7 @@ Status convert_one(const std::string& from, const std::string& into, const Reque
   const Format* format = TRY(find_format(job.to));
   auto source = TRY(open_checkpoint(from));
   ConversionOptions o;
-  o.source_path = "the source";  // the manifest has it
+  o.source_path = "the source";  // for the manifest
   o.config_path = path_exists(parent_path(from) + "/config.json") ? parent_path(from) + "/config.json" : "";
   if (!job.mesh.empty()) o.placement.mesh = TRY(Mesh::parse(job.mesh));
   o.typing.dtype = job.dtype;
@@ -64,7 +64,7 @@ Status convert_on(int n, const std::string& from, const std::string& into, const
   return run_local_ranks(n, [&](Transport& ranks) { return convert_one(from, into, job, &ranks, outcome); });
 }
 
-// The same job on the devices of `n` ranks; elements travel between these, or between the hosts.
+// Runs the same job on the devices of `n` ranks. Elements are sent between the devices or between the hosts.
 Status on_devices(int n, RankDevice kind, const Request& job, bool between_devices,
                   const std::function<Status(Transport& ranks, const Request& job)>& convert) {
   return run_device_ranks(n, kind, [&](Transport& ranks, Transport& data, Device& device) {
@@ -121,7 +121,7 @@ TEST_P(Ranks, WriteWhatOneProcessWrites) {
   }
 }
 
-// Tensors large enough for many slabs and steps, cut in rows and columns, in little memory.
+// Tensors that are large enough for many slabs and steps, cut in rows and columns, with little memory.
 class ManySlabs : public testing::Test {
  protected:
   ManySlabs() {
@@ -312,7 +312,7 @@ TEST_F(ManySlabs, AreReadOnceInTheWholeJob) {
     Index elements = 0;
     for (const auto& [name, value] : tensors_) elements += volume(value.shape);
     EXPECT_EQ(read, elements) << strategy_name(strategy);
-    // Nobody reads more than a fourth and a slab.
+    // No rank reads more than a fourth of the elements and a slab.
     EXPECT_LE(*std::max_element(by_rank.begin(), by_rank.end()), elements / n + (1 << 19)) << strategy_name(strategy);
     for (const auto& p : proofs)
       for (std::size_t i = 0; i < p.size(); ++i) EXPECT_EQ(p[i].target, proofs[0][i].target);
@@ -448,7 +448,7 @@ TEST_F(ManySlabs, RanksThatSeeOtherFilesAreFoundOut) {
   EXPECT_NE(status.error().message().find("the plans of the ranks differ"), std::string::npos);
 }
 
-// The chunks of ranks but the first, which do not get smaller, wait in a file.
+// Chunks of ranks other than the first, which compression does not make smaller, wait in a file.
 TEST_F(ManySlabs, ACompressedFileIsThatOfOneProcess) {
   Request job{.to = "hdf5"};
   job.compression.zstd_level = 1;

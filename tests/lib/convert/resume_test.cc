@@ -35,11 +35,11 @@ using Files = std::map<std::string, std::string>;
 
 constexpr Index kGroup = 30'000;
 
-// The calls that change the disk, and the fate of one of them.
+// The calls that change the disk, and what happens to one of them.
 enum class End { kNone, kKill, kNoSpace };
 std::atomic<Index> changes{0};  // calls that change a file or a directory
 std::atomic<Index> bytes_written{0}, bytes_read{0};
-std::atomic<Index> end_at{0};  // the change that ends the run
+std::atomic<Index> end_at{0};  // the number of the change that ends the run
 End how = End::kNone;
 Syscalls real;
 
@@ -135,7 +135,7 @@ class ResumeTest : public testing::Test {
     if (wish.ranks == 1) return convert_on(wish, nullptr);
     return run_local_ranks(wish.ranks, [&](Transport& ranks) { return convert_on(wish, &ranks); });
   }
-  // The same, killed at this change; false: it had ended before.
+  // Converts and is killed at this change. Returns false if the run ended before.
   bool convert_killed(const Wish& wish, Index at) {
     const pid_t pid = ::fork();
     if (pid == 0) {
@@ -200,7 +200,7 @@ TEST_F(ResumeTest, KilledAnywhereTheNextRunGoesOnFromThere) {
       SCOPED_TRACE(wish.to + ", killed at " + std::to_string(at) + " of " + std::to_string(all));
       clear();
       ASSERT_TRUE(convert_killed(wish, at));
-      if (fs::exists(out_)) {  // nothing but the directory around it was left to remove
+      if (fs::exists(out_)) {  // only the directory was left to remove
         EXPECT_TRUE(files() == expected_);
         continue;
       }
@@ -282,7 +282,7 @@ TEST_F(ResumeTest, WhatChangedIsNamedAndBegunAnew) {
   expect_anew({.mesh = "dp_shard=2"}, "--mesh");
   expect_anew({.to = "hdf5", .mesh = ""}, "--to");
   expect_anew({.dtype = DType::kBFloat16}, "--dtype");
-  // The same again, and not at all.
+  // Converts again, and with Resume::kNever.
   again();
   EXPECT_TRUE(expect_continued(wish));
   again();
@@ -294,13 +294,13 @@ TEST_F(ResumeTest, WhatChangedIsNamedAndBegunAnew) {
   const Status nothing = convert({.resume = Resume::kRequire});
   ASSERT_FALSE(nothing);
   EXPECT_THAT(nothing.error().message(), HasSubstr("nothing to resume"));
-  // A file of the output is missing or shorter.
+  // A file of the output is missing or too short.
   again();
   fs::resize_file(work_ + "/__0_0.distcp", 100);
   ASSERT_TRUE(convert(wish));
   EXPECT_THAT(notes_.at(0), HasSubstr("__0_0.distcp is missing or too short"));
   EXPECT_TRUE(files() == expected_);
-  // A file of the source that was written again.
+  // A file of the source was rewritten.
   for (const auto& entry : fs::directory_iterator(source_))
     if (entry.path().extension() == ".distcp") fs::last_write_time(entry.path(), fs::file_time_type::clock::now());
   expect_anew(wish, "source file __0_0.distcp");
@@ -331,8 +331,8 @@ TEST_F(ResumeTest, ADamagedJournalCostsWhatItNoLongerTells) {
     }
 }
 
-// The leftover of a killed run is changed in every way that keeps its files long enough: the next run gives the usual
-// output or fails. Tried for formats with replicas, with a single file, on one rank and on several.
+// Changes the leftover of a killed run in every way that keeps its files long enough: the next run gives the usual
+// output or fails. Covers formats with replicas and with a single file, one rank and several.
 TEST_F(ResumeTest, WhatWasChangedMeanwhileIsNotPublished) {
   std::mt19937 random(9);
   const std::string kept = dir_ / "kept";
@@ -385,7 +385,7 @@ TEST_F(ResumeTest, WhatWasChangedMeanwhileIsNotPublished) {
     files.erase(std::find(files.begin(), files.end(), ".reshard-partial"));
     expect_the_same("no", [](const std::string& path) { fs::remove(path); });
     EXPECT_GT(noticed, 2);
-    // A hard link and a symbolic link: the file that they lead to is not written.
+    // A hard link and a symbolic link: the file that they refer to is not written to.
     const std::string elsewhere = dir_ / "elsewhere";
     for (const bool is_link : {false, true}) {
       fs::remove(elsewhere);
@@ -430,7 +430,7 @@ TEST_F(ResumeTest, AFullDiskLeavesWhatIsFinished) {
     clear();
     end(End::kNoSpace, at);
     const Status status = convert(wish);
-    if (status) continue;  // it could do without
+    if (status) continue;  // the call could fail without harm
     if (status.error().message().find("the new checkpoint is complete in " + out_) != std::string::npos) {
       EXPECT_TRUE(files() == expected_);
       continue;
@@ -456,7 +456,7 @@ TEST_F(ResumeTest, AnInterruptedRunLeavesWhatIsFinished) {
                                           ": rerun the same command to resume, or add --resume never to start over");
   const Index before = bytes_written;
   EXPECT_TRUE(expect_continued({}));
-  EXPECT_LT(before + bytes_written, whole_ + 20'000);  // all that was written was finished
+  EXPECT_LT(before + bytes_written, whole_ + 20'000);  // nearly everything that was written was finished
 }
 
 TEST_F(ResumeTest, WhatIsWrongWithTheSourceLeavesNothing) {

@@ -48,7 +48,7 @@ TEST(Shuffle, IsUndoneForEveryWidthAndLength) {
     }
 }
 
-// The values are those of the HDF5 library for the same bytes.
+// The expected values are those of the HDF5 library for the same bytes.
 TEST(Fletcher32, IsHdf5s) {
   EXPECT_EQ(fletcher32(as_bytes("")), 0u);
   EXPECT_EQ(fletcher32(as_bytes("ab")), 0x61626162u);
@@ -88,7 +88,7 @@ TEST(ChunkDecoder, FindsEveryFlippedBitOfAFrame) {
     std::string bad = frame;
     bad[bit / 8] = static_cast<char>(bad[bit / 8] ^ 1 << bit % 8);
     const auto back = decoded(bad, encoding);
-    // A bit of the frame's header may have no meaning.
+    // Some bits of the frame's header have no meaning.
     if (back) {
       EXPECT_EQ(*back, chunk) << bit;
     } else {
@@ -129,7 +129,7 @@ TEST(ChunkDecoder, ChecksCrc32c) {
   EXPECT_FALSE(decoded("123", encoding));
 }
 
-// The streams are Python's zlib.compress(b"aaaaaaaaaa") and gzip.compress() of the same.
+// The streams are made by Python's zlib.compress(b"aaaaaaaaaa") and gzip.compress().
 TEST(ChunkDecoder, TakesStreamsOfZlibAndGzip) {
   const std::string zlib("\x78\x9c\x4b\x4c\x84\x01\x00\x14\xe1\x03\xcb", 11);
   const std::string gzip("\x1f\x8b\x08\x00\x00\x00\x00\x00\x02\x03\x4b\x4c\x84\x01\x00\xf0\xcd\x11\x4c\x0a\x00\x00\x00",

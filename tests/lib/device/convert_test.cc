@@ -33,7 +33,7 @@ std::vector<T> values_of(const Buffer& bytes) {
   return out;
 }
 
-// The inputs of tests/interop/make_convert_golden.py.
+// The inputs are those of tests/interop/make_convert_golden.py.
 constexpr std::uint64_t kRandom = 1 << 20;
 
 std::vector<std::uint16_t> all_patterns() {
@@ -119,7 +119,7 @@ TEST(Convert, EveryVariantGivesTorchsBits) {
   EXPECT_EQ(lines, 36);
 }
 
-// All of them in the soak; else some stretches.
+// Tries all of them in the soak, otherwise some ranges.
 TEST(Convert, EveryFloatBecomesTheNearestNumber) {
   constexpr std::size_t kStretch = 1 << 16;
   const std::uint32_t step = in_soak() ? 1 : 509;
@@ -169,7 +169,8 @@ TEST(Convert, RoundsTiesToEvenAndKeepsDenormals) {
 }
 
 TEST(Convert, RoundsDoublesByWayOfFloatAsTorchDoes) {
-  // Just above the middle between two float16s; the float in between is the middle itself, and its tie goes down.
+  // A number just above the middle between two float16 values. The float32 in between is the middle itself, and its tie
+  // rounds down.
   const Buffer in = bytes_of<double>({1.0 + 0x1p-11 + 0x1p-40});
   for (const ConvertVariant& variant : convert_variants()) {
     EXPECT_EQ(values_of<std::uint16_t>(converted(variant, DType::kFloat64, DType::kFloat16, in)),

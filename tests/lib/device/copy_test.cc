@@ -22,10 +22,10 @@ class Random {
   std::mt19937_64 engine_;
 };
 
-// Random strides: the dimensions in some order, each padded, so that no two elements overlap.
+// Memory with random strides: the dimensions in some order, each padded, so that no two elements overlap.
 struct Memory {
   Dims strides;
-  Index elements = 0;  // that the strides reach
+  Index elements = 0;  // elements that the strides reach
 };
 
 Memory random_memory(Random& random, const Dims& shape, bool padded) {
@@ -48,7 +48,7 @@ Buffer numbered(Index bytes) {
   return out;
 }
 
-// The definition: element by element, in row-major order.
+// Copies by the definition: element by element, in row-major order.
 void copy_slowly(const Dims& shape, Index element_bytes, const std::byte* from, const Dims& from_strides, std::byte* to,
                  const Dims& to_strides) {
   for (Index n = 0; n < volume(shape); ++n) {

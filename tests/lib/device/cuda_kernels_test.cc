@@ -70,7 +70,7 @@ TEST(Divisor, DividesAsTheProcessorDoes) {
 
 // ---- copies
 
-// Runs copies like a GPU, with few threads.
+// Runs copies as a GPU does, with few threads.
 struct CopyOnCpu {
   std::uint32_t threads = 32;
   int copies = 0, transposes = 0, in_pairs = 0, widest = 0;
@@ -97,7 +97,7 @@ struct CopyOnCpu {
   }
 };
 
-// Strides of a box of `shape` in larger memory, with its dimensions in random or given order.
+// Memory for a box of `shape`: its strides belong to a larger tensor, with its dimensions in random or given order.
 struct Memory {
   Dims strides;
   Index elements = 0;
@@ -166,7 +166,7 @@ TEST(CudaCopy, TransposesAtSizesAroundATile) {
 
 TEST(CudaCopy, TransposesTwoByteUnitsInPairsWhereAllLieOnWholeOnes) {
   Random random(45);
-  // Batches of matrices, rows of `rows` and of `columns` in memory that has a little more.
+  // Batches of matrices, with rows of `rows` and of `columns` elements, in memory that is slightly larger.
   const auto pairs = [&](Index batch, Index rows, Index columns, Index more, Index offset_from, Index offset_to) {
     CopyOnCpu cpu;
     const Index from_row = columns + more, to_row = rows + more;
@@ -189,7 +189,7 @@ TEST(CudaCopy, TransposesTwoByteUnitsInPairsWhereAllLieOnWholeOnes) {
 
 TEST(CudaCopy, MovesTheRowsOfAColumnShardInVectors) {
   Random random(47);
-  // Rows of 4,096 and of 104 bytes, out of rows eight times as long and back.
+  // Rows of 4,096 and of 104 bytes, copied out of rows eight times as long and back.
   for (Index columns : {2048, 52, 8}) {
     CopyOnCpu cpu;
     expect_equal_copies(random, {5, columns}, 2, {{8 * columns, 1}, 40 * columns}, {{columns, 1}, 5 * columns}, 0, 0,
@@ -199,7 +199,7 @@ TEST(CudaCopy, MovesTheRowsOfAColumnShardInVectors) {
     EXPECT_EQ(cpu.widest, columns == 52 ? 8 : 16);
     EXPECT_EQ(cpu.copies, 2);
   }
-  // The rows of heads, in pairs to in halves: torchtitan's order to Hugging Face's.
+  // Reorders the rows of heads from pairs to halves: torchtitan's order to Hugging Face's.
   CopyOnCpu cpu;
   expect_equal_copies(random, {4, 2, 32, 256}, 2, {{64 * 256, 256, 512, 1}, 4 * 64 * 256},
                       {{64 * 256, 32 * 256, 256, 1}, 4 * 64 * 256}, 0, 0, kMaxCount, cpu);
@@ -223,7 +223,7 @@ TEST(CudaCopy, TakesTheLongestWordThatEverythingAllows) {
 }
 
 TEST(CudaCopy, CountsPastFourGigabytes) {
-  // Nothing is copied: the places of units in shapes that large, against locate().
+  // Compares the offsets of units with locate(), for shapes that are too large to be copied.
   CopyShape shape;
   shape.unit = 16;
   shape.loops = 3;
@@ -277,7 +277,7 @@ TEST(CudaConvert, EqualsConvertForEveryPairOfTypes) {
       for (Index n : {Index{0}, Index{1}, Index{31}, Index{32}, Index{33}, kMost - 16})
         for (Index shift : {0, 1, 3}) {
           const Buffer values = random.bytes(n * byte_size(from));
-          // At addresses that suit elements but not vectors, and at others that suit neither.
+          // Uses addresses that are aligned for elements but not for vectors, and some that are aligned for neither.
           const Index odd = n == 33 && shift == 3 ? 1 : 0;
           std::byte* source = in.data + shift * byte_size(from) + odd;
           std::copy(values.begin(), values.end(), source);
@@ -319,7 +319,7 @@ TEST(CudaConvert, MakesOfEveryShortPatternWhatConvertMakes) {
     }
 }
 
-// All of them in the soak; else some stretches.
+// Tries all of them in the soak, otherwise some ranges.
 TEST(CudaConvert, MakesOfEveryFloatTheNearestNumber) {
   constexpr Index kStretch = 1 << 16;
   const std::uint32_t step = in_soak() ? 1 : 2039;
@@ -342,8 +342,8 @@ TEST(CudaConvert, MakesOfEveryFloatTheNearestNumber) {
   }
 }
 
-// The bits of each element of the 8- and 16-bit types; of floats all upper halves, with lower ones on both sides of
-// where numbers are rounded.
+// Calls `body` with the bits of each element of the 8- and 16-bit types. For floats, tries all upper halves, with lower
+// halves on both sides of the rounding boundaries.
 template <class From, class Body>
 void for_each_border(const Body& body) {
   if constexpr (sizeof(From) < 4) {

@@ -9,7 +9,7 @@
 namespace reshard {
 namespace {
 
-// The same facts about every device.
+// Checks the same facts for every device.
 class EveryDevice : public testing::TestWithParam<const char*> {
  protected:
   void SetUp() override {

@@ -21,7 +21,7 @@ Buffer random_bytes(std::size_t n, unsigned seed = 5) {
   return out;
 }
 
-// The definition, word for word.
+// Computes the digest by its definition.
 Digest by_definition(Bytes run, Index first_element, Index element_bytes) {
   Digest d;
   const std::size_t lane_bytes = element_bytes == 1 ? 1 : 2;
@@ -64,7 +64,7 @@ TEST(Digest, EveryVariantSurvivesTheExtremeLanes) {
 }
 
 TEST(Digest, HasNotChanged) {
-  // Digests are kept in manifests, so these values are part of the format.
+  // Manifests contain digests, so these values are part of the format.
   Buffer data(5000);
   for (std::size_t i = 0; i < data.size(); ++i) data[i] = static_cast<std::byte>(i * 7 + i / 256);
   EXPECT_EQ(digest_run(data, 0, 1).hex(), "d46e7e761c248da4475182d81565f1e0");
@@ -91,7 +91,7 @@ TEST(Digest, OfAnyPartitionIntoRunsIsTheWhole) {
   }
 }
 
-// Cuts `box` at random places, down to pieces, and adds up their digests.
+// Cuts `box` at random positions, and adds up the digests of the pieces.
 Digest digest_of_pieces(std::mt19937& random, const Dims& shape, const Box& box, Index element_bytes,
                         const Buffer& tensor, int cuts) {
   if (cuts > 0 && box.rank() > 0) {
@@ -135,7 +135,7 @@ TEST(Digest, OfNothingAndOfZerosIsZero) {
   EXPECT_EQ(digest_box({0, 5}, reshard::whole({0, 5}), 2, nullptr), Digest{});
 }
 
-// The words in which two digests agree.
+// Returns the number of words in which two digests agree.
 int equal_words(const Digest& a, const Digest& b) {
   int n = 0;
   for (std::size_t k = 0; k < a.words.size(); ++k) n += a.words[k] == b.words[k] ? 1 : 0;
@@ -189,7 +189,7 @@ TEST(Digest, ShowsExchangedBlocks) {
 }
 
 TEST(Digest, WeightsAndKeysAreOddAndNoTwoPlacesAreAlike) {
-  // The promises at the top of digest.h rest on this.
+  // The guarantees in digest.h depend on this.
   std::set<std::array<std::int16_t, kDigestWords>> places;
   for (Index lane = 0; lane < kDigestBlock; ++lane) {
     std::array<std::int16_t, kDigestWords> weights{};

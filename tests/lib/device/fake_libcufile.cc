@@ -13,7 +13,7 @@
 namespace reshard {
 namespace {
 
-// A handle is a descriptor, plus one, without O_DIRECT and its rules.
+// A handle is a descriptor plus one. The file is opened without O_DIRECT, so its rules do not apply.
 cufile::Handle handle_of(int fd) { return reinterpret_cast<cufile::Handle>(static_cast<std::intptr_t>(fd) + 1); }
 int descriptor_of(cufile::Handle handle) { return static_cast<int>(reinterpret_cast<std::intptr_t>(handle) - 1); }
 

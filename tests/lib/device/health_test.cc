@@ -35,7 +35,7 @@ void put(Buffer& data, std::size_t width, std::size_t i, std::uint64_t v) {
   std::memcpy(data.data() + i * width, &v, width);
 }
 
-// One element's worth, each format written down from its definition.
+// Returns the value of an element, computed from the definition of each format.
 double worth(DType dtype, std::uint64_t v) {
   const auto small = [&](int exponent_bits, int mantissa_bits, int bias) {
     const int exponent = static_cast<int>(v >> mantissa_bits) & ((1 << exponent_bits) - 1);
@@ -109,7 +109,7 @@ void expect_defined(DType dtype, const Buffer& data, std::size_t skip, std::size
   }
 }
 
-// Values that stay finite: the exponents' upper bits are cleared. A negative zero is the NaN of some types.
+// Returns values that stay finite: the exponents' upper bits are cleared. A negative zero is the NaN of some types.
 Buffer finite_values(std::mt19937_64& random, std::size_t n, std::size_t width, bool minus_zero = true) {
   Buffer data(n * width);
   for (std::size_t i = 0; i < n; ++i) {
@@ -235,7 +235,7 @@ struct Piece {
   Buffer bytes;
 };
 
-// Cuts `box` at random places, down to pieces.
+// Cuts `box` at random positions into pieces.
 void cut(std::mt19937_64& random, const Box& box, int cuts, std::vector<Box>& out) {
   if (cuts == 0 || box.rank() == 0) {
     out.push_back(box);
@@ -261,7 +261,7 @@ Buffer take(const Buffer& tensor, const Dims& shape, const Box& box, Index width
   return out;
 }
 
-// The exponent below that of the least normal number.
+// Returns the exponent below that of the smallest normal number.
 int subnormal_exponent(DType dtype) {
   switch (dtype) {
     case DType::kFloat8E4M3:
@@ -318,7 +318,7 @@ TensorHealth tensor_by_definition(DType dtype, const Dims& shape, const Buffer& 
   return h;
 }
 
-// Random rows, some of zeros of both signs, some constant, some but for their last element.
+// Returns random rows: some with zeros of both signs, some constant, some constant except for their last element.
 Buffer rows_of_all_kinds(std::mt19937_64& random, DType dtype, Index rows, Index in_row) {
   const auto width = static_cast<std::size_t>(byte_size(dtype));
   const auto n = static_cast<std::size_t>(in_row);

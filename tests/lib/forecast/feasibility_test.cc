@@ -141,7 +141,7 @@ TEST(Feasibility, AWorldThatNoDegreeFitsGetsItsNeighbours) {
 TEST(Feasibility, StagesNeedLayers) {
   EXPECT_THAT(check("gpt2", "pp=12").findings, IsEmpty());
   EXPECT_THAT(check("gpt2", "pp=14").findings[0].id, "stages-exceeded");
-  EXPECT_FALSE(check("gpt2", "pp=14").stages.empty());  // torchtitan's rule gives the ends a stage each
+  EXPECT_FALSE(check("gpt2", "pp=14").stages.empty());  // with torchtitan's rule each end has a stage
   EXPECT_TRUE(check("gpt2", "pp=15").stages.empty());
   const Feasibility f = check("gpt2", "pp=5");  // 12 layers, 14 parts: 3 3 3 3 2
   ASSERT_THAT(ids(f), ElementsAre("stages-uneven"));
@@ -201,7 +201,8 @@ TEST(RankMemory, OneRankHoldsTheWholeModel) {
 }
 
 TEST(RankMemory, Llama405bByHand) {
-  // A layer: q and o 16384^2 / 8 each, k and v 1024 x 16384 / 8 each, three matrices of 53248 x 16384 / 8, two norms.
+  // For a layer: q and o 16384^2 / 8 each, k and v 1024 x 16384 / 8 each, three matrices of 53248 x 16384 / 8, two
+  // norms.
   constexpr Index kLayer = (2 * 16384 * 16384 + 2 * 1024 * 16384 + 3 * Index{53248} * 16384) / 8 + 2 * 16384;
   const Feasibility f = check("llama-3.1-405b", "pp=16,tp=8,dp_replicate=128", 16384);
   ASSERT_EQ(f.stages.size(), 16u);
@@ -226,14 +227,14 @@ TEST(RankMemory, ScalesAreBytesAndNoParameters) {
   Index bytes = 0;
   for (const Parameter& p : f.parameters) bytes += volume(p.shape) * byte_size(*dtype_from_torch(p.dtype));
   EXPECT_EQ(f.stages[0].largest.weights, bytes);
-  // As bfloat16 there is nothing to scale. The routers of 58 layers of 256 experts, and their biases, stay float32.
+  // In bfloat16 there are no scales. The routers of 58 layers with 256 experts, and their biases, stay float32.
   FeasibilityRequest request;
   request.memory.weights = DType::kBFloat16;
   const Feasibility g = *check_feasibility(family_of(config), config, request);
   EXPECT_EQ(g.stages[0].largest.weights, 2 * f.elements + 2 * 58 * 256 * (7168 + 1));
 }
 
-// A model with every kind of cut, small enough to be counted rank by rank.
+// Returns a model with every kind of cut that is small enough to be counted rank by rank.
 ModelConfig small_model(Rng& rng, bool is_gpt2) {
   Json json = Json::object();
   const Index heads = 1 + below(rng, 6);

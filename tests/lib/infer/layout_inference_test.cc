@@ -40,7 +40,7 @@ Boxes stored_boxes(const FragmentList& fragments) {
   return out;
 }
 
-// That a descriptor gives every tensor exactly the boxes stored, and every writer those it wrote.
+// Expects that a descriptor gives every tensor exactly the stored boxes, and every writer those that it wrote.
 void expect_boxes_of(const Catalog& catalog, const LayoutDescriptor& layout) {
   Index layers = 0;
   for (const Tensor& t : catalog.tensors()) layers = std::max(layers, layer_number(t.name) + 1);
@@ -169,7 +169,7 @@ TEST(LayoutInference, EveryHypothesisGivesTheBoxesOfTorchtitanMeshes) {
 }
 
 TEST(LayoutInference, AllHypothesesThatFitAreToldAndEachIsConsistent) {
-  // Two rows on four ranks: FSDP over all of them, two with nothing, or over two of them, twice.
+  // Two rows on four ranks: FSDP over all four, two of them with nothing, or FSDP over two, with two replicas.
   Catalog catalog;
   for (int r = 0; r < 4; ++r) catalog.files.push_back({"__" + std::to_string(r) + "_0.distcp", 0, r});
   Tensor t;

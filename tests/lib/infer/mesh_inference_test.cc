@@ -22,7 +22,7 @@ InferredMesh infer(const std::string& path, std::optional<Index> dataloader_rank
   return infer_mesh(open->reader->catalog(), dataloader_ranks);
 }
 
-// The placement of one tensor of a checkpoint.
+// Returns the placement of one tensor of a checkpoint.
 std::string placement(const std::string& path, std::string_view tensor) {
   const auto open = open_checkpoint(path, {.files_too = false});
   EXPECT_TRUE(open.has_value()) << open.error().message();
@@ -43,7 +43,7 @@ struct Parameter {
 
 enum class Dedup { kLowest, kAlternate };
 
-// Boxes as torch's ranks own them, each written by one of its owners, empty boxes left out.
+// Returns a catalog with the boxes that torch's ranks own, each written by one of its owners, without empty boxes.
 Catalog catalog_of(const Mesh& mesh, const std::vector<Parameter>& parameters, Dedup dedup = Dedup::kLowest) {
   Catalog catalog;
   for (Index r = 0; r < mesh.ranks(); ++r) catalog.files.push_back({"__" + std::to_string(r) + "_0.distcp", 0, r});
@@ -85,7 +85,7 @@ Mesh mesh(std::string text) {
   return Mesh::parse(text).value();
 }
 
-// A Llama's parameters as FSDP2, TP and PP lay them out.
+// Returns a Llama's parameters as FSDP2, TP and PP shard them.
 std::vector<Parameter> llama(const Mesh& mesh, Index layers) {
   std::vector<std::string> fsdp;
   for (const char* axis : {"dp_shard", "cp"})
@@ -200,7 +200,7 @@ TEST(MeshInference, EmptyFilesTellOfRanksThatWroteNothing) {
             "ranks 1 to 2 wrote no tensor: they hold copies, and the lowest ranks saved them");
 }
 
-// Tensors of ck4 were placed on two meshes of four ranks, (4) and (2, 2), as no one training run would.
+// The tensors of ck4 are placed on two meshes of four ranks, (4) and (2, 2), which no single run would do.
 TEST(MeshInference, ACheckpointOfTwoMeshesIsNotCertain) {
   const InferredMesh m = infer(kSmall + "ck4");
   EXPECT_EQ(m.find("tp")->confidence, Confidence::kLikely);
@@ -286,7 +286,7 @@ TEST(MeshInference, PrefersFsdpWhereNothingIsCutOnDim1) {
   EXPECT_EQ(mesh_of(m), "dp_shard=4");
 }
 
-// Two rows on four ranks: FSDP over all of them, two with nothing, or over two of them, twice.
+// Two rows on four ranks: FSDP over all four, two of them with nothing, or FSDP over two, with two replicas.
 TEST(MeshInference, ListsEveryMeshThatFits) {
   const Mesh truth = mesh("dp_shard=4");
   const InferredMesh m = infer_mesh(catalog_of(truth, {{"a", {2, 8}, {{{{"dp_shard"}, 0}}, -1}}}));

@@ -13,12 +13,12 @@ using testing::HasSubstr;
 constexpr const char* kConfig = R"({"model_type": "llama", "hidden_size": 8, "intermediate_size": 12,
   "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 50})";
 
-// The files of a small Llama on pp x tp ranks, whose parts all differ but for those that are whole.
+// The files of a small Llama on pp x tp ranks. All parts differ, except those of tensors that are not cut.
 struct Model {
   std::vector<RankTensor> tensors;
   Index pp, tp;
   bool parts_equal = false;
-  std::optional<std::string> differs;  // a tensor whose bytes differ between the ranks though it is whole
+  std::optional<std::string> differs;  // an uncut tensor whose bytes differ between the ranks
 
   Model(Index stages, Index degree) : pp(stages), tp(degree) {
     add("model.embed_tokens.weight", {56 / tp, 8}, 0);

@@ -252,7 +252,7 @@ TEST(LayoutDescriptor, StagesComeFromListsOrRules) {
 }
 
 TEST(LayoutDescriptor, PaddingRowsThatTheTensorHasNotAreUnsupported) {
-  // Llama 3 under ColossalAI's and Megatron's rules, formats of shards.
+  // Llama 3 under ColossalAI's and Megatron's rules, with files of shards.
   const std::string vocabulary =
       R"("mesh": [{"axis": "tp", "size": 8}], "vocabulary": {"tensors": ["emb"], "make_vocab_size_divisible_by": 64})";
   const LayoutDescriptor layout = must_parse(with(vocabulary));

@@ -116,7 +116,7 @@ TEST(Owned, WithoutSplitsEveryRankHoldsAll) {
 }
 
 TEST(Owned, AnEmptyShardStandsAtTheEndOfTheDimension) {
-  // torch.chunk of 5 rows over 4 ranks.
+  // torch.chunk cuts 5 rows over 4 ranks.
   const auto boxes = all_boxes(mesh_of("dp_shard=4"), {{{{"dp_shard"}, 0}}}, {5, 2});
   EXPECT_EQ(boxes[0], (Box{{0, 0}, {2, 2}}));
   EXPECT_EQ(boxes[1], (Box{{2, 0}, {2, 2}}));
@@ -125,7 +125,7 @@ TEST(Owned, AnEmptyShardStandsAtTheEndOfTheDimension) {
 }
 
 TEST(Owned, EmptyShardsOfSeveralCutsAllStandAtTheEnd) {
-  // Two rows on 2 x 2: ranks 1 and 3 have nothing, and torch (from 2.8) puts both at row 2.
+  // Two rows on 2 x 2 ranks: ranks 1 and 3 have nothing, and torch (since 2.8) puts both at row 2.
   const auto boxes = all_boxes(mesh_of("dp_shard=2,tp=2"), {{{{"dp_shard"}, 0}, {{"tp"}, 0}}}, {2});
   EXPECT_EQ(boxes, (std::vector<Box>{{{0}, {1}}, {{2}, {0}}, {{1}, {1}}, {{2}, {0}}}));
 }
@@ -151,7 +151,7 @@ TEST(Owned, Fsdp2OverTensorParallelIsTorchsStridedShard) {
 }
 
 TEST(Owned, SeveralAxesCutAsOneTheFirstTheSlowest) {
-  // FSDP over dp_shard x cp: ceil(10 / 6) = 2 rows a rank, not ceil(ceil(10 / 2) / 3).
+  // FSDP over dp_shard x cp gives each rank ceil(10 / 6) = 2 rows, not ceil(ceil(10 / 2) / 3).
   const auto boxes = all_boxes(mesh_of("dp_shard=2,cp=3"), {{{{"dp_shard", "cp"}, 0}}}, {10});
   for (Index r = 0; r < 6; ++r)
     EXPECT_EQ(boxes[static_cast<std::size_t>(r)], (Box{{std::min<Index>(10, 2 * r)}, {r < 5 ? 2 : 0}}));
@@ -169,13 +169,13 @@ TEST(Owned, AnotherPipelineStagesTensorIsNotOwnedAtAll) {
 
 // ---- owned against torch.chunk done to real arrays
 
-// A local tensor: which elements of the whole it holds, in row-major order.
+// A local tensor: the elements of the whole that it holds, in row-major order.
 struct LocalArray {
   Dims shape;
   std::vector<Index> elements;
 };
 
-// torch.chunk(t, n, dim)[k], element by element; past torch's last piece, nothing.
+// Computes torch.chunk(t, n, dim)[k] element by element. Pieces after torch's last one are empty.
 LocalArray chunk_of(const LocalArray& t, Index n, int dim, Index k) {
   const Index size = t.shape[dim];
   const Index piece = std::max<Index>(1, (size + n - 1) / n);
@@ -203,7 +203,7 @@ std::vector<Index> elements_of(const Box& box, const Dims& shape) {
   return out;
 }
 
-// A rank's coordinates, counted up like an odometer rather than divided down.
+// Returns the coordinates of each rank, counted up like an odometer instead of computed by division.
 std::vector<std::map<std::string, Index>> coordinates_of_ranks(const Mesh& mesh) {
   std::vector<std::map<std::string, Index>> ranks = {{}};
   for (const MeshAxis& axis : mesh.axes()) {
@@ -242,7 +242,7 @@ RandomCase random_case(std::mt19937& rng) {
   if (rng() % 4 == 0) c.shape[static_cast<int>(rng() % static_cast<unsigned>(rank))] = kPrimes[rng() % kPrimes.size()];
   if (volume(c.shape) > 20'000) c.shape = {c.shape[0]};
 
-  // Axes that cut, in any order, each alone or joined with the next; the rest replicate.
+  // Uses axes in any order, each alone or joined with the next, for cuts; the others replicate.
   for (std::size_t i = 0; i < names.size(); ++i) {
     if (rng() % 4 == 0) continue;
     Split split{{names[i]}, static_cast<int>(rng() % static_cast<unsigned>(c.shape.rank()))};
@@ -262,7 +262,7 @@ TEST(Owned, AgreesWithTorchChunkDoneToRealArrays) {
     std::iota(full.elements.begin(), full.elements.end(), 0);
     const auto ranks = coordinates_of_ranks(c.mesh);
     ASSERT_EQ(static_cast<Index>(ranks.size()), c.mesh.ranks());
-    // All ranks of a small mesh, some of a large one.
+    // Tries all ranks of a small mesh, some of a large one.
     for (std::size_t r = rng() % (1 + ranks.size() / 8); r < ranks.size(); r += 1 + ranks.size() / 8) {
       LocalArray local = full;
       for (const Split& split : c.placement.splits) {
@@ -296,8 +296,8 @@ std::vector<LocalBox> boxes_of(std::string_view mesh, const std::vector<Split>& 
 }
 
 TEST(OwnedBoxes, InterleavedSectionsGiveEachRankItsPartOfEveryOne) {
-  // GPT-2's c_attn of a hidden size of 8 over tp=2: rank 0 holds columns 0-3, 8-11, 16-19 (q, k and v), rank 1 the
-  // rest.
+  // GPT-2's c_attn with a hidden size of 8 over tp=2: rank 0 holds columns 0-3, 8-11 and 16-19 (of q, k and v), rank 1
+  // the others.
   const std::vector<Split> c_attn = {{{"tp"}, 1, 3}};
   EXPECT_EQ(
       boxes_of("tp=2", c_attn, {8, 24}, 0),
@@ -308,12 +308,12 @@ TEST(OwnedBoxes, InterleavedSectionsGiveEachRankItsPartOfEveryOne) {
 }
 
 TEST(OwnedBoxes, ALaterSplitCutsTheLocalTensorNotEachBox) {
-  // Gate and up of 8 rows each over tp=2: rank 0 holds rows 0-3 and 8-11. FSDP over 2 then gives it the first four of
+  // Gate and up with 8 rows each over tp=2: rank 0 holds rows 0-3 and 8-11. FSDP over 2 then gives it the first four of
   // these eight rows, not the first half of each box.
   const std::vector<Split> fc1 = {{{"tp"}, 0, 2}, {{"dp_shard"}, 0}};
   EXPECT_EQ(boxes_of("dp_shard=2,tp=2", fc1, {16}, 0), (std::vector<LocalBox>{{{{0}, {4}}, {0}}}));
   EXPECT_EQ(boxes_of("dp_shard=2,tp=2", fc1, {16}, 2), (std::vector<LocalBox>{{{{8}, {4}}, {0}}}));
-  // Over 3, the pieces straddle the seam.
+  // Over 3, a piece contains parts of both sections.
   EXPECT_EQ(boxes_of("dp_shard=3,tp=2", fc1, {16}, 2), (std::vector<LocalBox>{{{{3}, {1}}, {0}}, {{{8}, {2}}, {1}}}));
 }
 
@@ -328,7 +328,7 @@ TEST(OwnedBoxes, ARankWithoutElementsHasEmptyBoxesAtTheEnd) {
   EXPECT_TRUE(owned_boxes(mesh_of("pp=2"), {{}, 1}, {4}, 0).empty()) << "another stage holds it";
 }
 
-// The elements at these positions of one dimension, in this order.
+// Returns the elements at these positions of one dimension, in this order.
 LocalArray select(const LocalArray& t, int dim, const std::vector<Index>& positions) {
   LocalArray out{t.shape, {}};
   out.shape[dim] = static_cast<Index>(positions.size());
@@ -424,7 +424,7 @@ TEST(Owned, FirstReplicasHoldEachElementOnce) {
   for (int i = 0; i < 3000; ++i) {
     RandomCase c = random_case(rng);
     if (volume(c.shape) > 500) continue;
-    if (rng() % 3 == 0 && c.mesh.size("pp") > 1) {  // one stage holds it; then the pipeline cuts nothing
+    if (rng() % 3 == 0 && c.mesh.size("pp") > 1) {  // one stage holds the tensor, so the pipeline does not cut it
       c.placement.stage = static_cast<Index>(rng() % static_cast<unsigned>(c.mesh.size("pp")));
       std::erase_if(c.placement.splits,
                     [](const Split& s) { return std::find(s.axes.begin(), s.axes.end(), "pp") != s.axes.end(); });

@@ -8,7 +8,7 @@
 namespace reshard {
 namespace {
 
-// How many layers each stage gets; also that stages follow one another.
+// Returns how many layers each stage gets, and expects that stages follow one another.
 std::vector<Index> dealt(StageRule rule, Index layers, Index stages) {
   EXPECT_TRUE(check_stages(rule, layers, stages).has_value()) << layers << " over " << stages;
   std::vector<Index> out(static_cast<std::size_t>(stages));
@@ -45,7 +45,7 @@ TEST(Stages, EveryRuleDealsEveryLayerOnce) {
         if (check_stages(rule, layers, stages)) {
           const Counts counts = dealt(rule, layers, stages);
           const auto [least, most] = std::minmax_element(counts.begin(), counts.end());
-          // With embedding and head counted in, the ends have one less.
+          // The embedding and the head count as layers, so the first and last stage have fewer.
           EXPECT_LE(*most - *least, rule == StageRule::kTorchtitan ? 2 : rule == StageRule::kColossalai ? 1 : 0);
         }
 }

@@ -30,7 +30,7 @@ using testing::HasSubstr;
 
 std::string checkpoint(const std::string& name) { return sample(name) + "/checkpoint"; }
 
-// torch.chunk(whole, n, dim)[k].
+// Computes torch.chunk(whole, n, dim)[k].
 TensorValue chunk_of(const TensorValue& whole, int dim, Index n, Index k) {
   const Index size = whole.shape[dim], piece = ceil_div(size, n);
   const Index begin = std::min(size, k * piece), end = std::min(size, begin + piece);
@@ -43,7 +43,7 @@ TensorValue chunk_of(const TensorValue& whole, int dim, Index n, Index k) {
   return out;
 }
 
-// The dimension that tensor parallelism cuts in a Llama, in either convention; -1: none.
+// Returns the dimension that tensor parallelism cuts in a Llama, in either convention; -1: none.
 int tp_dim(const std::string& name) {
   for (const char* rows : {"wq.", "wk.", "wv.", "q_proj", "k_proj", "v_proj", "w1.", "w3.", "gate_proj", "up_proj",
                            "tok_embeddings", "embed_tokens", "lm_head"})
@@ -53,7 +53,7 @@ int tp_dim(const std::string& name) {
   return name.starts_with("output.") ? 0 : -1;
 }
 
-// By hand, for meshes of tp, dp_shard and dp_replicate.
+// Cuts a tensor by hand, for meshes of tp, dp_shard and dp_replicate.
 TensorValue part_of(const TensorValue& whole, const std::string& name, const Mesh& mesh, Index rank) {
   TensorValue out = whole;
   if (out.shape.rank() == 0) return out;
@@ -66,7 +66,7 @@ struct Loaded {
   LoadReport report;
 };
 
-// Loads into memory of its own on the device of the options, filled with a pattern first.
+// Loads into new memory on the device of the options, which is first filled with a pattern.
 Result<Loaded> load_all(const std::string& path, LoadOptions options) {
   Device& device = options.run.device ? *options.run.device : cpu_device();
   const auto stream = TRY(device.stream());
@@ -163,8 +163,8 @@ TEST(Load, PermutesRotaryRowsEitherWay) {
   }
 }
 
-// `reshard convert --to ranks` writes for each rank what it loads: other families' cuts, pipeline stages, repeated
-// heads and padded vocabularies included.
+// A rank loads what `reshard convert --to ranks` writes to its file: also with other families' cuts, pipeline stages,
+// repeated heads and padded vocabularies.
 TEST(Load, GivesWhatTheFileOfARankHolds) {
   struct Case {
     std::string from, layout, mesh;
@@ -226,7 +226,7 @@ TEST(Load, ConvertsDtypes) {
   expect_parts(must(load_all(checkpoint("tp8"), options)), truth, options.placement.mesh, 2);
 }
 
-// Columns first, with gaps, like an engine that stores its weights transposed and aligned.
+// Strides with gaps and the columns first, like an engine that stores its weights transposed and aligned.
 TEST(Load, FillsStridesOfTheCallersChoice) {
   const TensorValues truth = load_checkpoint(sample("fsdp4_tp2") + "/hf.safetensors");
   LoadOptions options = options_for("tp=2,dp_shard=2", 3);
@@ -270,7 +270,7 @@ TEST(Load, SaysWhatARankIsToHold) {
   for (const LoadTensor& t : open.load->tensors()) {
     bytes += t.bytes();
     if (t.name != "tok_embeddings.weight") continue;
-    // 257 rows: 129 and 128; of the latter 43, 43 and 42.
+    // 257 rows are cut into 129 and 128, and the latter into 43, 43 and 42.
     EXPECT_EQ(t.global_shape, (Dims{257, 64}));
     EXPECT_EQ(t.shape, (Dims{42, 64}));
     EXPECT_EQ(t.dtype, DType::kBFloat16);
@@ -291,7 +291,7 @@ TEST(Load, GivesStagesTheirTensorsAndEmptyPartsToo) {
   }
   EXPECT_EQ(held.size(), truth.size());
   for (const auto& [name, n] : held) EXPECT_EQ(n, 2) << name;
-  // 64 norms over 40 ranks: two each, and none for the last eight.
+  // 64 rows of a norm over 40 ranks: two each, and none for the last eight.
   const OpenLoad open = must(open_load(checkpoint("pp2_tp4"), options_for("dp_shard=40", 39)));
   for (const LoadTensor& t : open.load->tensors())
     EXPECT_TRUE(t.name != "norm.weight" || t.shape == Dims{0}) << to_string(t.shape);
@@ -313,7 +313,7 @@ std::vector<Loaded> load_on_ranks(const std::string& path, const LoadOptions& op
   return out;
 }
 
-// The same into the memories of devices; elements travel between these, or between the hosts.
+// Does the same into the memories of devices. Elements are sent between the devices or between the hosts.
 std::vector<Loaded> load_on_devices(const std::string& path, const LoadOptions& options, RankDevice kind,
                                     bool between_devices) {
   std::vector<Loaded> out(static_cast<std::size_t>(options.placement.mesh.ranks()));
@@ -421,7 +421,7 @@ TEST(LoadTogether, EveryChecksumOfTheSourceIsChecked) {
     options.run.strategy = strategy;
     options.model.detect = false;
     const std::vector<Loaded> ranks = load_on_ranks(checkpoint("fsdp4_tp2"), options);
-    // Ranks on their own read some items twice.
+    // Ranks that load independently read some items twice.
     EXPECT_GE(ranks[0].report.checksums, recorded);
     EXPECT_TRUE(strategy == Strategy::kDirect || ranks[0].report.checksums == recorded);
   }

@@ -44,7 +44,7 @@ TEST(Config, EachFamilyHasItsOwnDefaults) {
 
 TEST(Config, NullIsNotLeftOut) {
   const std::string heads = R"(, "num_key_value_heads": null)";
-  EXPECT_EQ(parse(with("gemma2", heads))->num_key_value_heads(), 4);  // equal to the number of query heads
+  EXPECT_EQ(parse(with("gemma2", heads))->num_key_value_heads(), 4);  // the number of query heads
   EXPECT_EQ(parse(with("mistral", heads))->num_key_value_heads(), 4);
   const std::string kv = R"(, "num_key_value_heads": 4)";
   EXPECT_EQ(parse(with("deepseek_v3", kv))->find("q_lora_rank"), 1536);
@@ -86,7 +86,7 @@ TEST(Config, KnowsWhichLayersHaveExperts) {
   EXPECT_EQ(sparse, (std::vector<bool>{false, true, false, false, false, true}));
 }
 
-// Would take hours if each of the layers and parameters were looked for among all.
+// A search in the whole list for each layer and parameter would take hours.
 TEST(Config, ListsOfAnyLengthAreLookedThroughAtOnce) {
   const Index many = 500'000 / every_nth(10);
   std::string layers = "0", modules = "\"a\"";
@@ -142,7 +142,7 @@ TEST(Config, ReadsHowFloat8IsScaled) {
   EXPECT_EQ(read(R"({"quant_method": "fbgemm_fp8"})"), (Float8Scales{"_scale", 1, 0, true}));
   EXPECT_EQ(read(R"({"quant_method": "fp8", "weight_block_size": null})"), (Float8Scales{"_scale_inv", 0, 0, true}));
 
-  // Scales that are applied in another way.
+  // Scales that are applied differently.
   for (const char* weights :
        {R"({"type": "int", "num_bits": 8, "strategy": "channel"})",
         R"({"type": "float", "num_bits": 4, "strategy": "channel"})",

@@ -93,7 +93,7 @@ TEST(Family, EveryParameterParsesBackToItsRule) {
   }
 }
 
-// A rule that names a dimension its shape has not, or a tied name that is none, would be found only by its victims.
+// A rule that names a dimension its shape lacks, or ties to an unknown parameter, would otherwise only fail for users.
 TEST(Family, TablesAreConsistent) {
   for (const Family* family : Families()) {
     for (const NameRule& rule : family->rules) {
@@ -224,13 +224,13 @@ TEST(DeepSeek, QuantizedMatricesHaveScales) {
   const std::string layer = "model.layers.5.";
   EXPECT_EQ(list.at(layer + "self_attn.kv_a_proj_with_mqa.weight").dtype, "float8_e4m3fn");
   const Parameter& scale = list.at(layer + "self_attn.kv_a_proj_with_mqa.weight_scale_inv");
-  EXPECT_EQ(scale.shape, (Dims{5, 56}));  // of [576, 7168]: the last block of rows is half one
+  EXPECT_EQ(scale.shape, (Dims{5, 56}));  // the last block of rows of [576, 7168] is incomplete
   EXPECT_EQ(scale.dtype, "float32");
-  EXPECT_EQ(list.at(layer + "mlp.gate.weight").dtype, "float32");  // as transformers keeps it
+  EXPECT_EQ(list.at(layer + "mlp.gate.weight").dtype, "float32");  // like transformers
   EXPECT_EQ(list.at(layer + "mlp.gate.e_score_correction_bias").dtype, "float32");
   EXPECT_FALSE(list.contains(layer + "mlp.gate.weight_scale_inv"));
   EXPECT_FALSE(list.contains("lm_head.weight_scale_inv"));
-  // Any matrix may have scales if the producer chose; this config has none for the head.
+  // If the producer chose what to quantize, any matrix may have scales; in this config the head has none.
   EXPECT_TRUE(parse_name(*find_family("deepseek_v3"), "lm_head.weight_scale_inv")->is_of_quantized());
   Catalog more = catalog_of(table(published("deepseek-v3")));
   Tensor scales;
@@ -322,7 +322,7 @@ TEST(Family, MoreTensorsThanAnyModelHasAreRefused) {
   }
 }
 
-// Torchtitan rotates Llama's rows in pairs, and Qwen's and DeepSeek's as Hugging Face does.
+// Torchtitan's rows are in rotary pairs for Llama, and in Hugging Face's order for Qwen and DeepSeek.
 TEST(Family, RowsAreInPairsWhereTheTablesSaySo) {
   using enum Convention;
   for (const char* name : {"llama", "mistral"}) {
@@ -345,7 +345,7 @@ TEST(Family, MoreElementsThanCanBeCountedAreRefused) {
       << list.error().message();
 }
 
-// If the config has no experts, they are not searched in each layer.
+// Without experts in the config, no layer is searched for them.
 TEST(Family, NoExpertsAreListedAtOnce) {
   ModelConfig config = published("llama-3.1-8b");
   config.set("num_hidden_layers", Index{1} << 40);

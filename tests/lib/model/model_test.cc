@@ -78,7 +78,7 @@ TEST(Recognise, AClassThatNamesItsParametersOtherwiseIsOfNoFamily) {
   EXPECT_EQ(describing_family(config), family_named("llama"));
   config.architecture = "LlamaForQuestionAnswering";
   EXPECT_EQ(describing_family(config), nullptr);
-  config.model_type = "gpt2";  // whose classes all have "transformer."
+  config.model_type = "gpt2";  // all of its classes have "transformer."
   EXPECT_EQ(describing_family(config), family_named("gpt2"));
 }
 

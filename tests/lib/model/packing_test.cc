@@ -1,4 +1,4 @@
-// Packed tensors against the arithmetic of the frameworks that pack them, element by element.
+// Compares packed tensors with the arithmetic of the frameworks that pack them, element by element.
 #include "lib/model/packing.h"
 
 #include <gmock/gmock.h>
@@ -26,7 +26,7 @@ ModelConfig config_of(Index heads, Index kv_heads, Index head_dim, Index experts
   return config;
 }
 
-// A tensor of one-byte elements, row-major from byte 0 of file 0, in fragments cut at random rows.
+// Returns a tensor of one-byte elements, row-major from byte 0 of file 0, in fragments cut at random rows.
 Tensor stored_tensor(const std::string& name, const Dims& shape, std::mt19937& random) {
   Tensor t;
   t.name = name;
@@ -81,7 +81,7 @@ std::vector<Index> places_of(const Catalog& view, const std::string& name) {
   return found ? places(view.tensors()[*found]) : std::vector<Index>();
 }
 
-// megatron/core: rows by key-value group, its query heads, its key, its value.
+// megatron/core stores rows by key-value group: the group's query heads, its key, its value.
 TEST(Packing, MegatronsQkvIsTakenApartByGroup) {
   std::mt19937 random(1);
   for (const auto& [heads, kv, d, h] : {std::array<Index, 4>{8, 2, 4, 3}, {4, 4, 2, 5}, {6, 1, 3, 2}}) {
@@ -130,7 +130,7 @@ TEST(Packing, StackedExpertsAreSlices) {
   }
 }
 
-// transformers 5 in memory: each expert's gate above its up.
+// transformers 5 stores each expert's gate above its up in memory.
 TEST(Packing, StackedSectionsAreHalvesOfSlices) {
   std::mt19937 random(5);
   const std::string layer = "model.layers.3.mlp.experts.";
@@ -145,7 +145,7 @@ TEST(Packing, StackedSectionsAreHalvesOfSlices) {
     }
 }
 
-// Qwen 3 VL MoE: one name for [E, in, out] in files and [E, out, in] in memory.
+// Qwen 3 VL MoE has one name for [E, in, out] in files and [E, out, in] in memory.
 TEST(Packing, TheShapeSaysWhetherExpertsAreTransposed) {
   std::mt19937 random(6);
   const std::string name = "model.language_model.layers.1.mlp.experts.down_proj";
@@ -188,7 +188,7 @@ TEST(Packing, TransposedExpertsAreCutWhereTheyLie) {
   }
 }
 
-// GPT-2 holds [in, q | k | v]; Megatron [out, in] with each head's q, k, v together.
+// GPT-2 stores [in, q | k | v]; Megatron stores [out, in] with the rows of each head's q, k and v together.
 TEST(Packing, Gpt2sConvolutionsAreTransposedHeadByHead) {
   std::mt19937 random(4);
   const Index heads = 3, d = 2, h = heads * d;
@@ -216,7 +216,7 @@ TEST(Packing, Gpt2sConvolutionsAreTransposedHeadByHead) {
   EXPECT_EQ(places_of(view, "h.0.mlp.c_fc.weight"), want);
 }
 
-// Torchtitan's wqkv has its queries' and keys' rows in pairs as well.
+// The rows of queries and keys in Torchtitan's wqkv are in pairs too.
 TEST(Packing, TorchtitansFusedProjectionIsAlsoPaired) {
   std::mt19937 random(5);
   const Index heads = 4, kv = 2, d = 4, group = 2;
@@ -229,7 +229,8 @@ TEST(Packing, TorchtitansFusedProjectionIsAlsoPaired) {
   EXPECT_EQ(places_of(view, "model.layers.0.self_attn.q_proj.weight"), q);
 }
 
-// MaxText: layers along the second axis of [in, heads, head_dim] and [heads, head_dim, out], rotary pairs in llama3.1.
+// MaxText stores layers along the second axis of [in, heads, head_dim] and [heads, head_dim, out], with rotary pairs in
+// llama3.1.
 TEST(Packing, AxesAreMovedSplitAndStacked) {
   std::mt19937 random(9);
   constexpr Index kIn = 3, kLayers = 2, kHeads = 4, kDim = 6;
@@ -266,7 +267,7 @@ TEST(Packing, AxesAreMovedSplitAndStacked) {
   EXPECT_EQ(places_of(view, "model.layers.1.self_attn.o_proj.weight"), o);
 }
 
-// MaxText's gpt-oss: gate and up of every second layer, [experts, layers, in, out], are the even and odd columns.
+// In MaxText's gpt-oss, gate and up of every second layer, [experts, layers, in, out], are the even and odd columns.
 TEST(Packing, ColumnsAlternate) {
   std::mt19937 random(10);
   constexpr Index kExperts = 2, kIn = 3, kOut = 4;

@@ -30,7 +30,7 @@ TEST(ParameterOrder, IsThatOfTheModulesWhateverTheOrderOfNames) {
   EXPECT_EQ(in_parameter_order("llama", {}), Names());
 }
 
-// Biases come after their matrices, before the next module's.
+// Biases follow their matrices and precede the next module.
 TEST(ParameterOrder, HasWhatOnlySomeModelsOfATypeHave) {
   EXPECT_EQ(
       in_parameter_order("qwen2", {"model.layers.0.self_attn.k_proj.weight", "model.layers.0.self_attn.q_proj.bias",

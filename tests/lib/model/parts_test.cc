@@ -1,4 +1,4 @@
-// Which names are the model's and which its optimizers', under the wrappers that frameworks and people put around them.
+// Tests which names belong to the model and which to its optimizers, under the wrappers of frameworks and people.
 #include "lib/model/parts.h"
 
 #include <gmock/gmock.h>
@@ -11,7 +11,7 @@
 namespace reshard {
 namespace {
 
-// The names of two layers of a Llama, in Hugging Face's words and in torchtitan's.
+// Return the names of two layers of a Llama, in Hugging Face's convention and in torchtitan's.
 std::vector<std::string> hf_names() {
   std::vector<std::string> out = {"model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"};
   for (const char* layer : {"model.layers.0.", "model.layers.1."})
@@ -58,10 +58,10 @@ TEST(Parts, PlainNamesAreTheirOwnKeys) {
 
 TEST(Parts, WrappersOfModelAndOptimizerAreFoundTogether) {
   struct Case {
-    const char* model;      // before the model's names
-    const char* optimizer;  // before "state.<parameter>.exp_avg"
-    const char* parameter;  // before the optimizer's parameters
-    const char* plain;      // before the keys of the optimizer's state
+    const char* model;      // prefix of the model's names
+    const char* optimizer;  // prefix of "state.<parameter>.exp_avg"
+    const char* parameter;  // prefix of the optimizer's parameters
+    const char* plain;      // prefix of the optimizer state's keys
   };
   for (const auto& plain_names : {hf_names(), torchtitan_names()})
     for (const Case& c :
@@ -123,7 +123,7 @@ TEST(Parts, WrappersWithinNamesGo) {
   EXPECT_EQ(keys.at("norm.weight"), "norm.weight");
 }
 
-// The modules of PEFT: a layer with low-rank matrices next to it, or a trained copy of the whole layer.
+// PEFT's modules: a layer with low-rank matrices next to it, or a trained copy of the whole layer.
 TEST(Parts, ATrainedModuleIsAnAdaptersAndWhatItWasIsTheModels) {
   std::vector<std::string> names;
   for (const std::string& name : hf_names())
@@ -144,7 +144,7 @@ TEST(Parts, ATrainedModuleIsAnAdaptersAndWhatItWasIsTheModels) {
   EXPECT_EQ(keys.at(state), "optimizer.state.peft_adapter.base_model.model.lm_head.weight.exp_avg");
 }
 
-// PEFT's own file, which also contains an embedding if its layer is changed.
+// PEFT's own file also contains the embedding if its layer is changed.
 TEST(Parts, AnAdapterByItselfIsBesideNoWeights) {
   const std::string head = "base_model.model.lm_head.";
   for (const auto& [name, key] : keys_of({head + "base_layer.weight", head + "lora_A.weight", head + "lora_B.weight"}))
@@ -179,7 +179,7 @@ TEST(Parts, AModelWithoutItsHeadHasTheNamesOfTheWhole) {
     }
 }
 
-// Qwen2VLModel has, and LlavaModel in memory, the names that the whole has in memory.
+// Qwen2VLModel, and LlavaModel in memory, have the whole model's in-memory names without "model.".
 TEST(Parts, AModelThatSeesIsOneWithoutItsHead) {
   for (const std::string wrapper : {"", "app.model.", "model."}) {
     std::map<std::string, std::string> expected = {
@@ -193,14 +193,14 @@ TEST(Parts, AModelThatSeesIsOneWithoutItsHead) {
   }
 }
 
-// Falcon's and GPT-J's names may lack "transformer.", as GPT-2's may have it: nothing else is around them.
+// The names of Falcon and GPT-J may lack "transformer.", and those of GPT-2 may have it; it is not a wrapper.
 TEST(Parts, FamiliesWhoseFirstPartMayBeMissingHaveNoWrapper) {
   const std::vector<std::string> names = {"word_embeddings.weight", "h.0.mlp.dense_h_to_4h.weight",
                                           "h.0.self_attention.dense.weight", "ln_f.weight"};
   for (const auto& [name, key] : keys_of(names)) EXPECT_EQ(key, name);
 }
 
-// Unknown names may be anything: a vision model around the layers.
+// Unknown names may be anything, such as a vision model around the layers.
 TEST(Parts, OnlyWhatAFamilyKnowsAllOfIsAModelWithoutItsHead) {
   std::vector<std::string> names = {"visual.patch_embed.proj.weight"};
   for (const std::string& name : hf_names())

@@ -1,4 +1,4 @@
-// Which tensors of a checkpoint are one packed weight.
+// Tests which tensors of a checkpoint form one packed weight.
 #include "lib/model/quantization.h"
 
 #include <gmock/gmock.h>
@@ -92,7 +92,7 @@ TEST(Quantization, OrdinaryModelsHaveNone) {
   add(catalog, "attn.logit_scale", DType::kFloat32, {4, 1, 1});
   add(catalog, "attn.relative_position_index", DType::kInt64, {49, 49});
   add(catalog, "logit_scale", DType::kFloat32, {});
-  add(catalog, "plain.weight", DType::kFloat8E4M3, {64, 64});  // a cast, without scales
+  add(catalog, "plain.weight", DType::kFloat8E4M3, {64, 64});  // cast to float8, without scales
   EXPECT_TRUE(find_packed(catalog, nullptr).empty());
   const ModelConfig config = config_with(R"({"quant_method": "fp8"})");
   EXPECT_TRUE(find_packed(catalog, &config).empty());

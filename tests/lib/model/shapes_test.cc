@@ -1,4 +1,4 @@
-// Shapes of a model's tensors against each other, without a config.
+// Checks the shapes of a model's tensors against each other, without a config.
 #include "lib/model/shapes.h"
 
 #include <gmock/gmock.h>
@@ -30,7 +30,7 @@ std::string fault(const std::string& family, const std::vector<Tensor>& tensors)
 TEST(Shapes, ASizeIsTheSameInAllThatHaveIt) {
   const Tensor embedding = tensor("model.embed_tokens.weight", {160, 64}), norm = tensor("model.norm.weight", {64});
   EXPECT_TRUE(agree("llama", {embedding, norm, tensor("lm_head.weight", {160, 64})}));
-  // A rank's part of a vocabulary that eight ranks share.
+  // The head is one rank's part of a vocabulary that eight ranks share.
   EXPECT_EQ(fault("llama", {embedding, norm, tensor("lm_head.weight", {1280, 64})}),
             "tensor 'lm_head.weight' [1280, 64]: expected vocab_size 160 in dimension 0, by tensor "
             "'model.embed_tokens.weight' [160, 64], got 1,280");
@@ -59,7 +59,7 @@ TEST(Shapes, WhatIsNoParameterSaysNothing) {
   const Tensor norm = tensor("model.norm.weight", {64});
   EXPECT_TRUE(
       agree("llama", {norm, tensor("optimizer.state.model.norm.weight.exp_avg", {32}),
-                      tensor("model.layers.0.input_layernorm.weight", {9}, DType::kUint8),  // packed bits
+                      tensor("model.layers.0.input_layernorm.weight", {9}, DType::kUint8),  // values of a packed weight
                       tensor("score.weight", {3, 9}), tensor("model.layers.1.input_layernorm.weight", Dims())}));
 }
 

@@ -134,7 +134,7 @@ TEST(Transformers, WhatStaysInFloat32IsWhatTheTablesSay) {
   }
 }
 
-// Configs as their authors publish them, which transformers rewrites when it saves a model.
+// The authors publish configs in forms that transformers rewrites when it saves a model.
 TEST(Transformers, PublishedConfigsListTheirLayersOtherwise) {
   struct Published {
     std::string sample;

@@ -180,7 +180,7 @@ TEST(Journal, NobodyWaitsForAGroupThatThereWasNoMemoryFor) {
   EXPECT_EQ(status.error().message(), "out of memory");
   EXPECT_EQ(status.error().code(), ErrorCode::kIo);
   other.reset();
-  EXPECT_TRUE(of_other);  // the thread that encountered it reports it
+  EXPECT_TRUE(of_other);  // the thread that met the error reports it
   EXPECT_TRUE(journal.close_group());
   EXPECT_EQ(journal.bytes(), 0);
   EXPECT_FALSE(path_exists(dir / "journal"));

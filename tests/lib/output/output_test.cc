@@ -53,7 +53,7 @@ class TestTarget : public Target {
   bool crcs_;
 };
 
-// Eight bytes, in one run.
+// Returns a target of eight bytes in one run.
 TestTarget small_target() {
   FragmentList list(1);
   Fragment f;
@@ -71,7 +71,7 @@ Status write_all(Output& output, const Target& target, std::string_view bytes) {
   return {};
 }
 
-// A destination that may be replaced if it is a checkpoint with these files.
+// Returns a destination that may be replaced if it is a checkpoint with these files.
 OutputPath replacing(const std::string& path, std::vector<std::string> files = {"weights", "sub/more", "sub/link"}) {
   return {path, [files](const std::string&) -> Result<std::vector<std::string>> { return files; }};
 }
@@ -269,7 +269,7 @@ TEST(Output, DoesNotReplaceWhatTheJobReads) {
                dir / "new.partial: is " + (dir / "new.partial") + ", which this job reads; it will not be replaced");
   EXPECT_EQ(text_of(dir / "new.partial/weights"), "mine");
   EXPECT_EQ(text_of(dir / "out/weights"), "old");
-  // Nor is anything written into it.
+  // Nothing is written into it either.
   OutputPath to = replacing(dir / "out");
   to.inputs = {dir.path()};
   expect_usage(Output::create(to, target),
@@ -294,7 +294,7 @@ TEST(Output, KeepsTheOldOneUntilTheNewOneIsThere) {
 
 // ---- a destination that changes while the job runs
 
-// A target that is a file of eight bytes.
+// A target that is a single file of eight bytes.
 class FileTarget : public Target, private SingleFile {
  public:
   FileTarget() {
@@ -312,7 +312,7 @@ class FileTarget : public Target, private SingleFile {
   Index sealed_size() const override { return 8; }
 };
 
-// Commits after `meanwhile`. Returns the error.
+// Commits after calling `meanwhile`. Returns the error.
 std::string commit_after(const OutputPath& to, Target& target, const std::function<void()>& meanwhile) {
   auto output = Output::create(to, target);
   if (!output) return output.error().message();
@@ -343,7 +343,7 @@ TEST(Output, LeavesADestinationThatAppearedMeanwhile) {
       EXPECT_EQ(text_of(dir / (is_file ? "out" : "out/thesis.tex")), "years of work");
       EXPECT_EQ(names_in(dir / "out.partial"), is_file ? Names{"data"} : (Names{"data", "index"}));
       EXPECT_EQ(text_of(dir / "out.partial/data"), "abcdefgh");
-      // It is the user's now: the next run does not clear it away.
+      // It belongs to the user now, so the next run does not remove it.
       EXPECT_THAT(commit_after({dir / "out2"}, target, [] {}), "");
       fs::remove_all(dir / "out");
       EXPECT_THAT(commit_after({dir / "out"}, target, [] {}),
@@ -388,7 +388,7 @@ TEST(Output, LeavesADestinationThatChangedMeanwhile) {
   }
 }
 
-// Between the last look and the exchange itself.
+// Something appears between the last check and the exchange.
 TEST(Output, PutsBackWhatCameAtTheLastMoment) {
   static const TempDir* at;
   for (const bool is_file : {false, true}) {
@@ -438,7 +438,7 @@ TEST(Output, NeedsNoOldOneAnyMore) {
   EXPECT_EQ(text_of(dir / "out/data"), "abcdefgh");
 }
 
-// A directory that cannot be listed is not an empty one.
+// A directory that cannot be listed does not count as empty.
 TEST(Output, IsNotMadeWhereTheOldOneCannotBeListed) {
   const TempDir dir;
   TestTarget target = small_target();
@@ -535,10 +535,10 @@ TEST(Output, IsNotThereWhenTheDiskFails) {
 
 struct Placed {
   FragmentList list;
-  Index size = 0;  // of the file
+  Index size = 0;  // size of the file
 };
 
-// The boxes of a random layout, row-major, transposed or with gaps between their rows, one after the other.
+// Returns the boxes of a random layout, row-major, transposed or with gaps between their rows, one after the other.
 Placed random_fragments(Rng& rng, const Dims& shape, Index element_bytes, bool gaps) {
   Placed out{FragmentList(shape.rank()), 7};
   const Mesh mesh = random_mesh(rng);
@@ -562,7 +562,7 @@ Placed random_fragments(Rng& rng, const Dims& shape, Index element_bytes, bool g
   return out;
 }
 
-// The file as it should be, element by element.
+// Returns the expected file, computed element by element.
 std::string expected_file(const Dims& shape, const Placed& placed, DType dtype) {
   std::string file(static_cast<std::size_t>(placed.size), '\0');
   for (std::size_t i = 0; i < placed.list.size(); ++i) {

@@ -32,7 +32,7 @@ struct Write {
   std::string bytes;
 };
 
-// Three files of headers and payloads by turns, where some payloads are long and some stretches empty.
+// Three files in which headers and payloads alternate; some payloads are long, and some ranges are empty.
 struct Made {
   std::vector<Write> headers, payloads;
 };
@@ -63,7 +63,7 @@ TEST(SmallWriteBuffer, LeaveTheSameBytesInFewerCalls) {
       for (const Write& w : *list) EXPECT_TRUE(plain.write(w.file, w.offset, as_bytes(w.bytes)));
 
     std::shuffle(made.payloads.begin(), made.payloads.end(), random);
-    // Files are sealed in any order, and in a file headers may come late.
+    // Files are sealed in any order, and headers within a file may arrive late.
     if (round % 2 == 1) std::shuffle(made.headers.begin(), made.headers.end(), random);
     SmallWriteBuffer held;
     for (const Write& w : made.payloads)

@@ -7,7 +7,7 @@
 namespace reshard {
 namespace {
 
-// A tensor stored shard after shard, in one file each.
+// Returns a tensor whose shards are stored one after the other, each in a file of its own.
 Tensor sharded(const std::string& name, const Dims& shape, const std::vector<Box>& boxes) {
   Tensor t;
   t.name = name;
@@ -26,7 +26,7 @@ Catalog catalog_of(std::vector<Tensor> tensors, std::size_t files) {
   return out;
 }
 
-// n equal parts along a dimension.
+// Returns n equal parts along a dimension.
 std::vector<Box> parts(const Dims& shape, int dim, Index n) {
   std::vector<Box> out;
   for (Index k = 0; k < n; ++k) {
@@ -67,7 +67,7 @@ TEST(Strategy, CountsPiecesOfOneStoredItemOnce) {
   EXPECT_EQ(c.direct.total_opens, 2);
 }
 
-// 64 tensors that are each spread over the same files, so converting one opens all files.
+// Plans 64 tensors that are all spread over the same files, so that converting one opens all files.
 StrategyChoice scattered(Index files, const Dims& shape, Index ranks, bool one_machine) {
   std::vector<Tensor> tensors, wanted;
   for (int i = 0; i < 64; ++i) {

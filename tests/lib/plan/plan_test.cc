@@ -84,7 +84,7 @@ TEST(Plan, NamesTheTensorThatCannotBeMade) {
             "plan: tensor 'w' [0:8]: expected 8 elements from the source, got 6");
 }
 
-// Which slabs hold each element, counted.
+// Counts the slabs that contain each element; expects one each.
 void expect_exact_slabs(const Dims& shape, Index element_bytes, Index bytes, Index row_group) {
   const Slabs slabs(shape, element_bytes, bytes, row_group);
   std::vector<int> seen(static_cast<std::size_t>(volume(shape)));
@@ -130,7 +130,7 @@ TEST(Slabs, CutBetweenRowGroups) {
 }
 
 TEST(Slabs, AreAsManyPagesEach) {
-  // 1 MiB would be 341 rows of 3072 bytes: three times that, and one row.
+  // 1 MiB is 341 rows of 3,072 bytes. The 1,024 rows are three times that and one row.
   const Slabs slabs({2, 1024, 1536}, 2, 1 << 20, 1);
   EXPECT_EQ(slabs.count(), 8);
   EXPECT_EQ(slabs.slab(3).shape, (Dims{1, 256, 1536}));
@@ -183,7 +183,7 @@ TEST(Slabs, OfTransposedSidesHaveRunsOnBoth) {
   EXPECT_EQ(Slabs({16384, 53248}, 2, kBytes, 1, orders).slab(1), (Box{{2048, 0}, {2048, 2048}}));
   EXPECT_EQ(Slabs({64, 16384, 53248}, 4, kBytes, 1, {{0, 2, 1}, {0, 1, 2}}).slab(0), (Box{{0, 0, 0}, {1, 1024, 2048}}));
   EXPECT_EQ(Slabs({8, 100, 300}, 2, kBytes, 1, {{0, 2, 1}, {0, 1, 2}}).count(), 1);
-  // Alike on both sides, though not row-major.
+  // Both sides have the same order, which is not row-major.
   EXPECT_EQ(Slabs({16384, 53248}, 2, kBytes, 1, {{1, 0}, {1, 0}}).slab(1), (Box{{0, 256}, {16384, 256}}));
 }
 

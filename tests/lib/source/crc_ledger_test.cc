@@ -17,7 +17,7 @@ std::vector<std::byte> random_bytes(std::mt19937& rng, std::size_t n) {
   return out;
 }
 
-// [0, size) in random pieces, in random order.
+// Returns [0, size) in random pieces, in random order.
 std::vector<std::pair<Index, Index>> random_pieces(std::mt19937& rng, Index size) {
   std::vector<std::pair<Index, Index>> out;
   for (Index at = 0; at < size;) {
@@ -112,22 +112,22 @@ TEST(CrcLedger, LeavesOutWhatOverlaps) {
   CrcLedger ledger(of({extent}));
   EXPECT_FALSE(add(ledger, 20, 50));
   EXPECT_FALSE(add(ledger, 40, 60));  // overlaps the end
-  EXPECT_FALSE(add(ledger, 10, 30));  // the beginning
-  EXPECT_FALSE(add(ledger, 30, 40));  // is inside another one
-  EXPECT_FALSE(add(ledger, 10, 60));  // around
-  EXPECT_FALSE(add(ledger, 20, 50));  // again
+  EXPECT_FALSE(add(ledger, 10, 30));  // overlaps the beginning
+  EXPECT_FALSE(add(ledger, 30, 40));  // is inside a known piece
+  EXPECT_FALSE(add(ledger, 10, 60));  // contains a known piece
+  EXPECT_FALSE(add(ledger, 20, 50));  // is known
   EXPECT_FALSE(add(ledger, 50, 100));
   EXPECT_EQ(add(ledger, 0, 20), crc32(0, bytes));
-  EXPECT_FALSE(add(ledger, 0, 20));  // after the end
+  EXPECT_FALSE(add(ledger, 0, 20));  // begins after the end
 
   CrcLedger other(of({extent}));
   EXPECT_FALSE(add(other, 20, 50));
-  EXPECT_EQ(add(other, 0, 100), crc32(0, bytes));  // read from end to end after all
+  EXPECT_EQ(add(other, 0, 100), crc32(0, bytes));  // read from end to end
   EXPECT_TRUE(other.incomplete().empty());
 }
 
-// Compares the ledger with a list of all bytes: extents of several files, some beyond 4 GiB, added in any order and
-// some twice; pieces in any order, some overlapping or outside of extents.
+// Compares the ledger with a list of all bytes. Extents of several files, some beyond 4 GiB, are added in any order and
+// some twice; pieces come in any order, and some overlap or are outside of extents.
 TEST(CrcLedger, KnowsWhatAListOfAllBytesKnows) {
   std::mt19937 rng(6);
   const auto place_of = [](const Extent& e) { return std::pair(e.file, e.offset); };

@@ -1,5 +1,4 @@
-// Tests the reads for devices and walks. Reads through the page cache and direct reads give the same bytes at any
-// offset and length.
+// Tests reads for devices and walks: cached and direct reads give the same bytes at any offset and length.
 #include "lib/source/direct_reader.h"
 
 #include <fcntl.h>
@@ -67,7 +66,7 @@ TEST(DirectReader, PlacesPiecesInUnitsOfTheirOwn) {
   EXPECT_EQ(DirectReader::end_of(kUnit + 1), 2 * kUnit);
 }
 
-// A file of random bytes on the disk.
+// A file of random bytes on disk.
 class DirectReaderFile : public testing::Test {
  protected:
   DirectReaderFile() {
@@ -95,7 +94,7 @@ class DirectReaderFile : public testing::Test {
 TEST_F(DirectReaderFile, IsReadWhetherInTheCacheOrNot) {
   DirectReader reader;
   for (int round = 0; round < 60; ++round) {
-    // All of it, some of it, or nothing is in the cache.
+    // The file is cached completely, partly, or not at all.
     if (round % 3 > 0) drop_from_cache(file_->path());
     std::byte one{};
     if (round % 3 > 1) {
@@ -139,8 +138,8 @@ TEST_F(DirectReaderFile, IsReadThroughTheCacheWhereItIsInIt) {
   }
 }
 
-// A device gets stored bytes and their destinations. Put in place, they equal the result of read_pieces(), for all
-// pieces of a box and for some.
+// A device gets stored bytes and their destinations. Rearranged accordingly, they equal the result of read_pieces(),
+// for all pieces of a box and for some.
 TEST(ReadAsStored, PutInPlaceIsWhatIsRead) {
   const TempDir dir;
   int in_pieces = 0, left_out = 0;
@@ -176,7 +175,7 @@ TEST(ReadAsStored, PutInPlaceIsWhatIsRead) {
         in_pieces += pieces.size() > 1 ? 1 : 0;
         left_out += *used < bytes ? 1 : 0;
       }
-      // Memory that has no room for it is an answer, not an error.
+      // If the memory is too small, the call says so without an error.
       const auto none = source.read_as_stored(t, box, nullptr, memory.bytes().first(1), pieces);
       ASSERT_TRUE(none);
       EXPECT_EQ(*none, 0);
@@ -206,7 +205,7 @@ Syscalls watched_calls() {
   calls.pread = [](int fd, void* buffer, std::size_t n, off_t offset) -> ssize_t {
     if (is_damaged && offset < kBad + kUnit && offset + static_cast<Index>(n) > kBad) {
       if (is_direct(fd) || offset >= kBad) return errno = EIO, -1;
-      n = static_cast<std::size_t>(kBad - offset);  // as far as it goes
+      n = static_cast<std::size_t>(kBad - offset);  // the read ends at the bad page
     }
     if (!is_direct(fd)) return ::pread(fd, buffer, n, offset);
     if (on_direct == OnDirect::kFails) return errno = EINVAL, -1;
@@ -277,7 +276,7 @@ TEST_F(ReadOnce, GivesTheSameBytesWhateverIsCached) {
       source.expect_once();
       if (round % 4 == 0) cache_all();
       if (round % 4 == 1) drop_all();
-      const Box box = random_box();  // some of it may have come into the cache before
+      const Box box = random_box();  // an earlier read may have cached some of it
       const auto got = read(source, box);
       ASSERT_TRUE(got) << got.error().message();
       ASSERT_TRUE(*got == expected(box)) << to_string(box);
@@ -299,12 +298,12 @@ TEST_F(ReadOnce, ReadsPastTheCacheWhatItHasNotGotAndNothingElse) {
   };
   drop_all();
   EXPECT_GE(past_cache(all, true), std::ssize(bytes_));
-  EXPECT_GE(past_cache(all, true), std::ssize(bytes_));  // it is not in the cache by that
+  EXPECT_GE(past_cache(all, true), std::ssize(bytes_));  // and reading it did not cache it
   EXPECT_EQ(past_cache(few, true), 0);
   EXPECT_EQ(past_cache(columns, true), 0);  // the gaps are read too, and may be needed next
   drop_all();
   EXPECT_EQ(past_cache(all, false), 0);
-  EXPECT_EQ(past_cache(all, true), 0);  // it is in the cache now
+  EXPECT_EQ(past_cache(all, true), 0);  // the file is cached now
 }
 
 TEST_F(ReadOnce, SaysOfDamageWhatIsSaidOtherwise) {

@@ -21,7 +21,7 @@ std::vector<std::byte> values(std::string_view name, DType dtype, const Dims& sh
   return values(name, dtype, shape, whole(shape));
 }
 
-// Element by element, from a whole tensor.
+// Cuts a box out of a whole tensor, element by element.
 std::vector<std::byte> cut(const std::vector<std::byte>& tensor, const Dims& shape, const Box& box, Index bytes) {
   std::vector<std::byte> out;
   const Dims strides = row_major_strides(shape);
@@ -56,7 +56,7 @@ TEST(Pattern, IsTheSameEverywhere) {
   const auto bytes = values("layers.0.attention.wq.weight", DType::kUint64, {2});
   std::uint64_t words[2];
   std::memcpy(words, bytes.data(), sizeof words);
-  // Checkpoints written by one version are checked by another.
+  // One version's checkpoints are checked by another, so these values must not change.
   EXPECT_EQ(words[0], 0x064ccf4dc8cb285au);
   EXPECT_EQ(words[1], 0x0a4befb13ef8dd28u);
 }

@@ -10,8 +10,8 @@
 namespace reshard {
 namespace {
 
-// Random fragments of a tensor, stored as formats and families store them: row-major, transposed, with every second row
-// (a rotary permutation), or with gaps. Each has its own extent, some of them one after the other in a file.
+// Returns random fragments of a tensor, stored as formats and families store them: row-major, transposed, with every
+// second row (a rotary permutation), or with gaps. Each has its own extent; some follow each other in a file.
 FragmentList random_fragments(Rng& rng, const Dims& shape, Index element_bytes) {
   FragmentList out(shape.rank());
   const Mesh mesh = random_mesh(rng);
@@ -44,7 +44,7 @@ FragmentList random_fragments(Rng& rng, const Dims& shape, Index element_bytes) 
   return out;
 }
 
-// Bytes from the extent's beginning.
+// Returns the byte offset from the extent's beginning.
 Index address(const Fragment& f, const Dims& at, Index element_bytes) {
   Index elements = 0;
   for (int d = 0; d < at.rank(); ++d) elements += (at[d] - f.box.origin[d]) * f.strides[d];
@@ -95,7 +95,7 @@ TEST(Pieces, HoldEveryElementOnceWithinTheSpan) {
     Box box = random_box(rng, shape);
     while (volume(box) > 2000) *std::max_element(&box.shape[0], &box.shape[0] + box.rank()) /= 2;
     const Index max_span = 16 + below(rng, 2000);
-    // A fragment of another stage leaves elements without an owner.
+    // A fragment on another stage leaves elements without an owner.
     Index held = 0;
     index.overlapping(box, [&](std::size_t, const Box& both) { held += volume(both); });
     std::set<std::vector<Index>> seen;
@@ -152,7 +152,7 @@ TEST(Pieces, BetweenBytesAreFewBoxes) {
 }
 
 TEST(Pieces, ThatTouchAreOneGroup) {
-  // Two halves of the rows, interleaved: together one run.
+  // Two halves of the rows, interleaved, form one run.
   FragmentList list(2);
   Fragment f;
   f.extent = {0, 0, 64};

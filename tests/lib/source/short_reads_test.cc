@@ -17,7 +17,7 @@ namespace {
 
 class ShortReadsTest : public testing::Test {
  protected:
-  // A file of random bytes.
+  // Opens a new file of random bytes.
   File file(const std::string& name, std::size_t size) {
     std::string& bytes = bytes_.emplace_back(size, '\0');
     for (char& c : bytes) c = static_cast<char>(random_());
@@ -27,7 +27,7 @@ class ShortReadsTest : public testing::Test {
 
   TempDir dir_;
   std::mt19937 random_{3};
-  std::vector<std::string> bytes_;  // of the files
+  std::vector<std::string> bytes_;  // contents of the files
 };
 
 TEST_F(ShortReadsTest, GiveTheBytesOfTheFileInAnyOrderToAnyThread) {
@@ -38,7 +38,7 @@ TEST_F(ShortReadsTest, GiveTheBytesOfTheFileInAnyOrderToAnyThread) {
     std::size_t length;
   };
   std::vector<Wish> wishes;
-  for (int run = 0; run < 200; ++run) {  // in order from somewhere on, with gaps, and to the end
+  for (int run = 0; run < 200; ++run) {  // in order from some position, with gaps, and to the end
     const std::size_t f = random_() % 2;
     auto at = static_cast<Index>(random_() % bytes_[f].size());
     for (int i = 0; i < 100; ++i) {

@@ -53,7 +53,7 @@ TEST_P(Collectives, GatheredValuesLieInTheOrderOfTheRanks) {
 
 TEST_P(Collectives, StreamedValuesComeInTheOrderOfTheRanks) {
   const int n = GetParam();
-  constexpr int kStretch = (1 << 20) / sizeof(Index);  // that go together
+  constexpr int kStretch = (1 << 20) / sizeof(Index);  // values in one message
   for (const int all : {0, 1, kStretch - 1, kStretch, kStretch + 1, 2 * kStretch}) {
     EXPECT_TRUE(run_local_ranks(n, [n, all](Transport& ranks) -> Status {
       std::vector<Index> got;

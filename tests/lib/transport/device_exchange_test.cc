@@ -1,4 +1,4 @@
-// The exchange that GPUs are checked with, between CPU devices over the local transport.
+// Runs the exchange that GPUs are checked with between CPU devices, over the local transport.
 #include <gtest/gtest.h>
 
 #include "tests/support/exchange_checks.h"

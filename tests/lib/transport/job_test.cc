@@ -28,7 +28,7 @@ TEST(Job, KnowsHowItWasStarted) {
   EXPECT_EQ(launched({{"OMPI_COMM_WORLD_SIZE", "1"}, {"PMIX_RANK", "0"}}), Launch::kAlone);
   EXPECT_EQ(launched({{"PMI_SIZE", "16"}, {"PMI_RANK", "3"}}), Launch::kMpi);
   EXPECT_EQ(launched({{"PMIX_RANK", "0"}, {"SLURM_STEP_NUM_TASKS", "8"}}), Launch::kMpi);
-  // A batch script's own command has the job's number of tasks around it and is one process all the same.
+  // A command of a batch script sees the job's number of tasks although it is a single process.
   EXPECT_EQ(launched({{"SLURM_NTASKS", "8"}, {"SLURM_PROCID", "0"}}), Launch::kAlone);
   EXPECT_EQ(launched({{"SLURM_STEP_NUM_TASKS", "8"}, {"SLURM_PROCID", "5"}}), Launch::kSlurmWithoutMpi);
   EXPECT_EQ(launched({{"SLURM_STEP_NUM_TASKS", "1"}}), Launch::kAlone);

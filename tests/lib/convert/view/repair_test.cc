@@ -1,4 +1,4 @@
-// Rows that frameworks add or lose, against arrays that were cut and padded by hand.
+// Compares repaired rows, which frameworks added or lost, with arrays that are cut and padded by hand.
 #include "lib/convert/view/repair.h"
 
 #include <gmock/gmock.h>
@@ -52,7 +52,7 @@ class Fit : public testing::Test {
     o.family = &family;
     o.config = &config;
     o.spool = dir_.path();
-    o.run.memory = Index{1} << 30;  // sanitizers take room of their own
+    o.run.memory = Index{1} << 30;  // sanitizers take memory of their own
     return o;
   }
   TempDir dir_;

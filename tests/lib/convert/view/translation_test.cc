@@ -1,4 +1,4 @@
-// Which model a source is, in whose words, and in whose words the output is.
+// Tests recognising the source's model, its naming convention, and that of the output.
 #include "lib/convert/view/translation.h"
 
 #include <gmock/gmock.h>
@@ -37,7 +37,7 @@ TEST_F(ConfigOfAConversion, IsTheFileThatWasNamedOrFound) {
   const std::string named = dir_.write("elsewhere/llama.json", kTinyLlama);
   EXPECT_EQ(must(read(named)).path, named);
   EXPECT_THAT(error_of(read(dir_ / "none.json")), HasSubstr("none.json"));
-  for (const char* found : {"config.json", "ckpt/config.json"}) {  // the nearer one counts
+  for (const char* found : {"config.json", "ckpt/config.json"}) {  // the nearer file takes precedence
     const std::string path = dir_.write(found, kTinyLlama);
     const ConfigFile file = must(read());
     EXPECT_EQ(file.path, path);
@@ -86,7 +86,8 @@ TEST_F(ConfigOfAConversion, BehindALinkIsUsedAndNotCopied) {
 
 // ---- Whether loaders recognise the output as a model
 
-// Two layers, a vocabulary of 20 words 4 numbers wide, and two modules at the top: as models have them in transformers.
+// Returns a model with two layers, a vocabulary of 20 words with width 4, and two modules at the top, named like
+// transformers' models.
 Catalog unknown_model() {
   TempDir dir;
   MadeCheckpoint made(dir.path(), "data");
@@ -128,8 +129,8 @@ TEST(NamesOfAnOutput, AreRefusedWhereNoFamilyKnowsThem) {
               HasSubstr("c.json is of family llama, and no tensor name matches it ('body.words.weight'"));
 }
 
-// BERT's parameters in a dictionary: without a head a prefix may or may not be a wrapper, and the error names the
-// option for that.
+// BERT's parameters in a dictionary. Without a head a prefix may or may not be a wrapper, and the error names the
+// option that decides.
 TEST(NamesOfAnOutput, ThatAllBeginAlikeAreRefusedWithTheOptionThatTakesItOff) {
   TempDir dir;
   MadeCheckpoint made(dir.path(), "data");

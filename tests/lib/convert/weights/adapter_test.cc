@@ -63,7 +63,7 @@ TEST_F(AnAdapter, IsAddedToItsWeight) {
   EXPECT_EQ(floats_of(merged, kWeight), (std::vector<float>{3, 22, 7, 44, 11, 66}));
 }
 
-// modules_to_save, and biases of layers that it changes.
+// Covers modules_to_save, and biases of layers that the adapter changes.
 TEST_F(AnAdapter, ReplacesWeightsThatItHasWhole) {
   write_config(R"({"r": 1, "lora_alpha": 2})");
   const std::string bias = kModule + ".bias";
@@ -85,7 +85,7 @@ TEST_F(AnAdapter, ReplacesWeightsThatItHasWhole) {
   EXPECT_EQ(floats_of(merged, bias), (std::vector<float>{4, 5, 6}));
 }
 
-// A resized embedding that is trained by a pair: PEFT saves both.
+// An embedding that was resized and is trained by a pair: PEFT saves both.
 TEST_F(AnAdapter, IsAddedToTheWeightThatLiesBesideIt) {
   write_config(R"({"r": 1, "lora_alpha": 2})");
   add_pair();
@@ -123,7 +123,7 @@ TEST_F(AnAdapter, LosesWhatIsExcluded) {
   EXPECT_THAT(error(), HasSubstr("no adapter found"));
 }
 
-// PiSSA and similar: the given weights are no longer those from which the matrices were initialised.
+// PiSSA and similar methods: the given weights are no longer those from which the matrices were initialised.
 TEST_F(AnAdapter, MadeOfTheWeightsBelongsToThoseItWasTrainedWith) {
   add_pair();
   for (const char* how : {"true", R"("gaussian")", R"("eva")"}) {
@@ -190,7 +190,7 @@ TEST_F(AnAdapter, HasTheAlphaOfItsModule) {
   EXPECT_THAT(error(), HasSubstr("alpha_pattern: q_proj: expected a finite number"));
 }
 
-// trainable_token_indices.
+// Covers trainable_token_indices.
 TEST_F(AnAdapter, HasRowsThatAreInsteadOfThoseOfAWeight) {
   const std::string begin = R"({"r": 1, "lora_alpha": 2, "trainable_token_indices": )";
   add("base_model.model." + kModule + ".token_adapter.trainable_tokens_delta", {2, 2}, {7, 8, 9, 10});
@@ -244,7 +244,7 @@ TEST_F(AnAdapter, WithoutAConfigGetsOneOfTheAlphaThatIsGiven) {
   EXPECT_EQ(to_text(*config.find("target_modules"), 0), R"(["q_proj"])");
 }
 
-// A given adapter that is stored next to the weights it was trained with.
+// With "bias": "all", the biases that were trained with the adapter are stored in the weights next to it.
 TEST_F(AnAdapter, WhoseBiasesAreInOtherWeightsIsRefused) {
   write_config(R"({"r": 1, "lora_alpha": 2, "bias": "all"})");
   add_pair();

@@ -1,4 +1,4 @@
-// Expressions of a merge against the same reckoned by hand, element by element, step by step.
+// Compares expressions of a merge with the same arithmetic by hand, element by element and step by step.
 #include "lib/convert/weights/expression.h"
 
 #include <gmock/gmock.h>
@@ -26,7 +26,7 @@ std::vector<Float> evaluated(const std::string& text, const std::vector<std::vec
   return out;
 }
 
-// More than a block of elements, of any size and sign.
+// Returns more than a block of elements, of any size and sign.
 template <class Float>
 std::vector<Float> values(unsigned seed) {
   std::mt19937 random(seed);

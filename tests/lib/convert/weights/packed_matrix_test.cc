@@ -1,5 +1,5 @@
-// Parts of packed weights: any box of one is that box of the whole, which tests/cli/unpacking_test.cc compares with the
-// libraries.
+// Tests boxes of packed weights: each equals that box of the whole weight, which tests/cli/unpacking_test.cc compares
+// with the libraries.
 #include "lib/convert/weights/packed_matrix.h"
 
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-// Weights that are written quantized otherwise than they are stored, against numbers that were reckoned by hand.
+// Compares weights whose quantization changes with numbers computed by hand.
 #include "lib/convert/weights/requantization.h"
 
 #include <gmock/gmock.h>
@@ -19,7 +19,7 @@ constexpr const char* kGptOss =
     R"({"model_type": "gpt_oss", "vocab_size": 10, "hidden_size": 32, "intermediate_size": 16, "num_hidden_layers": 1,
         "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 16, "num_local_experts": 1})";
 
-// One checkpoint and its conversion.
+// A checkpoint and its conversion.
 class Requantizing : public testing::Test {
  protected:
   std::string error(const Typing& typing, const Format& format = kModels, const Selection& selection = {}) {
@@ -66,7 +66,7 @@ TEST_F(Requantizing, NothingIsMadeOfWhatIsNotQuantized) {
 
 // ---- float8 matrices times their scales
 
-// [3, 3] in blocks of 2 x 2: 1, 2, -1 and their scales 2, 3 | 5, 7.
+// A matrix [3, 3] in blocks of 2 x 2, with the elements 1, 2, -1 and the scales 2, 3 | 5, 7.
 class ScalesOfBlocks : public Requantizing {
  protected:
   ScalesOfBlocks() { names_.float8 = Float8Scales{"_scale_inv", 2, 2}; }
@@ -202,7 +202,7 @@ class Mxfp4 : public Requantizing {
 };
 
 TEST_F(Mxfp4, BlocksAndScalesBecomeTheirMatrixAndBack) {
-  // One expert of two columns: 0.5, 1, 0.5, 1, ... times 2^1, and -6, 4, ... times 2^-1.
+  // One expert with two columns: 0.5, 1, 0.5, 1, ... times 2^1, and -6, 4, ... times 2^-1.
   source_.add(kDown + "_blocks", DType::kUint8, {1, 2, 1, 16}, std::string(16, '\x21') + std::string(16, '\x6f'));
   source_.add(kDown + "_scales", DType::kUint8, {1, 2, 1}, "\x80\x7e");
   translate_model();
@@ -229,7 +229,8 @@ TEST_F(Mxfp4, BlocksAndScalesBecomeTheirMatrixAndBack) {
   EXPECT_TRUE(is_applied(kDown));
   EXPECT_EQ(must(made.config.get_string("quant_method")), "mxfp4");
   Read again(made, view_, unpacked.files());
-  // The least powers of two that bring 2 and 3 to 6 at most: 2^-1 both; in these 1 is 2 (4), 2 is 4 (6), -3 is -6 (f).
+  // The smallest powers of two that bring 2 and 3 to at most 6 are both 2^-1. With them 1 becomes 2 (code 4), 2 becomes
+  // 4 (6), -3 becomes -6 (f).
   EXPECT_EQ(bytes_of(again.computed, kDown + "_blocks"), std::string(16, '\x64') + std::string(16, '\x6f'));
   EXPECT_EQ(bytes_of(again.computed, kDown + "_scales"), "\x7e\x7e");
 }
