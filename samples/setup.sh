@@ -11,6 +11,11 @@ if [ "${1:-}" = tests ]; then
   packages+=(libgtest-dev libgmock-dev python3 python3-dev python3-venv clang clang-format clang-tidy lld libclang-rt-14-dev time iproute2)
 fi
 
+# A browser for the tests of HTML reports, which skip without; not every distribution has it as a package.
+if [ "${1:-}" = tests ] && ! command -v chromium > /dev/null && apt-cache policy chromium 2> /dev/null | grep -q 'Candidate: [0-9]'; then
+  packages+=(chromium)
+fi
+
 if ! command -v dpkg-query > /dev/null; then
   echo "setup: this is not Debian or Ubuntu; the equivalents of these packages are needed: ${packages[*]}" >&2
   exit 0

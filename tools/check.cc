@@ -320,7 +320,8 @@ Result<int> check(const CheckOptions& options) {
   else
     print_text(checked, report);
   if (!options.findings.html.empty())
-    TRY(write_html(options.findings.html, "check", to_json(checked, report, threshold)));
+    TRY(write_html(options.findings.html, "check", {facts_of_file(checked.config.path)},
+                   to_json(checked, report, threshold)));
   return conclude(report, options.findings);
 }
 

@@ -205,7 +205,9 @@ Result<int> plan(const PlanOptions& options) {
   if (prepared.target->write_view)
     return usage_error("--to " + options.to + " copies no data, so there is no plan to show");
   if (!options.html.empty()) TRY(check_spares_inputs(options.html, prepared.conversion->inputs()));
-  if (!options.html.empty()) TRY(write_html(options.html, "plan", plan_page_json(prepared, options)));
+  if (!options.html.empty())
+    TRY(write_html(options.html, "plan", {facts_of(options.source, prepared.source.reader->catalog())},
+                   plan_page_json(prepared, options)));
   if (options.as_json) {
     show_json(plan_json(prepared, options, "plan"), 2);
     return 0;

@@ -110,7 +110,7 @@ Result<int> diff(const DiffOptions& options) {
     json.set("structure", std::move(other)).set("objects", std::move(blobs)).set("not_compared", std::move(unseen));
     json.set("renamed", std::move(names));
     json.set("tensors", std::move(tensors));
-    if (!options.html.empty()) TRY(write_html(options.html, "diff", json));
+    if (!options.html.empty()) TRY(write_html(options.html, "diff", inputs.facts(), json));
     if (options.json) {
       show_json(json, 1);
       return good ? 0 : 1;

@@ -11,6 +11,7 @@
 #include "lib/base/text.h"
 #include "tools/commands.h"
 #include "tools/html_report.h"
+#include "tools/markup.h"
 
 namespace reshard::tools {
 namespace {
@@ -96,37 +97,6 @@ std::vector<Case> cases_of(const AuditReport& report) {
 
 // ---- XML
 
-// Escapes text for XML 1.0, which forbids control bytes, bytes that are not UTF-8, U+FFFE and U+FFFF.
-std::string xml_escaped(std::string_view text) {
-  std::string out;
-  const std::string clean = valid_utf8(printable(text));
-  for (std::size_t i = 0; i < clean.size(); ++i) {
-    const std::string_view rest = std::string_view(clean).substr(i);
-    if (rest.starts_with("\xef\xbf\xbe") || rest.starts_with("\xef\xbf\xbf")) {
-      out += rest[2] == '\xbe' ? "\\ufffe" : "\\uffff";
-      i += 2;
-      continue;
-    }
-    switch (rest.front()) {
-      case '&':
-        out += "&amp;";
-        break;
-      case '<':
-        out += "&lt;";
-        break;
-      case '>':
-        out += "&gt;";
-        break;
-      case '"':
-        out += "&quot;";
-        break;
-      default:
-        out += rest.front();
-    }
-  }
-  return out;
-}
-
 // Returns an element that lists findings; nothing if there are none.
 std::string xml_element(const char* name, const char* attributes, const std::vector<const Finding*>& findings) {
   if (findings.empty()) return {};
@@ -134,12 +104,12 @@ std::string xml_element(const char* name, const char* attributes, const std::vec
   if (*attributes != '\0') {
     const std::string more =
         findings.size() > 1 ? " (and " + with_commas(static_cast<Index>(findings.size()) - 1) + " more)" : "";
-    out += std::string(" ") + attributes + " message=\"" + xml_escaped(headline(*findings[0]) + more) + "\"";
+    out += std::string(" ") + attributes + " message=\"" + markup_escaped(headline(*findings[0]) + more) + "\"";
   }
   out += ">";
   for (const Finding* f : findings) {
-    out += xml_escaped(std::string(severity_name(f->severity)) + ": " + headline(*f)) + "\n";
-    for (const std::string& line : details(*f)) out += "  " + xml_escaped(line) + "\n";
+    out += markup_escaped(std::string(severity_name(f->severity)) + ": " + headline(*f)) + "\n";
+    for (const std::string& line : details(*f)) out += "  " + markup_escaped(line) + "\n";
   }
   return out + "</" + name + ">\n";
 }
@@ -151,9 +121,9 @@ bool has_failed(const Case& c, Severity threshold) {
 std::string xml_case(const Case& c, Severity threshold) {
   std::vector<const Finding*> failures, output;
   for (const Finding* f : c.findings) (fails(*f, threshold) ? failures : output).push_back(f);
-  std::string out = "  <testcase classname=\"" + xml_escaped(c.check.id) + "\" name=\"" + xml_escaped(c.check.title) +
-                    "\" assertions=\"" + std::to_string(c.check.looked_at) + "\">\n";
-  if (!c.check.skipped.empty()) out += "    <skipped message=\"" + xml_escaped(c.check.skipped) + "\"/>\n";
+  std::string out = "  <testcase classname=\"" + markup_escaped(c.check.id) + "\" name=\"" +
+                    markup_escaped(c.check.title) + "\" assertions=\"" + std::to_string(c.check.looked_at) + "\">\n";
+  if (!c.check.skipped.empty()) out += "    <skipped message=\"" + markup_escaped(c.check.skipped) + "\"/>\n";
   const std::string type = failures.empty() ? "" : "type=\"" + std::string(severity_name(failures[0]->severity)) + "\"";
   out += xml_element("failure", type.c_str(), failures);
   out += xml_element("system-out", "", output);
@@ -245,7 +215,7 @@ std::string junit_text(const AuditReport& report, Severity threshold) {
   const std::string totals = "tests=\"" + std::to_string(cases.size()) + "\" failures=\"" + std::to_string(failed) +
                              "\" errors=\"0\" skipped=\"" + std::to_string(skipped) + "\" time=\"" + time + "\"";
   std::string out = "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<testsuites " + totals + ">\n<testsuite name=\"" +
-                    xml_escaped(report.title) + "\" " + totals + ">\n";
+                    markup_escaped(report.title) + "\" " + totals + ">\n";
   for (const Case& c : cases) out += xml_case(c, threshold);
   return out + "</testsuite>\n</testsuites>\n";
 }

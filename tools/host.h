@@ -6,6 +6,7 @@
 #include <functional>
 #include <map>
 #include <string>
+#include <vector>
 
 #include "lib/base/checked.h"
 #include "lib/base/result.h"
@@ -23,6 +24,10 @@ using Environment = std::map<std::string, std::string>;
 Environment process_environment_of_commands();
 // Returns a variable of the host, or of the process in the program; empty if it is not set.
 std::string environment_variable(const std::string& name);
+
+// The command that runs in this thread, as it can be pasted into a shell, for reports; secrets of URLs are left out.
+const std::string& command_text();
+void set_command_text(const std::vector<std::string>& words);
 
 // A program that calls commands (tools/python) and takes their output.
 struct Host {

@@ -1,9 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tools/html_report.h"
 
+#include <unistd.h>
+
+#include <array>
+#include <ctime>
+
 #include "lib/base/file.h"
 #include "lib/base/printable.h"
+#include "lib/base/text.h"
+#include "tools/host.h"
 #include "tools/job.h"
+#include "tools/markup.h"
+#include "tools/report_sections.h"
 
 namespace reshard::tools {
 namespace {
@@ -25,24 +34,63 @@ std::string escaped(std::string_view json) {
   return out;
 }
 
+// "2026-11-26 01:02:03 UTC"
+std::string utc_text(std::time_t seconds) {
+  std::tm parts{};
+  char text[40];
+  if (!gmtime_r(&seconds, &parts) || std::strftime(text, sizeof text, "%Y-%m-%d %H:%M:%S UTC", &parts) == 0) return {};
+  return text;
+}
+
+std::string host_name() {
+  char name[256] = {};
+  return gethostname(name, sizeof name - 1) == 0 ? name : "";
+}
+
+// Says what the page is of, what it found, and how, when and where it was made.
+std::string header_html(std::string_view command, const std::vector<InputFacts>& inputs, const Verdict& verdict) {
+  std::vector<std::string> paths;
+  std::vector<std::pair<std::string, std::string>> facts;
+  for (const InputFacts& input : inputs) {
+    paths.push_back(input.path);
+    std::string files = count_of(input.files, "file") + ", " + human_bytes(input.bytes);
+    if (input.newest_ns > 0)
+      files += ", last changed " + utc_text(static_cast<std::time_t>(input.newest_ns / 1'000'000'000));
+    facts.emplace_back(input.path, files);
+  }
+  facts.emplace_back("report made", utc_text(std::time(nullptr)));
+  facts.emplace_back("on host", host_name());
+  facts.emplace_back("by", std::string("reshard ") + RESHARD_VERSION);
+  facts.emplace_back("command", command_text());
+  static constexpr std::array kClasses = {"good", "bad", "neutral"};
+  const std::string title = markup_escaped(join(paths, " \u2192 "));
+  return "<header><h1><small>reshard " + std::string(command) + "</small> " + title + "</h1>\n<p class=\"verdict " +
+         kClasses[static_cast<std::size_t>(verdict.kind)] + "\">" + markup_escaped(verdict.text) + "</p></header>\n" +
+         html_facts(facts);
+}
+
 }  // namespace
 
 void add_html_option(CommandLine& line, std::string& path) {
   line.add_option("--html", path, "Write a self-contained HTML report to FILE").common().written();
 }
 
-std::string html_page(std::string_view command, Json data) {
+std::string html_page(std::string_view command, const std::vector<InputFacts>& inputs, Json data) {
+  std::string body = header_html(command, inputs, verdict_of(command, data));
+  body += report_sections(command, data);
   const Json page = Json::object().set("command", command).set("version", RESHARD_VERSION).set("data", std::move(data));
   const std::string_view viewer = report_viewer();
-  const std::size_t mark = viewer.find(kDataMark);
-  std::string out(viewer.substr(0, mark));
+  const std::size_t body_mark = viewer.find(kBodyMark), data_mark = viewer.find(kDataMark);
+  std::string out(viewer.substr(0, body_mark));
+  out += body;
+  out += viewer.substr(body_mark + kBodyMark.size(), data_mark - body_mark - kBodyMark.size());
   out += escaped(printable_json(to_text(page)));
-  return out += viewer.substr(mark + kDataMark.size());
+  return out += viewer.substr(data_mark + kDataMark.size());
 }
 
-Status write_html(const std::string& path, std::string_view command, Json data) {
+Status write_html(const std::string& path, std::string_view command, const std::vector<InputFacts>& inputs, Json data) {
   if (!leads()) return {};
-  return replace_file(path, html_page(command, std::move(data)));
+  return replace_file(path, html_page(command, inputs, std::move(data)));
 }
 
 }  // namespace reshard::tools

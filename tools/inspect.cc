@@ -22,14 +22,14 @@ struct InspectOptions {
 Result<int> inspect(const InspectOptions& options) {
   const Inspection in = TRY(look_at(options.path, options.source_layout));
   NotedInputs inputs;
-  inputs.add(in.catalog());
+  inputs.add(options.path, in.catalog());
   TRY(inputs.check(options.html));
   if (options.json) {
     print_json(in, options.report);
   } else {
     print_text(in, options.report);
   }
-  if (!options.html.empty()) TRY(write_html(options.html, "inspect", page_json(in, options.report)));
+  if (!options.html.empty()) TRY(write_html(options.html, "inspect", inputs.facts(), page_json(in, options.report)));
   return problems(in).empty() ? 0 : static_cast<int>(ErrorCode::kCorrupt);
 }
 

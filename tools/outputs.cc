@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tools/outputs.h"
 
+#include <algorithm>
 #include <set>
 #include <string_view>
 #include <utility>
@@ -52,6 +53,18 @@ Status check_outputs(const PathsOfLine& paths) {
   return {};
 }
 
+InputFacts facts_of_files(const std::string& path, const std::vector<std::string>& files) {
+  InputFacts out{.path = path};
+  for (const std::string& file : files) {
+    const auto entry = entry_at(file);
+    if (!entry || !*entry) continue;
+    ++out.files;
+    out.bytes += (*entry)->size;
+    out.newest_ns = std::max(out.newest_ns, (*entry)->mtime_ns);
+  }
+  return out;
+}
+
 }  // namespace
 
 Action sparing_inputs(const Action& action, const PathsOfLine& paths) {
@@ -73,20 +86,31 @@ std::vector<std::string> files_of(const Catalog& catalog) {
   return out;
 }
 
+InputFacts facts_of(const std::string& path, const Catalog& catalog) { return facts_of_files(path, files_of(catalog)); }
+InputFacts facts_of_file(const std::string& path) { return facts_of_files(path, {path}); }
+
 Opener NotedInputs::opener() {
   return [this](const std::string& path, const OpenOptions& options) -> Result<OpenCheckpoint> {
     OpenCheckpoint open = TRY(open_checkpoint(path, options));
-    add(open.reader->catalog());
+    add(path, open.reader->catalog());
     return open;
   };
 }
 
-void NotedInputs::add(const Catalog& catalog) {
-  for (std::string& file : files_of(catalog)) files_.push_back(std::move(file));
-}
+void NotedInputs::add(const std::string& path, const Catalog& catalog) { noted_.push_back({path, files_of(catalog)}); }
 
 Status NotedInputs::check(const std::string& output) const {
-  return output.empty() ? Status() : check_spares_inputs(output, files_);
+  if (output.empty()) return {};
+  for (const Noted& noted : noted_) TRY(check_spares_inputs(output, noted.files));
+  return {};
+}
+
+std::vector<InputFacts> NotedInputs::facts() const {
+  std::vector<InputFacts> out;
+  for (const Noted& noted : noted_)
+    if (std::none_of(out.begin(), out.end(), [&](const InputFacts& f) { return f.path == noted.path; }))
+      out.push_back(facts_of_files(noted.path, noted.files));
+  return out;
 }
 
 }  // namespace reshard::tools

@@ -20,16 +20,32 @@ Status check_is_bucket(const std::string& url);
 // Returns the files of an open checkpoint.
 std::vector<std::string> files_of(const Catalog& catalog);
 
+// What a command read, for its report.
+struct InputFacts {
+  std::string path;
+  Index files = 0, bytes = 0;
+  Index newest_ns = 0;  // when the newest of its files was last changed, since 1970; 0: unknown
+};
+// Looks up the files of an open checkpoint, or a single file.
+InputFacts facts_of(const std::string& path, const Catalog& catalog);
+InputFacts facts_of_file(const std::string& path);
+
 // Opens checkpoints and remembers their files, which may be elsewhere than the paths on the command line.
 class NotedInputs {
  public:
   Opener opener();
-  void add(const Catalog& catalog);
+  void add(const std::string& path, const Catalog& catalog);
   // Fails with a usage error if writing the report `output` would change a remembered file. Empty: no report.
   Status check(const std::string& output) const;
+  // Returns the facts of each path that was opened, once.
+  std::vector<InputFacts> facts() const;
 
  private:
-  std::vector<std::string> files_;
+  struct Noted {
+    std::string path;
+    std::vector<std::string> files;
+  };
+  std::vector<Noted> noted_;
 };
 
 }  // namespace reshard::tools

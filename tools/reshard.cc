@@ -83,6 +83,12 @@ void add_common(CommandLine& line) {
                  {"mpirun -n 8 reshard convert step-1000 model --to hf", "on many machines: docs/cluster.md"}});
 }
 
+std::vector<std::string> words_of(int argc, char** argv) {
+  std::vector<std::string> out = {"reshard"};
+  out.insert(out.end(), argv + 1, argv + argc);
+  return out;
+}
+
 bool uses_gpu(const ParsedLine& line) {
   const auto given = line.values.find("--device");
   return given != line.values.end() && given->second.back() != "cpu";
@@ -94,6 +100,7 @@ Result<int> run(int argc, char** argv, bool owns_process) {
     return static_cast<int>(ErrorCode::kUsage);
   }
   const ParsedLine parsed = parse_command_line(argc, argv, program());
+  set_command_text(words_of(argc, argv));
   if (parsed.error) return *parsed.error;
   if (!parsed.command) return parsed.exit_code;
   // Ranks need sockets and a GPU driver needs its devices, so these are not confined.
@@ -149,6 +156,9 @@ Result<int> run_for(Host& caller, const std::string& command, const std::vector<
       std::find_if(std::begin(kCommands), std::end(kCommands), [&](const Command& c) { return c.name == command; });
   if (row == std::end(kCommands)) return usage_error("unknown command '" + printable(command) + "'");
   const HostScope scope(caller);
+  std::vector<std::string> all = {"reshard", command};
+  all.insert(all.end(), words.begin(), words.end());
+  set_command_text(all);
   const ParsedOptions parsed = TRY(parse_options(words, row->add));
   return without_exceptions(sparing_inputs(parsed.action, parsed.paths));
 }

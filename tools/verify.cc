@@ -24,7 +24,7 @@ constexpr std::size_t kShownValues = 20;
 
 struct Options {
   std::string path, against, layout, mesh;
-  bool bytes = false, values = false, replicas = false, lineage = false;
+  bool bytes = false, values = false, replicas = false, lineage = false, sums = false;
   std::vector<std::string> moved;  // NAME=DIR
   std::size_t limit = 20;
   SourceOptions source_layout;
@@ -54,6 +54,7 @@ Result<VerifyOptions> verify_options(const Options& options) {
   o.values = options.values;
   o.exponents = options.findings.json || !options.findings.html.empty();  // too long for the text output
   o.replicas = options.replicas;
+  o.file_sums = options.sums && leads();
   o.run = TRY(options.resources.run_options());
   o.spool = temporary_directory();
   o.watch = [quiet = options.resources.quiet || options.findings.json](Index bytes) {
@@ -105,6 +106,8 @@ void print_text(const Options& options, const VerifyReport& verified, const Audi
                             (options.against.empty() ? "" : "   against " + options.against));
     for (const auto& [label, text] : verified.facts) print_row(label, text);
     print_values(verified.values, options.limit);
+    for (const FileSum& file : verified.files)
+      std::printf("%s  %s\n", file.sha256.c_str(), printable(file.path).c_str());
   }
   print_findings(audit, options.limit);
   if (says_all) print_summary(audit);
@@ -147,6 +150,12 @@ Json to_json(const Options& options, const VerifyReport& verified, const AuditRe
   json.set("family", verified.model.family ? Json(verified.model.family->name) : Json());
   json.set("facts", std::move(facts));
   add_findings(json, audit, threshold);
+  if (options.sums) {
+    Json files = Json::array();
+    for (const FileSum& file : verified.files)
+      files.push_back(Json::object().set("path", valid_utf8(file.path)).set("sha256", file.sha256));
+    json.set("files", std::move(files));
+  }
   return json.set("tensors", tensors_json(verified));
 }
 
@@ -191,7 +200,7 @@ Result<int> run(const Options& options) {
   else
     print_text(options, verified, audit);
   if (!options.findings.html.empty())
-    TRY(write_html(options.findings.html, "verify", to_json(options, verified, audit, threshold)));
+    TRY(write_html(options.findings.html, "verify", inputs.facts(), to_json(options, verified, audit, threshold)));
   return conclude(audit, options.findings);
 }
 
@@ -214,6 +223,7 @@ void add_verify(CommandLine& line) {
       .common();
   line.add_flag("--values", options->values, "Find NaN, infinities, zero and constant rows; implies --bytes").common();
   line.add_flag("--replicas", options->replicas, "Compare all stored copies of each shard; implies --bytes");
+  line.add_flag("--sha256", options->sums, "Also list the SHA-256 of each file, as sha256sum does");
   line.add_flag("--lineage", options->lineage, "Merge the sources of a merged checkpoint again and compare");
   line.add_option("--source", options->moved, "New location of a source, with --lineage").read().takes("NAME=DIR");
   line.group("Report");

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "lib/audit/file_sums.h"
 #include "lib/audit/finding.h"
 #include "lib/audit/values.h"
 #include "lib/checkpoint/format.h"
@@ -32,6 +33,7 @@ struct VerifyOptions {
   // Whether to read all data and verify checksums and digests, to judge values as well, or to compare every stored copy
   // as well. If no check at all is requested, `bytes` is the default.
   bool bytes = false, values = false, replicas = false;
+  bool file_sums = false;  // also compute the SHA-256 of each file, which reads them once more
   bool exponents = false;  // with `values`: count elements by their exponents
 
   RunOptions run;              // its `progress` is not called
@@ -66,6 +68,7 @@ struct VerifyReport {
   std::vector<CheckRun> checks;                            // in the order in which they ran
   std::vector<VerifiedTensor> tensors;  // those that were read; with another checkpoint, those in both
   std::vector<ValueRow> values;         // if requested
+  std::vector<FileSum> files;           // if requested
 
   void checked(std::string id, std::string title, Index looked_at);
   void skipped(std::string id, std::string title, std::string why);

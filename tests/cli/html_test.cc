@@ -241,6 +241,69 @@ TEST(Html, RowsOfAVocabularyAreCounted) {
             R"([{"what":"stored","rows":16064},{"what":"lost","rows":112192},{"what":"padding","rows":256}])");
 }
 
+// The part of the page in front of its data, which is read without scripts.
+std::string plain_part(const std::string& page) { return between(page, "<main>", kDataBegins); }
+
+TEST(Html, IsReadWithoutScripts) {
+  const std::string path = sample("tp8") + "/checkpoint";
+  const std::vector<std::string> command = {"verify", path, "--values", "--sha256"};
+  const std::string page = plain_part(page_of(command));
+  const Json json = json_of(command);
+  EXPECT_THAT(page, HasSubstr("Passed: 0 errors, 0 warnings, 0 notes"));
+  EXPECT_THAT(page, HasSubstr("reshard verify " + path + " --values --sha256 --html "));
+  for (const Json& tensor : items(json, "tensors")) {
+    EXPECT_THAT(page, HasSubstr(">" + std::string(*tensor.get_string("name")) + "</a>"));
+    EXPECT_THAT(page, HasSubstr(*tensor.get_string("digest")));
+  }
+  for (const Json& check : items(json, "checks"))
+    EXPECT_EQ(count(page, "<td class=\"text\">" + std::string(*check.get_string("title")) + "</td>"), 1);
+  ASSERT_EQ(items(json, "files").size(), 9u);
+  for (const Json& file : items(json, "files")) {
+    const std::string name(*file.get_string("path"));
+    EXPECT_EQ(*file.get_string("sha256"), sha256_hex(read_file(path + "/" + name)));
+    EXPECT_THAT(page, HasSubstr(std::string(*file.get_string("sha256")) + "  " + name + "\n"));
+  }
+}
+
+TEST(Html, NamesInItsPlainPartAreText) {
+  const TempDir dir;
+  const std::vector<std::string> names = {"a</main><script>x", "<img src=x>", "q\"onclick=x", "a&lt;b",
+                                          "{{data}}",          "{{body}}"};
+  std::string header = "{", separator;
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    header += separator + to_text(Json(names[i])) + R"(:{"dtype":"F32","shape":[1],"data_offsets":[)" +
+              std::to_string(4 * i) + "," + std::to_string(4 * i + 4) + "]}";
+    separator = ",";
+  }
+  header += "}";
+  std::string file;
+  for (int i = 0; i < 8; ++i) file += static_cast<char>(header.size() >> (8 * i));
+  ASSERT_TRUE(replace_file(dir / "x.safetensors", file + header + std::string(4 * names.size(), '\0')));
+  for (const std::string command : {"inspect", "verify"}) {
+    const std::string page = plain_part(page_of({command, dir / "x.safetensors"}, 0));
+    EXPECT_EQ(count(page, "<script"), 0) << command;
+    EXPECT_EQ(count(page, "</main>"), 1);
+    EXPECT_THAT(page, Not(HasSubstr("<img")));
+    EXPECT_THAT(page, HasSubstr("&lt;img src=x&gt;"));
+    EXPECT_THAT(page, HasSubstr("q&quot;onclick=x"));
+    EXPECT_THAT(page, HasSubstr("a&amp;lt;b"));
+    EXPECT_EQ(*data_of(page_of({command, dir / "x.safetensors"}, 0)).get_string("command"), command);
+  }
+}
+
+// Of all lengths around the ends of blocks, in parts of all lengths.
+TEST(Sha256, OfPartsIsThatOfTheWhole) {
+  for (const std::size_t size : {0, 1, 55, 56, 63, 64, 65, 127, 128, 1000}) {
+    std::string message(size, 'x');
+    for (std::size_t i = 0; i < size; ++i) message[i] = static_cast<char>(i * 7);
+    for (const std::size_t part : {1, 3, 63, 64, 65, 200}) {
+      Sha256 sum;
+      for (std::size_t at = 0; at < size; at += part) sum.add(std::string_view(message).substr(at, part));
+      EXPECT_EQ(to_hex(sum.digest()), sha256_hex(message)) << size << " in parts of " << part;
+    }
+  }
+}
+
 TEST(Html, SaysWhereItCannotBeWritten) {
   const CommandResult r = reshard_cli({"inspect", sample("tp8") + "/checkpoint", "--html", "/nowhere/page.html"});
   EXPECT_EQ(r.exit_code, 5);

@@ -51,7 +51,7 @@ const std::set<std::string>& options_in_help(const std::string& command) {
   for (const std::string& line : split(printed({command, "--help"}), '\n')) {
     if (!line.starts_with("  -")) continue;
     const std::string names = line.substr(0, line.find("  ", 2));
-    const std::regex name("-[-a-zA-Z]+");
+    const std::regex name("-[-a-zA-Z0-9]+");
     for (std::sregex_iterator found(names.begin(), names.end(), name), end; found != end; ++found)
       if (found->position() == 2 || names[found->position() - 1] == ' ') out.insert(found->str());
   }

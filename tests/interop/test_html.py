@@ -3,10 +3,13 @@
     RESHARD=build/release/reshard python tests/interop/test_html.py [-k PATTERN]
 """
 import base64
+import csv
+import importlib.util
 import json
 import os
 import pathlib
 import shutil
+import socket
 import struct
 import subprocess
 import tempfile
@@ -71,15 +74,17 @@ class Browser:
             raise RuntimeError(f"{method}: {answer['error']}")
         return answer["result"]
 
-    def open(self, path, width=1280, dark=False):
+    def open(self, path, width=1280, dark=False, scripts=True, media=""):
+        self.call("Emulation.setScriptExecutionDisabled", value=not scripts)
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False)
         scheme = "dark" if dark else "light"
-        self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+        self.call("Emulation.setEmulatedMedia", media=media, features=[{"name": "prefers-color-scheme", "value": scheme}])
         self.events.clear()
         self.call("Page.navigate", url=pathlib.Path(path).as_uri())
         while not any(e["method"] == "Page.loadEventFired" for e in self.events):
             self.message()
-        self.settle()
+        if scripts:
+            self.settle()
 
     def settle(self):
         """Until drawings are drawn."""
@@ -143,7 +148,7 @@ class HtmlPages(unittest.TestCase):
 
     def test_inspect_folds_layers_and_finds_names(self):
         page = self.page("inspect", SAMPLES / "tp8/checkpoint")
-        self.assertIn("231,104", page.text(".tiles"))
+        self.assertIn("231,104", page.text("#maps .tiles"))
         self.assertEqual(page.texts("summary b"), ["layers.{0..3}", "attention", "feed_forward"])
         self.assertEqual(page.texts(".leaf b"), ["wk.weight", "wo.weight", "wq.weight", "wv.weight", "attention_norm.weight",
                                                  "w1.weight", "w2.weight", "w3.weight", "ffn_norm.weight",
@@ -181,16 +186,16 @@ class HtmlPages(unittest.TestCase):
         page.press("#ranks", "End")
         held = page.text("#ranks + .told")
         self.assertIn("rank 3 (dp_shard 1, tp 1): 650 kB", held)
-        rows = page.texts("section:last-of-type tbody tr")
+        rows = page.texts("#maps section:last-of-type tbody tr")
         self.assertEqual([r.split("\t")[0] for r in rows], [f"__{i}_0.distcp" for i in range(4)])
 
     def test_copies_are_told(self):
         page = self.page("inspect", SAMPLES / "per_rank_tp2/checkpoint")
         page("[...document.querySelectorAll('.leaf')].find(e => e.innerText.startsWith('norm.weight')).click()")
         page.settle()
-        self.assertIn("hatched: stored more than once", page.text("#detail"))
+        self.assertIn("hatched: several copies", page.text("#detail"))
         page.press("#detail canvas", "End")
-        self.assertRegex(page.text("#detail .told"), r"box 1 of 1: columns 0\.\.63; 128 B in \S+ of rank 0, again in \S+ of rank 1")
+        self.assertRegex(page.text("#detail .told"), r"shard 1 of 1: columns 0\.\.63; 128 B in \S+ of rank 0, copy in \S+ of rank 1")
 
     def test_names_are_shown_and_do_not_run(self):
         path = pathlib.Path(self.directory.name) / "hostile.safetensors"
@@ -208,7 +213,7 @@ class HtmlPages(unittest.TestCase):
 
     def test_verify_shows_values(self):
         page = self.page("verify", SAMPLES / "fsdp2_tp2_optim/checkpoint", "--values", dark=True)
-        self.assertIn("ok", page.text(".tiles"))
+        self.assertEqual(page.text(".verdict"), "Passed: 0 errors, 0 warnings, 0 notes")
         self.assertNotIn("optimizer.state", page.text("section table"))  # weights first
         self.assertEqual(page("[...document.querySelectorAll('select')].pop().options.length"), 5)  # kinds of state
         page.press("canvas", "Home")
@@ -219,6 +224,7 @@ class HtmlPages(unittest.TestCase):
         page.settle()
         page.press("canvas", "Home")
         self.assertIn("0% zeros", page.text(".told"))
+        page("[...document.querySelectorAll('details')].find(e => e.innerText.includes('checks passed')).open = true")
         self.assertIn("checksums and digests match", page.text())
 
     def test_verify_draws_the_exponents_of_each_tensor(self):
@@ -239,10 +245,10 @@ class HtmlPages(unittest.TestCase):
             page.press("#exponents canvas", *keys)
             told.append(page.text("#exponents .told"))
         ofall = "that are finite and not zero"
-        self.assertEqual(told, [f"magnitudes 2^-1 to 2^0 (0.5 to 1): 1 of 6 elements {ofall}, 16.7%",
-                                f"magnitudes 2^0 to 2^1 (1 to 2): 4 of 6 elements {ofall}, 66.7%",
-                                f"magnitudes 2^1 to 2^2 (2 to 4): 0 of 6 elements {ofall}, 0%",
-                                f"magnitudes 2^2 to 2^3 (4 to 8): 1 of 6 elements {ofall}, 16.7%"])
+        self.assertEqual(told, [f"magnitude 2^-1 to 2^0 (0.5 to 1): 1 of 6 elements {ofall}, 16.7%",
+                                f"magnitude 2^0 to 2^1 (1 to 2): 4 of 6 elements {ofall}, 66.7%",
+                                f"magnitude 2^1 to 2^2 (2 to 4): 0 of 6 elements {ofall}, 0%",
+                                f"magnitude 2^2 to 2^3 (4 to 8): 1 of 6 elements {ofall}, 16.7%"])
         heights = page("(() => { const c = document.querySelector('#exponents canvas'), g = c.getContext('2d');"
                        "return [0, 1, 2, 3].map(i => { let n = 0; const d = g.getImageData(36 * i + 18, 0, 1, 119).data;"
                        "for (let y = 0; y < 119; ++y) n += d[4 * y + 3] > 0; return n; }) })()")
@@ -252,9 +258,9 @@ class HtmlPages(unittest.TestCase):
         page.settle()
         self.assertEqual(page.text("#exponents h3"), "Exponents of wide")
         page.press("#exponents canvas", "Home")
-        self.assertIn("magnitudes below 2^-126 (1.18e-38): 1 of 3", page.text("#exponents .told"))
+        self.assertIn("magnitude below 2^-126 (1.18e-38): 1 of 3", page.text("#exponents .told"))
         page.press("#exponents canvas", "End")
-        self.assertIn("magnitudes 2^1 to 2^2 (2 to 4): 2 of 3", page.text("#exponents .told"))
+        self.assertIn("magnitude 2^1 to 2^2 (2 to 4): 2 of 3", page.text("#exponents .told"))
 
     def test_verify_draws_the_vocabulary(self):
         bad = pathlib.Path(self.directory.name) / "bad"
@@ -290,17 +296,109 @@ class HtmlPages(unittest.TestCase):
     def test_plan_shows_who_reads_what(self):
         page = self.page("plan", SAMPLES / "tp8/checkpoint", "--to", "dcp", "--mesh", "tp=4", "--ranks", "4")
         page.press("canvas", "Home")
-        self.assertRegex(page.text(".told"), r"__0_0\.distcp takes .* kB in \d+ pieces from __0_0\.distcp")
-        self.assertIn("on 4 ranks", page.text(".tiles"))
+        self.assertRegex(page.text(".told"), r"__0_0\.distcp reads .* kB in \d+ pieces from __0_0\.distcp")
+        self.assertIn("on 4 ranks", page.text("#maps .tiles"))
         self.assertEqual(len(page.texts(".bar")), 4)
 
-    def test_every_page_fits_a_phone(self):
+    def every_page(self):
+        """Arguments and exit code of a page of each command."""
         checkpoint = SAMPLES / "pp2_tp4/checkpoint"
-        for arguments in (("inspect", checkpoint), ("verify", checkpoint, "--values"), ("plan", checkpoint, "--to", "hf"),
-                          ("diff", checkpoint, checkpoint)):
+        config = ROOT / "tests/data/configs/llama-3.1-405b.json"
+        return ((("inspect", checkpoint), 0), (("verify", checkpoint, "--values", "--sha256"), 0),
+                (("plan", checkpoint, "--to", "dcp", "--mesh", "tp=4"), 0), (("diff", checkpoint, checkpoint), 0),
+                (("check", "--config", config, "--mesh", "pp=16,cp=16,dp=4,tp=8", "--world", "16384"), 1))
+
+    def test_every_page_fits_a_phone(self):
+        for arguments, code in self.every_page():
             with self.subTest(arguments[0]):
-                self.page(*arguments, width=360)
-                self.page(*arguments, width=2560)
+                self.page(*arguments, code=code, width=360)
+                self.page(*arguments, code=code, width=2560)
+
+    def test_every_page_says_what_it_is_of(self):
+        for arguments, code in self.every_page():
+            with self.subTest(arguments[0]):
+                page = self.page(*arguments, code=code)
+                facts = page.text(".tiles")
+                self.assertIn(f"reshard {arguments[0]} ", facts)
+                self.assertIn(socket.gethostname(), facts)
+                self.assertRegex(facts, r"\d+ files?, [\d.]+ [kM]?B, last changed 20\d\d-\d\d-\d\d \d\d:\d\d:\d\d UTC")
+                self.assertRegex(facts, r"report made\s20\d\d-")
+                self.assertTrue(page.text(".verdict"))
+
+    def test_every_page_is_read_without_scripts_and_on_paper(self):
+        wanted = {"inspect": "layers.{0..3}.attention.wq.weight", "verify": "every element of", "plan": "__0_0.distcp",
+                  "diff": "Equal: ", "check": "the degrees multiply to 8,192 ranks"}
+        for arguments, code in self.every_page():
+            for how in ({"scripts": False}, {"media": "print"}):
+                with self.subTest(arguments[0], **how):
+                    page = self.page(*arguments, code=code, **how)
+                    self.assertIn(wanted[arguments[0]], page.text())
+        page = self.page("verify", SAMPLES / "tp8/checkpoint", "--values", "--sha256", scripts=False)
+        digests = json.loads(subprocess.run([RESHARD, "verify", SAMPLES / "tp8/checkpoint", "--json"], capture_output=True).stdout)
+        for tensor in digests["tensors"]:
+            self.assertIn(tensor["digest"], page.text())
+
+    def test_sums_of_files_are_sha256sums(self):
+        page = self.page("verify", SAMPLES / "tp8/checkpoint", "--sha256")
+        done = subprocess.run(["sha256sum", "-c"], input=page.text("pre"), cwd=SAMPLES / "tp8/checkpoint", text=True, capture_output=True)
+        self.assertEqual((done.returncode, done.stdout.count(": OK")), (0, 9), done.stdout + done.stderr)
+
+    def test_failed_checks_come_first_and_passed_ones_are_folded(self):
+        bad = pathlib.Path(self.directory.name) / "rows"
+        subprocess.run([RESHARD, "synth", bad, "--model", "llama3-8b", "--layers", "1", "--to", "hf", "--headers-only", "-q",
+                        "--shape", "model.embed_tokens.weight=16064x4096"], check=True)
+        page = self.page("verify", bad, code=1)
+        self.assertEqual(page.text(".verdict"), "Failed: 1 error, 0 warnings, 0 notes")
+        titles = page("[...document.querySelectorAll('table[data-name$=checks] thead')].map(e => e.textContent)")
+        self.assertEqual([t.split()[0] for t in titles], ["failed", "skipped", "passed"])
+        self.assertFalse(page("document.querySelector('details table').checkVisibility()"))
+
+    def test_tables_are_sorted_and_exported(self):
+        page = self.page("verify", SAMPLES / "tp8/checkpoint", "--values")
+        table = "table[data-name=tensors]"
+
+        def column(at):
+            return page(f"[...document.querySelectorAll('{table} tbody tr')].map(r => +r.cells[{at}].dataset.value)")
+
+        before = column(3)
+        self.assertEqual(page(f"document.querySelector('{table} th:nth-child(4)').innerText"), "absmax")
+        page(f"document.querySelector('{table} th:nth-child(4) button').click()")
+        self.assertEqual(column(3), sorted(before))
+        page(f"document.querySelector('{table} th:nth-child(4) button').click()")
+        self.assertEqual(column(3), sorted(before, reverse=True))
+        self.assertEqual(page(f"document.querySelector('{table} th:nth-child(4)').ariaSort"), "descending")
+        rows = list(csv.reader(page(f"csvText(document.querySelector('{table}'))").splitlines()))
+        self.assertEqual(rows[0][:4], ["tensor", "dtype", "shape", "absmax"])
+        self.assertEqual([float(r[3]) for r in rows[1:]], sorted(before, reverse=True))
+        self.assertEqual(page("csvField('=1+1')"), "\"'=1+1\"")
+
+    def test_maps_have_legends(self):
+        page = self.page("inspect", SAMPLES / "fsdp2_tp2_optim/checkpoint")
+        self.assertRegex(page.text(".scale"), r"^\u2212[\d.]+%\s+\+[\d.]+%\s+\(linear scale\)")
+        page = self.page("verify", SAMPLES / "tp8/checkpoint", "--values")
+        absmax = page("data.tensors.filter(t => t.kind === 'weights').map(t => t.absmax)")
+        least, most = page.texts(".scale span:not(.ramp)")[:2]
+        self.assertAlmostEqual(float(least), min(absmax), delta=1e-3 * min(absmax))
+        self.assertAlmostEqual(float(most), max(absmax), delta=1e-3 * max(absmax))
+
+    def test_thousands_of_tensors(self):
+        path = pathlib.Path(self.directory.name) / "many.safetensors"
+        write_safetensors(path, [f"model.layers.{i // 50}.mlp.experts.{i % 50}.w" for i in range(5100)])
+        page = self.page("verify", path, "--values", width=400)
+        self.assertEqual(page("document.querySelectorAll('table[data-name=tensors] tbody tr').length"), 5000)
+        self.assertIn("and 100 more (--json has all)", page.text())
+        page = self.page("inspect", path)
+        self.assertIn("5,100 tensors", page.text())
+
+    @unittest.skipUnless(importlib.util.find_spec("axe_core_python"), "axe-core needed")
+    def test_axe_finds_nothing(self):
+        axe = pathlib.Path(importlib.util.find_spec("axe_core_python").submodule_search_locations[0], "axe.min.js").read_text()
+        for arguments, code in self.every_page():
+            for dark in (False, True):
+                with self.subTest(arguments[0], dark=dark):
+                    page = self.page(*arguments, code=code, dark=dark)
+                    page(axe + ";0")
+                    self.assertEqual(page("axe.run(document, {resultTypes: ['violations']}).then(r => r.violations.map(v => v.help + ': ' + v.nodes[0].html))"), [])
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ const { format: number } = new Intl.NumberFormat("en-US");
 const counted = (n, what) => `${number(n)} ${what}${n === 1 ? "" : /[sx]$/.test(what) ? "es" : "s"}`;
 const brief = (x) => (x === null ? "not finite" : x === 0 ? "0" : x >= 1e-3 && x < 1e5 ? String(+x.toPrecision(4)) : x.toExponential(2));
 const percent = (x) => `${+(100 * x).toPrecision(3)}%`;
+const signedPercent = (x) => `${x < 0 ? "\u2212" : "+"}${percent(Math.abs(x))}`;
 const range = (begin, size) => (size === 1 ? number(begin) : `${number(begin)}..${number(begin + size - 1)}`);
 const product = (numbers) => numbers.reduce((a, b) => a * b, 1);
 const sum = (numbers) => numbers.reduce((a, b) => a + b, 0);
@@ -101,6 +102,8 @@ const legend = (words) => h("p", { class: "legend" }, words.map((w) => h("span",
 
 const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(name);
 const heat = (t) => (dark.matches ? `hsl(205 75% ${18 + 55 * t}%)` : `hsl(212 70% ${93 - 60 * t}%)`);
+// Less than the mean is blue, more is orange; -1 to 1.
+const difference = (t) => `hsl(${t < 0 ? 212 : 28} ${Math.round(75 * Math.min(1, Math.abs(t)))}% ${dark.matches ? 24 + 14 * Math.abs(t) : 94 - 24 * Math.abs(t)}%)`;
 const hue = (i, n) => `oklch(${dark.matches ? 0.5 : 0.8} 0.1 ${(360 * i) / Math.max(n, 1) + 20})`;
 const kSteps = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
 
@@ -204,8 +207,8 @@ function plot({ label, place, fill, text, hatched, level = () => 1, tell }) {
 dark.addEventListener("change", () => document.querySelectorAll("canvas").forEach((c) => c.dispatchEvent(new Event("redraw"))));
 
 // Draws a heat map. `cells`: {row, column, value, tell()}; a value that is not finite is red. The scale is logarithmic if the
-// values span several orders of magnitude.
-function heatMap(label, rows, columns, cells) {
+// values span several orders of magnitude. `show` formats a value for the legend.
+function heatMap(label, rows, columns, cells, show = brief) {
   const values = cells.map((c) => c.value).filter((v) => Number.isFinite(v) && v > 0);
   const [least, most] = values.reduce(([a, b], v) => [Math.min(a, v), Math.max(b, v)], [Infinity, 0]);
   const isLogarithmic = most / least > 50;
@@ -219,7 +222,23 @@ function heatMap(label, rows, columns, cells) {
     columns.forEach((c, i) => i % every === 0 && labels.push([c, gutter + i * cw, 11, every * cw]));
     return { rects: cells.map((c) => [gutter + c.column * cw, 16 + c.row * height, cw, height]), labels, height: 18 + rows.length * height };
   };
-  return plot({ label, place, fill: (i) => (Number.isFinite(cells[i].value) ? heat(share(cells[i].value)) : style("--bad")), tell: (i) => cells[i].tell() });
+  const isBad = cells.some((c) => !Number.isFinite(c.value));
+  const key = values.length === 0 ? "" : scale(heat, share(least), share(most), show(least), show(most), isLogarithmic ? "logarithmic" : "linear");
+  return [plot({ label, place, fill: (i) => (Number.isFinite(cells[i].value) ? heat(share(cells[i].value)) : style("--bad")), tell: (i) => cells[i].tell() }),
+    key, isBad ? h("p", { class: "legend" }, h("span", {}, h("i", { class: "notFinite" }), "not finite")) : ""];
+}
+
+// Makes the legend of a map: its colours between two values.
+function scale(colour, from, to, least, most, kind) {
+  const bar = h("span", { class: "ramp" });
+  const paint = () => bar.replaceChildren(...Array.from({ length: 16 }, (_, i) => {
+    const step = h("i");
+    step.style.background = colour(from + ((to - from) * i) / 15);
+    return step;
+  }));
+  paint();
+  dark.addEventListener("change", paint);
+  return h("p", { class: "scale" }, h("span", {}, least), bar, h("span", {}, most), h("span", {}, `(${kind} scale)`));
 }
 
 // Draws the tensors of a model as modules x layers. `value(tensor)`: null if it is not finite; `more(tensor)`: further
@@ -391,23 +410,19 @@ function inOrder(files) {
 }
 
 function inspectHead(tensors, layoutOf) {
-  const { state, mesh, objects } = data;
+  const { state, objects } = data;
   const largest = tensors.reduce((a, t) => (a && layoutOf(a.layout).total >= layoutOf(t.layout).total ? a : t), null);
-  const kinds = Object.entries(state).filter(([, k]) => k.tensors);
-  return [
-    tiles([["format", data.format.title], ["complete", data.complete ? "yes" : data.files.missing === data.files.count ? "metadata only" : "no"], ["parameters", number(state.model.elements)],
-      ...kinds.map(([name, k]) => [name, `${counted(k.tensors, "tensor")}, ${bytes(k.bytes)}, ${k.dtypes.join(", ")}`]),
-      ["objects", objects.count ? number(objects.count) : null], ["largest", largest && `${largest.name}, ${bytes(layoutOf(largest.layout).total)}`]]),
-    lines(data.problems, "bad"), lines(data.warnings, "warn"), lines(data.notes, "hint"),
-    mesh.axes.length ? section("Mesh", table(["axis", "confidence", "evidence"], mesh.axes, (a) => [`${a.name}${a.size === null ? "" : `=${number(a.size)}`}`, a.confidence, a.evidence])) : "",
-  ];
+  return tiles([["format", data.format.title], ["parameters", number(state.model.elements)], ["objects", objects.count ? number(objects.count) : null],
+    ["largest", largest && `${largest.name}, ${bytes(layoutOf(largest.layout).total)}`]]);
 }
 
 // Draws the ranks in mesh order: the last two axes form a block, and each position on the other axes has a block.
 function rankGrid(files, held, ranks, showFiles) {
   const sizes = new Float64Array(ranks);
   files.forEach((f, i) => f.writer >= 0 && (sizes[f.writer] += held[i]));
-  const most = Math.max(1, ...sizes);
+  const mean = sum([...sizes]) / ranks;
+  const off = (rank) => (mean ? sizes[rank] / mean - 1 : 0);
+  const furthest = Math.max(0.01, ...Array.from(sizes, (_, rank) => Math.abs(off(rank))));
   let axes = (data.mesh.hypotheses[0] ?? "").split(/, */).map((a) => a.split("=")).map(([name, size]) => [name, +size]).filter(([, n]) => n > 1);
   if (product(axes.map((a) => a[1])) !== ranks) axes = [["rank", ranks]];
   const inner = axes.slice(-2);
@@ -437,13 +452,13 @@ function rankGrid(files, held, ranks, showFiles) {
     return { rects, labels, height: Math.ceil(blocks / across) * bh };
   };
   const ofRank = (rank) => new Set(files.map((f, i) => (f.writer === rank ? i : -1)).filter((i) => i >= 0));
-  return section("Ranks", h("p", { class: "hint" }, `Bytes of tensors written by each rank: at most ${bytes(most)}, ${bytes(sum([...sizes]))} in total.`),
+  return section("Ranks", h("p", { class: "hint" }, `Bytes of tensors written by each rank, as difference from the mean of ${bytes(mean)}; ${bytes(sum([...sizes]))} in total.`),
     plot({
       label: "Bytes written by each rank", place,
-      fill: (i) => heat(sizes[i] === 0 ? 0 : 0.1 + (0.4 * sizes[i]) / most),
-      text: (i) => `${number(i)}: ${bytes(sizes[i])}`,
-      tell: (i) => [`rank ${number(i)} (${coordinates(i)}): ${bytes(sizes[i])}. `, h("button", { class: "link", onclick: () => showFiles(`Rank ${number(i)}`, ofRank(i)) }, "list its tensors")],
-    }));
+      fill: (i) => difference(off(i) / furthest),
+      text: (i) => `${number(i)}: ${signedPercent(off(i))}`,
+      tell: (i) => [`rank ${number(i)} (${coordinates(i)}): ${bytes(sizes[i])}, ${signedPercent(off(i))} of the mean. `, h("button", { class: "link", onclick: () => showFiles(`Rank ${number(i)}`, ofRank(i)) }, "list its tensors")],
+    }), scale(difference, -1, 1, signedPercent(-furthest), signedPercent(furthest), "linear"));
 }
 
 // ---- the tree of tensors
@@ -522,24 +537,13 @@ function tensorTree(tensors, layoutOf, choose) {
 
 // ---- verify, check
 
-function findingsSection() {
-  const drawing = (f) => f.rows.length ? [stack(f.rows.map((r) => [r.what, r.rows, `${number(r.rows)} ${r.what}`])), legend(f.rows.map((r) => r.what))] : "";
-  const list = h("div");
-  const more = growing(list, data.findings.length, (i) => {
-    const f = data.findings[i];
-    const names = h("details", { class: "names" }, h("summary", {}, counted(f.tensors.length, "tensor")), lines(f.tensors));
-    return h("article", { class: `finding ${f.severity}` }, h("h3", {}, h("em", {}, f.severity), " ", f.tensors.length === 1 ? h("code", {}, f.tensors[0]) : "", ` ${f.what}`),
-      drawing(f), lines(f.why), f.lost ? h("p", { class: "lost" }, f.lost) : "", f.advice ? h("p", {}, f.advice) : "", h("p", { class: "hint" }, f.id), f.tensors.length > 1 ? names : "");
+// Draws the rows of a vocabulary that a finding is about into the finding.
+function drawFindings() {
+  data.findings.forEach((f, i) => {
+    const heading = document.querySelector(`#finding-${i} h3`);
+    if (heading && f.rows.length) heading.after(stack(f.rows.map((r) => [r.what, r.rows, `${number(r.rows)} ${r.what}`])), legend(f.rows.map((r) => r.what)));
   });
-  return section("Findings", data.findings.length ? list : "None.", more);
 }
-
-const checksSection = () =>
-  section("Checks", table(["check", "#checked", "#findings", "skipped"],
-    data.checks, (c) => [c.title, number(c.looked_at), number(c.findings), c.skipped ?? ""]));
-
-const severities = () =>
-  ["error", "warning", "note"].map((s) => [`${s}s`, number(data.findings.filter((f) => f.severity === s).length)]);
 
 const kMetrics = {
   "largest value": [(t) => t.absmax, (t) => `absmax ${brief(t.absmax)}`],
@@ -579,26 +583,25 @@ function valuesSection() {
   const exponents = h("div", { id: "exponents" });
   const show = (t) => exponents.replaceChildren(h("h3", {}, "Exponents of ", h("code", {}, t.name)),
     t.exponents.counts.length ? exponentBars(t) : h("p", { class: "hint" }, `None: ${t.dtype}, ${counted(t.zeros, "zero")}.`));
-  const link = (t, words) => h("button", { class: "link", onclick: () => (show(t), exponents.scrollIntoView({ block: "nearest" })) }, words);
+  const jump = (t) => (show(t), exponents.scrollIntoView({ block: "nearest" }));
   // Weights, moments and steps differ by orders of magnitude, so each kind has a map with its own scale.
   const shown = { metric: "largest value", kind: kinds.find((k) => tensors.some((t) => t.kind === k)) };
-  const draw = () => body.replaceChildren(layerMap(`${shown.metric} by module and layer`, tensors.filter((t) => t.kind === shown.kind), ...kMetrics[shown.metric], (t) => link(t, "its exponents")));
+  const draw = () => body.replaceChildren(...[layerMap(`${shown.metric} by module and layer`, tensors.filter((t) => t.kind === shown.kind), ...kMetrics[shown.metric],
+    (t) => h("button", { class: "link", onclick: () => jump(t) }, "its exponents"))].flat(3));
   draw();
   const select = (label, member, words) => h("select", { "aria-label": label, onchange: (e) => ((shown[member] = e.target.value), draw()) }, words.map((w) => h("option", {}, w)));
   const choice = [select("Metric", "metric", Object.keys(kMetrics)), select("Kind of tensors", "kind", kinds.filter((k) => tensors.some((t) => t.kind === k)))];
   const rows = [...tensors].sort((a, b) => b.nan + b.inf - a.nan - a.inf || order(a) - order(b) || b.absmax - a.absmax);
-  const cells = (t) => [link(t, t.name), brief(t.absmax), percent(t.zeros / Math.max(1, product(t.shape))), number(t.nan), number(t.inf)];
   show(rows.find((t) => t.exponents.counts.length) ?? rows[0]);
-  return section("Values", h("div", { class: "tools" }, choice), body, exponents, table(["tensor", "#absmax", "#zeros", "#NaN", "#infinite"], rows, cells, 20));
+  // The names in the table of tensors show the exponents too.
+  data.tensors.forEach((t, i) => "absmax" in t && document.querySelector(`#tensor-${i} a`)?.addEventListener("click", (e) => (e.preventDefault(), jump(t))));
+  return section("Values", h("div", { class: "tools" }, choice), body, exponents);
 }
 
-const verifyPage = () => [
-  tiles([["result", data.ok ? "ok" : "not ok"], ...severities(), ["format", data.format], ["family", data.family], ["config", data.config], ["against", data.against]]),
-  findingsSection(),
-  valuesSection(),
-  Object.keys(data.facts).length ? section("Facts", table(["fact", "result"], Object.entries(data.facts), (fact) => fact)) : "",
-  checksSection(),
-];
+function verifyPage() {
+  drawFindings();
+  return [valuesSection()];
+}
 
 function memorySection() {
   if (!data.ranks) return "";
@@ -611,35 +614,17 @@ function memorySection() {
     h("p", { class: "hint" }, `The bars show the largest rank of each stage. Largest of all: rank ${number(largest.rank)} with ${bytes(most)}; smallest: rank ${number(smallest.rank)} with ${bytes(smallest.total)}.`));
 }
 
-const checkPage = () => [
-  tiles([["result", data.ok ? "ok" : "not ok"], ...severities(), ["family", data.family], ["parameters", number(data.parameters)], ["ranks", number(data.mesh_ranks)],
-    ["mesh", Object.entries(data.mesh).filter(([, n]) => n > 1).map(([a, n]) => `${a}=${n}`).join(", ") || "one rank"],
-    ["largest rank", data.ranks && bytes(data.ranks.largest.total)]]),
-  findingsSection(),
-  memorySection(),
-  data.padded_vocabulary.length ? section("Vocabulary padding", table(["framework", "#multiple of", "#rows"], data.padded_vocabulary, (p) => [p.framework, number(p.multiple), number(p.rows)])) : "",
-  checksSection(),
-];
+function checkPage() {
+  drawFindings();
+  return [memorySection()];
+}
 
 // ---- diff
 
 function diffPage() {
   const moved = (t) => t.relative_l2 ?? (t.different_elements ? (t.max_abs === undefined ? t.different_elements / Math.max(1, t.elements) : null) : 0);
-  const rows = data.tensors.filter((t) => t.different_elements).sort((a, b) => (moved(b) ?? Infinity) - (moved(a) ?? Infinity));
-  const most = rows.map(moved).find((m) => m !== null) ?? 1;
-  const meter = (t) => stack([["moved", moved(t) ?? most, ""]], most);
-  const other = [...data.structure, ...data.objects.map((o) => `object ${o}`)];
   const words = (t) => `relative change ${brief(moved(t))}${t.max_abs === undefined ? "" : `, at most ${brief(t.max_abs)}`}`;
-  return [
-    tiles([["result", data.equal ? "equal" : "different"], ["different tensors", `${number(data.tensors.filter((t) => t.differs).length)} of ${number(data.tensors.length)}`],
-      ["tolerance", brief(data.tolerance)]]),
-    other.length ? section("Missing on one side", lines(other)) : "",
-    data.tensors.length ? section("Change by module and layer", layerMap("Relative change by module and layer", data.tensors, moved, words)) : "",
-    rows.length ? section("Largest changes", table(["tensor", "change", "#relative L2", "#max |a-b|", "#different elements"],
-      rows, (t) => [h("code", {}, t.name), meter(t), brief(t.relative_l2 ?? null), brief(t.max_abs ?? null), percent(t.different_elements / Math.max(1, t.elements))], 40)) : "",
-    data.renamed.length ? section("Renamed", lines(data.renamed)) : "",
-    data.not_compared.length ? section("Not compared", lines(data.not_compared)) : "",
-  ];
+  return data.tensors.length ? [section("Change by module and layer", layerMap("Relative change by module and layer", data.tensors, moved, words))] : [];
 }
 
 // ---- plan
@@ -649,31 +634,61 @@ function planPage() {
   const cells = data.flows.map(([row, column, size, moves]) => ({
     row, column, value: size, tell: () => `${label(data.targets[row])} reads ${bytes(size)} in ${counted(moves, "piece")} from ${label(data.sources[column])}`,
   }));
-  const reads = (t) => {
-    const mine = data.flows.filter((f) => data.targets[f[0]] === t);
-    return [h("code", {}, label(t)), bytes(t.bytes), counted(new Set(mine.map((f) => f[1])).size, data.sources.some((s) => s.count > 1) ? "group" : "file"), number(sum(mine.map((f) => f[3])))];
-  };
   const strategy = data.strategy ? [["strategy", `${data.strategy} on ${counted(data.ranks, "rank")}: ${data.strategy_reason}`]] : [];
   const most = Math.max(1, ...data.rank_bytes);
   return [
     tiles([["from", `${data.source_format}: ${data.source}`], ["to", data.target_format], ["mesh", data.mesh || null], ["tensors", number(data.tensors)], ["pieces moved", number(data.moves)],
-      ["read", bytes(data.bytes_read)], ["written", bytes(data.bytes_written)], ["disk free", data.disk_free === undefined ? null : bytes(data.disk_free)],
+      ["disk free", data.disk_free === undefined ? null : bytes(data.disk_free)],
       ["memory", data.peak_memory === undefined ? "more than --memory" : bytes(data.peak_memory)], ["converted", data.converted_tensors ? counted(data.converted_tensors, "tensor") : null], ...strategy]),
-    lines(data.warnings, "warn"), lines(data.notes, "hint"),
     cells.length ? section("Data flow between files", h("p", { class: "hint" }, "Rows: files that are written; columns: files that are read; colour: bytes."),
-      heatMap("Bytes read from each file for each file", data.targets.map(label), data.sources.map((_, i) => String(i)), cells),
-      table(["written", "#bytes", "#read from", "#pieces"], data.targets, reads, 20), h("h3", {}, "Files that are read"),
-      table(["column", "file", "#bytes"], data.sources, (s) => [data.sources.indexOf(s), h("code", {}, label(s)), bytes(s.bytes)], 20)) : "",
+      heatMap("Bytes read from each file for each file", data.targets.map(label), data.sources.map((_, i) => String(i)), cells, bytes)) : "",
     data.rank_bytes.length > 1 ? section("Data per rank", h("div", { class: "bars" }, data.rank_bytes.slice(0, 64).map((b, i) =>
       h("div", { class: "bar" }, h("span", {}, `rank ${i}`), stack([["weights", b, bytes(b)]], most), h("b", { class: "number" }, bytes(b)))))) : "",
-    data.left_out.length ? section("Left out", table(["what", "#tensors", "#objects", "#bytes"], data.left_out, (l) => [l.what, number(l.tensors), number(l.objects), bytes(l.bytes)])) : "",
   ];
+}
+
+// ---- tables: sorted by a click on a heading, and exported as CSV
+
+const cellValue = (cell) => cell.dataset.value ?? cell.innerText;
+
+function sortTable(table, column, isDescending) {
+  const { compare } = new Intl.Collator("en", { numeric: true });
+  const rows = [...table.tBodies[0].rows].map((row) => ({ row, value: cellValue(row.cells[column]) }));
+  const areNumbers = table.tHead.rows[0].cells[column].className === "number";
+  rows.sort((a, b) => (areNumbers ? a.value - b.value || 0 : compare(a.value, b.value)));
+  if (isDescending) rows.reverse();
+  table.tBodies[0].append(...rows.map((r) => r.row));
+}
+
+// A text that a spreadsheet would take for a formula gets an apostrophe in front.
+const csvField = (text) => `"${(/^[=+@\t\r-]/.test(text) && isNaN(text) ? `'${text}` : text).replace(/"/g, '""')}"`;
+const csvText = (table) => [...table.rows].map((row) => [...row.cells].map((c) => csvField(c.tagName === "TH" ? c.innerText : cellValue(c))).join(",")).join("\r\n") + "\r\n";
+
+function saveCsv(table) {
+  const link = h("a", { href: URL.createObjectURL(new Blob([csvText(table)], { type: "text/csv" })), download: `${table.dataset.name.replace(/ /g, "-")}.csv` });
+  link.click();
+  URL.revokeObjectURL(link.href);
+}
+
+function enhance(table) {
+  [...table.tHead.rows[0].cells].forEach((head, column) => {
+    const button = h("button", { class: "sort", title: "Sort by this column" }, head.textContent);
+    button.addEventListener("click", () => {
+      const isDescending = head.getAttribute("aria-sort") === "ascending";
+      [...table.tHead.rows[0].cells].forEach((c) => c.removeAttribute("aria-sort"));
+      head.setAttribute("aria-sort", isDescending ? "descending" : "ascending");
+      sortTable(table, column, isDescending);
+    });
+    head.replaceChildren(button);
+  });
+  const save = h("button", { class: "csv", onclick: () => saveCsv(table), "aria-label": `Save ${table.dataset.name} as CSV` }, "CSV");
+  table.closest(".scroll").before(save);
 }
 
 // ---- the page
 
 const kPages = { inspect: inspectPage, verify: verifyPage, diff: diffPage, check: checkPage, plan: planPage };
-const subject = { diff: () => `${data.a}  →  ${data.b}`, check: () => data.config, plan: () => data.source }[page.command]?.() ?? data.path;
-document.title = `reshard ${page.command}: ${visible(subject)}`;
-document.getElementById("page").append(h("header", {}, h("h1", {}, h("small", {}, `reshard ${page.command}`), subject)),
-  ...kPages[page.command]().flat(3), h("footer", {}, `reshard ${page.version}`));
+document.title = `${document.querySelector("h1").innerText.replace(/\s+/g, " ")}`;
+document.body.classList.add("live");
+document.querySelectorAll("table[data-name]").forEach(enhance);
+document.getElementById("maps").append(...kPages[page.command]().flat(3));

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lib/base/storage/sha256.h"
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstdint>
@@ -9,19 +10,17 @@ namespace reshard {
 
 namespace {
 
-// Calls `block` for each 64 bytes of the message and of its padding, which ends in the length in bits.
-template <class Block>
-void for_each_block(std::string_view message, bool is_big_endian, Block block) {
-  constexpr std::size_t kBlock = 64, kLength = 8;
-  std::size_t at = 0;
-  for (; at + kBlock <= message.size(); at += kBlock) block(message.data() + at);
-  std::string end(message.substr(at));
+constexpr std::size_t kBlock = 64;
+
+// Returns the end of a message of `bytes` bytes and its padding, in blocks: `rest`, a bit, zeros, the length in bits.
+std::string padded_end(std::string_view rest, std::uint64_t bytes, bool is_big_endian) {
+  constexpr std::size_t kLength = 8;
+  std::string end(rest);
   end += '\x80';
   while (end.size() % kBlock != kBlock - kLength) end += '\0';
-  const auto bits = static_cast<std::uint64_t>(message.size()) * 8;
   for (std::size_t i = 0; i < kLength; ++i)
-    end += static_cast<char>(bits >> (8 * (is_big_endian ? kLength - 1 - i : i)));
-  for (at = 0; at < end.size(); at += kBlock) block(end.data() + at);
+    end += static_cast<char>((bytes * 8) >> (8 * (is_big_endian ? kLength - 1 - i : i)));
+  return end;
 }
 
 std::uint32_t rotate_left(std::uint32_t x, std::uint32_t n) { return (x << n) | (x >> (32 - n)); }
@@ -93,20 +92,42 @@ void add_md5_block(const char* from, const std::array<std::uint32_t, 64>& consta
 
 }  // namespace
 
-std::string sha256(std::string_view message) {
-  std::array<std::uint32_t, 8> state = {0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a,
-                                        0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19};
-  for_each_block(message, true, [&](const char* block) { add_sha256_block(block, state); });
+void Sha256::add(std::string_view part) {
+  bytes_ += part.size();
+  if (!rest_.empty()) {
+    const std::size_t taken = std::min(kBlock - rest_.size(), part.size());
+    rest_ += part.substr(0, taken);
+    part.remove_prefix(taken);
+    if (rest_.size() < kBlock) return;
+    add_sha256_block(rest_.data(), state_);
+    rest_.clear();
+  }
+  for (; part.size() >= kBlock; part.remove_prefix(kBlock)) add_sha256_block(part.data(), state_);
+  rest_ = part;
+}
+
+std::string Sha256::digest() {
+  const std::string end = padded_end(rest_, bytes_, true);
+  for (std::size_t at = 0; at < end.size(); at += kBlock) add_sha256_block(end.data() + at, state_);
   std::string out;
-  for (const std::uint32_t word : state)
+  for (const std::uint32_t word : state_)
     for (int shift = 24; shift >= 0; shift -= 8) out += static_cast<char>(word >> shift);
   return out;
+}
+
+std::string sha256(std::string_view message) {
+  Sha256 sum;
+  sum.add(message);
+  return sum.digest();
 }
 
 std::string md5(std::string_view message) {
   static const std::array<std::uint32_t, 64> constants = md5_constants();
   std::array<std::uint32_t, 4> state = {0x67452301, 0xefcdab89, 0x98badcfe, 0x10325476};
-  for_each_block(message, false, [&](const char* block) { add_md5_block(block, constants, state); });
+  const std::size_t whole = message.size() / kBlock * kBlock;
+  for (std::size_t at = 0; at < whole; at += kBlock) add_md5_block(message.data() + at, constants, state);
+  const std::string end = padded_end(message.substr(whole), message.size(), false);
+  for (std::size_t at = 0; at < end.size(); at += kBlock) add_md5_block(end.data() + at, constants, state);
   std::string out;
   for (const std::uint32_t word : state)
     for (int shift = 0; shift < 32; shift += 8) out += static_cast<char>(word >> shift);
@@ -126,7 +147,6 @@ std::string to_base64(std::string_view bytes) {
 }
 
 std::string hmac_sha256(std::string_view key, std::string_view message) {
-  constexpr std::size_t kBlock = 64;
   std::string padded(key.size() > kBlock ? sha256(key) : key);
   padded.resize(kBlock, '\0');
   std::string inner, outer;

@@ -234,6 +234,7 @@ class VerifyReport:
     family: Optional[str]
     facts: dict[str, str]
     tensors: list[dict[str, Any]]
+    files: list[dict[str, str]]
     def __bool__(self) -> bool: ...
 
 class RankMemory:
@@ -586,6 +587,7 @@ def verify(
     bytes: bool = False,
     values: bool = False,
     replicas: bool = False,
+    sha256: bool = False,
     lineage: bool = False,
     source: Optional[_Renames] = None,
     source_layout: Optional[_Path] = None,

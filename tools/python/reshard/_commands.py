@@ -103,6 +103,7 @@ class VerifyReport(_Audit):
     family: Optional[str] = None
     facts: dict = field(default_factory=dict)  #: label -> sentence
     tensors: list = field(default_factory=list)  #: dicts of name, dtype, shape, digest, ... for tensors whose data were read
+    files: list = field(default_factory=list)  #: with sha256=True: dicts of path and sha256
 
     def _of(self):
         return self.path
@@ -315,7 +316,7 @@ def _audit(cls, data, **more):
 
 def verify(path, *, config=None, family=None, family_file=None,
            source_names=None, layout=None, mesh=None, against=None, bytes=False,
-           values=False, replicas=False, lineage=False, source=None, source_layout=None, source_mesh=None,
+           values=False, replicas=False, sha256=False, lineage=False, source=None, source_layout=None, source_mesh=None,
            strip_prefix=None, part=None, rename=None, weights=None, junit=None, html=None, fail_on=None, memory=None,
            threads=None, device=None, gpu_memory=None, transport=None, progress=False):  # fmt: skip
     """Verifies the bytes, checksums and digests of a checkpoint, and compares it with a config, mesh or checkpoint.
