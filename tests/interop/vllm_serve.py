@@ -1,50 +1,120 @@
-"""Generates with vLLM from a training checkpoint by reshard's load format, and from the converted model by vLLM's own
-loader, and checks that the tokens are the same. Prints the seconds that each took to load.
+"""Generates with vLLM from training checkpoints by reshard's load format and its weight transfer engine, and from the
+converted model by vLLM's own loader, and checks that the tokens are the same.
 
-usage: vllm_serve.py RESHARD      (in an environment with vLLM for CPUs and the reshard package: vllm_venv.sh)
+usage: vllm_serve.py RESHARD                  (in an environment with vLLM for CPUs and the reshard package: vllm_venv.sh)
+       vllm_serve.py RESHARD --time ROUNDS    also prints the time to the first token of a model of 1.1 GB in bfloat16
 """
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
 
-os.environ.update(VLLM_CPU_KVCACHE_SPACE="1", VLLM_PLUGINS="reshard", VLLM_ENABLE_V1_MULTIPROCESSING="0")
 CONFIG = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 256, "intermediate_size": 704,
           "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 1024,
           "max_position_embeddings": 128, "rms_norm_eps": 1e-5, "tie_word_embeddings": False, "torch_dtype": "float32"}
+LARGE = {**CONFIG, "hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 10, "num_attention_heads": 32,
+         "num_key_value_heads": 8, "vocab_size": 32000, "torch_dtype": "bfloat16"}
 PROMPTS = [[1, 2, 3, 4, 5], [700, 20, 11]]
+MESH = ["--mesh", "tp=2,dp_shard=2"]
+SAVED = {"dcp": ["--to", "dcp", "--names", "torchtitan", *MESH], "megatron": ["--to", "megatron", "--mesh", "tp=2"],
+         "hf": ["--to", "hf"]}
 
 
-def generate(model, **how):
+def generate(model, update=(), tokens=8, dtype="float32", **how):
+    """Returns the tokens of each prompt, after each source of `update` too, and the seconds to the first token."""
     from vllm import LLM, SamplingParams
+    from vllm.config import WeightTransferConfig
 
+    if update:
+        how["weight_transfer_config"] = WeightTransferConfig(backend="reshard")
     start = time.monotonic()
-    llm = LLM(model=model, skip_tokenizer_init=True, enforce_eager=True, max_model_len=64, dtype="float32", **how)
+    llm = LLM(model=model, skip_tokenizer_init=True, enforce_eager=True, max_model_len=64, dtype=dtype,
+              enable_prefix_caching=False, **how)  # fmt: skip
+
+    def outputs(count):
+        sampling = SamplingParams(max_tokens=count, temperature=0, detokenize=False)
+        return [list(o.outputs[0].token_ids) for o in llm.generate([{"prompt_token_ids": p} for p in PROMPTS], sampling)]
+
+    outputs(1)
     seconds = time.monotonic() - start
-    sampling = SamplingParams(max_tokens=8, temperature=0, detokenize=False)
-    outputs = llm.generate([{"prompt_token_ids": p} for p in PROMPTS], sampling)
-    return [list(o.outputs[0].token_ids) for o in outputs], seconds
+    made = [outputs(tokens)]
+    for source in update:
+        llm.init_weight_transfer_engine({"init_info": {}})
+        llm.start_weight_update()
+        llm.update_weights({"update_info": {"source": source}})
+        llm.finish_weight_update()
+        made.append(outputs(tokens))
+    return made, seconds
 
 
-def main():
-    reshard = os.path.abspath(sys.argv[1])
+def generated(directory, model, **how):
+    """The same in a process of its own, whose times do not depend on what came before."""
+    environment = dict(os.environ, VLLM_CPU_KVCACHE_SPACE="1", VLLM_PLUGINS="reshard",
+                       VLLM_ENABLE_V1_MULTIPROCESSING="0")  # fmt: skip
+    if how.get("tensor_parallel_size") == 2:
+        environment["VLLM_CPU_OMP_THREADS_BIND"] = "0|1"  # otherwise each rank wants a NUMA node of its own
+    command = [sys.executable, os.path.abspath(__file__), "--generate", json.dumps({"model": model, **how})]
+    done = subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True)
+    if done.returncode != 0:
+        sys.exit(f"vllm: {how} failed:\n{done.stdout[-4000:]}\n{done.stderr[-8000:]}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def streamed(source, **how):
+    return {"load_format": "reshard", "model_loader_extra_config": {"source": source}, **how}
+
+
+def main(reshard, rounds):
+    def run(*words):
+        subprocess.run([reshard, *words, "-q"], check=True, cwd=directory)
+
     with tempfile.TemporaryDirectory() as directory:
-        os.chdir(directory)
-        os.mkdir("config")
-        with open("config/config.json", "w") as f:
-            json.dump(CONFIG, f)
-        subprocess.run([reshard, "synth", "saved", "--config", "config/config.json", "--to", "dcp", "--names", "torchtitan",
-                        "--mesh", "tp=2,dp_shard=2", "-q"], check=True)  # fmt: skip
-        subprocess.run([reshard, "convert", "saved", "model", "--to", "hf", "--config", "config/config.json", "-q"], check=True)
-        streamed, seconds = generate("config", load_format="reshard", model_loader_extra_config={"source": "saved"})
-        converted, usual = generate("model")
-    print(f"reshard {seconds:.1f} s, converted {usual:.1f} s")
-    if streamed != converted:
-        sys.exit(f"vllm: tokens differ: {streamed} from the checkpoint, {converted} from the converted model")
-    print("vllm: same tokens")
+        for name, config in (("config", CONFIG), ("large", LARGE)):
+            os.mkdir(os.path.join(directory, name))
+            with open(os.path.join(directory, name, "config.json"), "w") as f:
+                json.dump(config, f)
+        for name, words in SAVED.items():
+            run("synth", name, "--config", "config/config.json", *words)
+        run("convert", "dcp", "model", "--to", "hf", "--config", "config/config.json")
+        run("convert", "dcp", "other", "--to", "hf", "--config", "config/config.json", "--dtype", "float16")
+
+        expected, _ = generated(directory, "model")
+        cases = {name: ("config", streamed(name)) for name in SAVED}
+        cases["dcp, tp=2"] = ("config", streamed("dcp", tensor_parallel_size=2))
+        wrong = []
+        for name, (model, how) in cases.items():
+            made, _ = generated(directory, model, **how)
+            print(f"vllm, {name}: {'same tokens' if made == expected else made}", flush=True)
+            wrong += [name] if made != expected else []
+
+        before, _ = generated(directory, "other")
+        made, _ = generated(directory, "other", update=["dcp", "other", "megatron"])
+        same = made == [before[0], expected[0], before[0], expected[0]]
+        print(f"vllm, other weights while it runs: {'same tokens' if same else made}", flush=True)
+        if wrong or not same or before == expected:
+            sys.exit(f"vllm: tokens differ: expected {expected}, of the other model {before}")
+        if rounds:
+            time_first_token(directory, run, rounds)
+
+
+def time_first_token(directory, run, rounds):
+    run("synth", "saved", "--config", "large/config.json", "--dtype", "bfloat16", *SAVED["dcp"])
+    run("convert", "saved", "converted", "--to", "hf", "--config", "large/config.json")
+    sides = {"reshard": ("large", streamed("saved")), "converted": ("converted", {})}
+    times = {name: [] for name in sides}
+    for _ in range(rounds):
+        for name, (model, how) in sides.items():
+            times[name].append(generated(directory, model, dtype="bfloat16", tokens=1, **how)[1])
+    medians = {name: statistics.median(seconds) for name, seconds in times.items()}
+    print(f"first token: reshard {medians['reshard']:.1f} s, converted {medians['converted']:.1f} s, "
+          f"{medians['reshard'] / medians['converted']:.2f} x")  # fmt: skip
 
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1] == "--generate":
+        print("\n" + json.dumps(generate(**json.loads(sys.argv[2]))))
+    else:
+        main(os.path.abspath(sys.argv[1]), int(sys.argv[3]) if sys.argv[2:3] == ["--time"] else 0)

@@ -26,6 +26,7 @@ import sys
 import tempfile
 import threading
 import time
+import types
 import typing
 import unittest
 import unittest.mock
@@ -935,6 +936,72 @@ class Served(Case):
                 names.append(name)
                 self.assertTrue((bits(tensor) == bits(expected[name])).all(), name)
             self.assertEqual(sorted(names), sorted(expected))
+
+    @unittest.skipUnless(HAS_TORCH, "no torch")
+    def test_vllm_is_given_all_tensors(self):
+        """By stand-ins of what vLLM 0.32 calls; tests/interop/vllm_serve.py runs vLLM itself."""
+        import reshard.vllm
+
+        formats, engines = {}, {}
+
+        class Engine:
+            def __init__(self):
+                self.model, self.model_config = Model(), config
+
+            def parse_update_info(self, info):
+                return self.update_info_cls(**info)
+
+        class Factory:
+            _registry = engines
+
+            @staticmethod
+            def register_engine(name, module, attribute):
+                engines[name] = getattr(sys.modules[module], attribute)
+
+        class Model:
+            def load_weights(self, tensors):
+                self.loaded = dict(tensors)
+
+        def package(name, **members):
+            module = types.ModuleType(name)
+            vars(module).update(members)
+            return {name: module}
+
+        class DefaultModelLoader:
+            def __init__(self, load_config):
+                self.extra = load_config.model_loader_extra_config
+
+        base = types.SimpleNamespace(WeightTransferInitInfo=object, WeightTransferUpdateInfo=object, WeightTransferEngine=Engine)
+        nothing = dict.fromkeys(("initialize_layerwise_reload", "finalize_layerwise_reload"), lambda *_: None)
+        modules = {
+            **package("vllm"), **package("vllm.distributed"), **package("vllm.distributed.weight_transfer", base=base),
+            **package("vllm.distributed.weight_transfer.factory", WeightTransferEngineFactory=Factory),
+            **package("vllm.model_executor"), **package("vllm.model_executor.model_loader.reload", **nothing),
+            **package("vllm.model_executor.model_loader", register_model_loader=lambda name: lambda kind: formats.update({name: kind})),
+            **package("vllm.model_executor.model_loader.default_loader", DefaultModelLoader=DefaultModelLoader),
+        }  # fmt: skip
+        config = types.SimpleNamespace(model=str(self.tmp / "model"))
+        expected = reshard.load(self.tmp / "model", framework="torch")
+
+        def check(loaded):
+            self.assertEqual(loaded.keys(), expected.keys())
+            self.assertTrue(all(loaded[name].equal(tensor) for name, tensor in expected.items()))
+
+        with unittest.mock.patch.dict(sys.modules, modules):
+            for _ in range(2):  # vLLM may call it again in one process
+                reshard.vllm.register()
+            extra = {"source": str(self.saved), "chunk_bytes": 1, "num_threads": 2}
+            loader = formats["reshard"](types.SimpleNamespace(model_loader_extra_config=extra))
+            self.assertEqual(loader.extra, {"num_threads": 2})
+            check(dict(loader.get_all_weights(config, None)))
+            with self.assertRaisesRegex(ValueError, "source"):
+                formats["reshard"](types.SimpleNamespace(model_loader_extra_config={}))
+            engine = engines["reshard"]()
+            engine.init_transfer_engine(engine.init_info_cls())
+            engine.start_weight_update()
+            engine.update_weights({"source": str(self.saved), "options": {"chunk_bytes": 1 << 16}})
+            engine.finish_weight_update()
+            check(engine.model.loaded)
 
     @unittest.skipUnless(HAS_TORCH and importlib.util.find_spec("transformers"), "no transformers")
     def test_transformers_makes_the_model(self):

@@ -1,43 +1,117 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A vLLM load format that reads any checkpoint, without converting it first.
+"""A vLLM load format and a weight transfer engine that read any checkpoint, without converting it first.
 
     vllm serve MODEL --load-format reshard --model-loader-extra-config '{"source": "step-1000"}'
 
 MODEL is a directory with the config and the tokenizer. vLLM finds this module by the entry point `vllm.general_plugins`.
-The extra config may also have `chunk_bytes` and the options of reshard.load(). Each tensor-parallel rank reads all
-tensors and keeps its own part, as vLLM's default loader does.
+The extra config may also have `chunk_bytes`, the options of reshard.load(), and those of vLLM's default loader. Each
+tensor-parallel rank reads all tensors and keeps its own part, as vLLM's default loader does.
+
+With --weight-transfer-config '{"backend": "reshard"}' a server that runs takes the weights of another step, by vLLM's
+calls start_weight_update, update_weights and finish_weight_update:
+
+    {"update_info": {"source": "step-2000"}}          # or with "options": those of the extra config
 """
 
+import copy
+import dataclasses
 import os
+
+_LOADERS_OWN = ("enable_weights_track", "enable_multithread_load", "num_threads")  # of vLLM's default loader
 
 
 def register():
-    """Registers the load format "reshard". vLLM calls it in each of its processes."""
+    """Registers the load format and the engine "reshard". vLLM calls it in each of its processes, sometimes twice."""
     from vllm.model_executor.model_loader import register_model_loader
-    from vllm.model_executor.model_loader.base_loader import BaseModelLoader
 
-    class ReshardModelLoader(BaseModelLoader):
-        """Streams the tensors of a checkpoint under Hugging Face names into the model."""
+    register_model_loader("reshard")(_loader())
+    try:
+        from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory as factory
+    except ImportError:
+        return  # an older vLLM: it has no engines
+    if "reshard" not in factory._registry:
+        factory.register_engine("reshard", __name__, "WeightTransferEngine")
+
+
+def __getattr__(name):
+    if name == "WeightTransferEngine":
+        return _engine()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def _stream(source, model_config, options):
+    """Yields a checkpoint's tensors under Hugging Face names, checked against the config of vLLM's model."""
+    from ._stream import stream
+
+    config = os.path.join(model_config.model, "config.json")
+    if os.path.exists(config):
+        options = {"config": config, **options}
+    return stream(source, framework="torch", **options)
+
+
+def _loader():
+    from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
+
+    class ReshardModelLoader(DefaultModelLoader):
+        """Is vLLM's default loader, which checks that all parameters are loaded, with another source of tensors."""
 
         def __init__(self, load_config):
-            super().__init__(load_config)
-            self._options = dict(load_config.model_loader_extra_config or {})
-            if "source" not in self._options:
+            options = dict(load_config.model_loader_extra_config or {})
+            if "source" not in options:
                 raise ValueError("load format reshard: --model-loader-extra-config needs a 'source', a checkpoint")
-            self._source = self._options.pop("source")
+            self._source = options.pop("source")
+            usual = copy.copy(load_config)
+            usual.model_loader_extra_config = {k: options.pop(k) for k in _LOADERS_OWN if k in options}
+            self._options = options
+            super().__init__(usual)
 
         def download_model(self, model_config):
             """Does nothing: tensors are read when they are loaded."""
 
-        def load_weights(self, model, model_config):
-            from . import stream
+        def get_all_weights(self, model_config, model):
+            return _stream(self._source, model_config, self._options)
 
-            config = os.path.join(model_config.model, "config.json")
-            if "config" not in self._options and os.path.exists(config):
-                self._options["config"] = config
-            loaded = model.load_weights(stream(self._source, framework="torch", **self._options))
-            expected = {name for name, _ in model.named_parameters()}
-            if loaded is not None and (missing := sorted(expected - loaded)):
-                raise ValueError(f"{self._source}: has no values for {len(missing)} parameters: {', '.join(missing[:8])}")
+    return ReshardModelLoader
 
-    register_model_loader("reshard")(ReshardModelLoader)
+
+def _engine():
+    import torch
+    from vllm.distributed.weight_transfer import base
+    from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+
+    @dataclasses.dataclass
+    class InitInfo(base.WeightTransferInitInfo):
+        pass
+
+    @dataclasses.dataclass
+    class UpdateInfo(base.WeightTransferUpdateInfo):
+        source: str
+        options: dict = dataclasses.field(default_factory=dict)
+
+    class WeightTransferEngine(base.WeightTransferEngine):
+        """Loads another checkpoint of the model into a server that runs."""
+
+        init_info_cls = InitInfo
+        update_info_cls = UpdateInfo
+
+        def init_transfer_engine(self, init_info):
+            """Does nothing: there is no connection to make."""
+
+        def start_weight_update(self):
+            initialize_layerwise_reload(self.model)
+
+        def update_weights(self, update_info):
+            self.receive_weights(self.parse_update_info(update_info))
+            if torch.accelerator.is_available():  # vLLM's own would fail on a CPU
+                torch.accelerator.synchronize()
+
+        def receive_weights(self, update_info):
+            self.model.load_weights(_stream(update_info.source, self.model_config, update_info.options))
+
+        def finish_weight_update(self):
+            finalize_layerwise_reload(self.model, self.model_config)
+
+        def shutdown(self):
+            """Does nothing: there is no connection to close."""
+
+    return WeightTransferEngine
