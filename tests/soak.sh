@@ -8,7 +8,8 @@
 #   power, in thousands of cases;
 #   whole conversions and loads over NCCL between ranks on one GPU of the stand-in, where CUDA's and NCCL's headers are;
 #   every family's table, and what stays in float32, against the newest transformers (samples/families/generate.py);
-#   vLLM's tokens, from a training checkpoint and from the converted model;
+#   vLLM's tokens, from training checkpoints and from the converted model;
+#   a training run under `reshard watch`, which is killed 30 times;
 #   damaged files given to others' readers, too (tests/differential.py), where the Python of the interoperability tests is;
 #   conversions under a real Slurm, at its time limits, with nodes that go down (tests/slurm.sh);
 #   each fuzz target for a while, beginning with its corpus. What it finds lies in build/logs/fuzz;
@@ -60,9 +61,16 @@ fi
 heading "vLLM, from a training checkpoint"
 if wheel=$(packaging/build_wheel.sh 2> "$logs/soak-wheel.log") && python=$(tests/interop/vllm_venv.sh "$wheel"); then
   "$python" tests/interop/vllm_serve.py build/release/reshard > "$logs/soak-vllm.log" 2>&1 || status=1
-  tail -n 2 "$logs/soak-vllm.log"
+  tail -n 6 "$logs/soak-vllm.log"
 else
   echo "skipped: no environment with vLLM"
+fi
+
+heading "a run under watch, killed"
+if python=$(tests/interop/venv.sh 2> /dev/null); then
+  build release --target reshard && "$python" tests/interop/watch_run.py build/release/reshard || status=1
+else
+  echo "skipped: no Python with torch"
 fi
 
 heading "others' readers"

@@ -8,9 +8,9 @@
 //      always among them.
 //   3. Convert each complete step that is kept and has no output yet, oldest first. An output appears under its name
 //      only when it is complete and proven, so that a killed run leaves nothing to repair and is resumed.
-//   4. Run --then on each output that it has not succeeded on.
+//   4. Run --then on each output that it has not succeeded on, kept or not.
 //   5. Remove the outputs of steps that are not kept and, with --prune-source, their sources, if this DST's record says
-//      that they were converted.
+//      that they were converted and that --then has succeeded.
 //
 // The record, DST/.reshard-watch.json, has each step that was converted and whether --then is done. It is replaced
 // atomically after each change. If it is lost, outputs are found again by their names, and --then runs again.
@@ -134,6 +134,11 @@ class Watch {
     if (!lock_->is_held()) return usage_error(printable(root_) + ": another reshard watch writes there");
     is_file_ = TRY(find_format(options_.to))->is_file;
     TRY(remove_leftovers(root_));
+    if (options_.prune_source) {
+      std::set<std::string> parents{run_};
+      for (const Step& step : TRY(list_steps())) parents.insert(parent_path(step.source));
+      for (const std::string& parent : parents) TRY(remove_leftovers(parent));
+    }
     return read_record();
   }
 
@@ -173,7 +178,7 @@ class Watch {
     std::erase_if(complete, [&](const Step& step) { return !is_complete(step); });
     const std::set<std::string> kept = TRY(kept_names(complete));
     for (const Step& step : complete) {
-      if (!kept.contains(step.name)) continue;
+      if (!kept.contains(step.name) && !awaits_then(step.name)) continue;
       TRY(take(step));
       if (interrupted()) return {};
     }
@@ -200,6 +205,12 @@ class Watch {
     if (!gap_of_checkpoint(step.source).empty()) return false;
     complete_.insert(step.name);
     return true;
+  }
+
+  // Returns whether a step was converted and --then has not succeeded on its output.
+  bool awaits_then(const std::string& name) const {
+    const auto done = done_.find(name);
+    return !options_.then.empty() && done != done_.end() && !done->second.then && path_exists(output_of(name));
   }
 
   Result<std::set<std::string>> kept_names(const std::vector<Step>& complete) const {
@@ -289,7 +300,7 @@ class Watch {
   Status remove_others(const std::vector<Step>& complete, const std::set<std::string>& kept) {
     if (!gap_of_checkpoint(complete.back().source).empty()) return {};  // it has changed since; others may be needed
     for (const Step& step : complete) {
-      if (kept.contains(step.name) || failed_.contains(step.name)) continue;
+      if (kept.contains(step.name) || failed_.contains(step.name) || awaits_then(step.name)) continue;
       const auto done = done_.find(step.name);
       if (done == done_.end()) continue;  // never converted here
       if (const std::string output = output_of(step.name); path_exists(output)) TRY(remove_whole(output, step));

@@ -121,6 +121,27 @@ TEST_F(Watch, RemovesNothingThatItHasNotProven) {
   EXPECT_THAT(names(run_), ElementsAre("step-100", "step-200"));
 }
 
+// Each call is a new process, which knows of earlier failures by the record alone.
+TEST_F(Watch, RemovesNothingThatItsCommandRefused) {
+  for (const int step : {100, 200}) save(step);
+  const std::string log = dir_ / "log";
+  const std::vector<std::string> then = {"--then", "test -e " + (dir_ / "ready") + " && echo {} >> " + log,
+                                         "--keep-last", "1", "--prune-source"};
+  EXPECT_EQ(watch({"--then", "false"}).exit_code, 1);
+  for (int k = 0; k < 2; ++k) {
+    EXPECT_EQ(watch(then).exit_code, 1);
+    EXPECT_THAT(names(models_), ElementsAre("step-100", "step-200"));
+    EXPECT_THAT(names(run_), ElementsAre("step-100", "step-200"));
+  }
+  write_file(dir_ / "ready", "");
+  std::filesystem::create_directory(run_ + "/.reshard-removing-step-50");  // a kill while it was removed
+  EXPECT_EQ(watch(then).exit_code, 0);
+  EXPECT_EQ(read_file(log), output(100) + "\n" + output(200) + "\n");
+  EXPECT_THAT(names(models_), ElementsAre("step-200"));
+  EXPECT_THAT(names(run_), ElementsAre("step-200"));
+  EXPECT_FALSE(std::filesystem::exists(run_ + "/.reshard-removing-step-50"));
+}
+
 TEST_F(Watch, ResumesAfterItIsKilledAtAnyTime) {
   for (const int step : {100, 200, 300}) save(step);
   const std::string log = dir_ / "log";

@@ -2446,6 +2446,13 @@ def trained(out, model_type):
     return saved, truth
 
 
+class Watching(Case):
+    """`reshard watch` of a run of torch, killed at random. tests/soak.sh has the long form."""
+
+    def test_each_save_is_converted_once_and_proven(self):
+        self.run_script("watch_run.py", RESHARD, "--kills", "3", "--steps", "15")
+
+
 class DeepSpeed(Case):
     """What --to deepspeed-universal writes, through DeepSpeed's own engine, of other stages and numbers of ranks."""
 

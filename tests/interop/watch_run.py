@@ -1,0 +1,171 @@
+"""A real training run under `reshard watch`, which is killed again and again.
+
+usage: watch_run.py RESHARD [--kills N] [--steps N] [--seed N]
+
+torch trains a small Llama for 60 steps and saves every 5 as DCP, while `reshard watch` converts the saves, keeps some and
+removes others with their sources. The watch and all that it has started are killed (SIGKILL) at random times and started
+again. At the end:
+  each save was converted exactly once, and its output had the bits of the model that was trained;
+  what was removed had been converted and proven, and the newest and the kept are there;
+  nothing half-written or half-removed is left.
+"""
+import argparse
+import hashlib
+import json
+import os
+import pathlib
+import random
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+KEEP_LAST, KEEP_EVERY, SAVE_EVERY = 3, 20, 5
+
+
+def config(hidden=64, layers=2, dtype="float32"):
+    return {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": hidden, "intermediate_size": 3 * hidden,
+            "num_hidden_layers": layers, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 512,
+            "max_position_embeddings": 64, "tie_word_embeddings": False, "torch_dtype": dtype}  # fmt: skip
+
+
+def train(run, steps, pause=0.0, every=SAVE_EVERY, digests=None, models=None, **shape):
+    """Trains a Llama and saves it with its optimizer as run/step-N. Writes the digests of its tensors to digests/N.json.
+
+    Waits while a save that is still to be kept has no output below `models`: on a busy machine, the watch would find it only
+    when others are kept.
+    """
+    import torch
+    import torch.distributed.checkpoint as dcp
+    import transformers
+
+    torch.manual_seed(1)
+    torch.set_num_threads(1)
+    made = transformers.LlamaConfig(**config(**shape))
+    model = transformers.LlamaForCausalLM(made).to(getattr(torch, config(**shape)["torch_dtype"]))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    pattern = torch.arange(made.vocab_size).roll(1)  # each token has one that follows it, so that there is something to learn
+    for step in range(1, steps + 1):
+        tokens = torch.randint(made.vocab_size, (4, 1))
+        tokens = torch.cat([tokens, pattern[tokens], pattern[pattern[tokens]]], dim=1)
+        model(input_ids=tokens, labels=tokens).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        time.sleep(pause)
+        if step % every == 0:
+            before = step - 2 * every
+            while models and before > 0 and not (models / f"step-{before}").exists():
+                time.sleep(0.05)
+            state = model.state_dict()
+            if digests:
+                here = {k: hashlib.sha256(v.contiguous().view(torch.uint8).numpy().tobytes()).hexdigest() for k, v in state.items()}
+                (digests / f"{step}.json").write_text(json.dumps(here))
+            dcp.save({"model": state, "optimizer": optimizer.state_dict(), "step": step}, checkpoint_id=run / f"step-{step}")
+
+
+def compare(digests, log, output):
+    """What --then runs: fails if an output is not the model that was trained, and otherwise adds it to the log."""
+    step = output.name.rsplit("-", 1)[1]
+    made = {}
+    for file in output.glob("*.safetensors"):
+        data = file.read_bytes()
+        start = 8 + int.from_bytes(data[:8], "little")
+        for name, entry in json.loads(data[8:start]).items():
+            if name != "__metadata__":
+                begin, end = entry["data_offsets"]
+                made[name] = hashlib.sha256(data[start + begin:start + end]).hexdigest()
+    if made != json.loads((digests / f"{step}.json").read_text()):
+        sys.exit(f"{output}: is not the model that was trained")
+    with open(log, "a") as f:
+        f.write(step + "\n")
+
+
+class Run:
+    """A directory with the run, its outputs, what is known of them, and the watch."""
+
+    def __init__(self, reshard, directory):
+        self.run, self.models, self.digests = (directory / name for name in ("run", "models", "digests"))
+        self.log, self.events = directory / "proven", directory / "events"
+        for made in (self.run, self.digests):
+            made.mkdir()
+        (directory / "config.json").write_text(json.dumps(config()))
+        self.log.touch()
+        then = shlex.join([sys.executable, os.path.abspath(__file__), "--compare", str(self.digests), str(self.log)])
+        self.command = [reshard, "watch", self.run, self.models, "--to", "hf", "--config", directory / "config.json",
+                        "--interval", "0.1", "--keep-last", str(KEEP_LAST), "--keep-every", str(KEEP_EVERY),
+                        "--prune-source", "--json", "--then", then + " {}"]  # fmt: skip
+
+    def watch(self, *more):
+        with open(self.events, "a") as out:
+            return subprocess.Popen([*self.command, *more], stdout=out, stderr=subprocess.STDOUT, start_new_session=True)
+
+    def kill_after(self, seconds):
+        child = self.watch()
+        time.sleep(seconds)
+        os.killpg(child.pid, signal.SIGKILL)
+        if child.wait() != -signal.SIGKILL:
+            sys.exit(f"watch ended by itself with {child.returncode}:\n{self.events.read_text()}")
+
+    def faults(self, steps):
+        """Yields what is not as it should be at the end."""
+        told = [json.loads(line) for line in self.events.read_text().splitlines() if line.startswith("{")]
+        events = [(e["event"], e.get("step")) for e in told]
+        proven = {int(step) for step in self.log.read_text().split()}
+        saved = set(range(SAVE_EVERY, steps + 1, SAVE_EVERY))
+        kept = {s for s in saved if s % KEEP_EVERY == 0} | set(sorted(saved)[-KEEP_LAST:])
+        yield from (f"failed: {e['text']}" for e in told if e["event"] == "failed")
+        yield from (f"step {s} was converted {events.count(('converted', s))} times" for s in saved if events.count(("converted", s)) > 1)
+        yield from (f"step {s} was not proven" for s in saved - proven)
+        for what, directory in (("source", self.run), ("output", self.models)):
+            there = {int(p.name.rsplit("-", 1)[1]) for p in directory.glob("step-*")}
+            yield from (f"the {what} of step {s} is gone" for s in kept - there)
+            yield from (f"the {what} of step {s} is left" for s in there - kept if what == "output")
+            yield from (f"{p} is left" for p in directory.glob(".*") if p.name not in (".reshard-watch.json", ".reshard.lock"))
+        yield from (f"unexpected text: {line}" for line in self.events.read_text().splitlines() if line and not line.startswith("{"))
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("reshard", type=os.path.abspath)
+    parser.add_argument("--kills", type=int, default=30)
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--seed", type=int, default=1)
+    args = parser.parse_args()
+    chance = random.Random(args.seed)
+    with tempfile.TemporaryDirectory() as directory:
+        it = Run(args.reshard, pathlib.Path(directory))
+        waits = [chance.uniform(0.02, 1.0) for _ in range(args.kills)]
+        pause = sum(waits) / args.steps
+        trainer = subprocess.Popen([sys.executable, "-W", "ignore", os.path.abspath(__file__), "--train", it.run, it.digests, it.models,
+                                    str(args.steps), str(pause)])  # fmt: skip
+        try:
+            while not any(it.run.iterdir()) and trainer.poll() is None:
+                time.sleep(0.05)
+            for wait in waits:
+                it.kill_after(wait)
+            last = it.watch()
+            code = trainer.wait()
+            last.terminate()
+            if last.wait() != 128 + signal.SIGTERM or code != 0:
+                sys.exit(f"watch: exit code {last.returncode}; training: {code}\n{it.events.read_text()}")
+        finally:
+            trainer.kill()
+        last = it.watch("--once")
+        if last.wait() != 0:
+            sys.exit(f"watch --once: exit code {last.returncode}:\n{it.events.read_text()}")
+        faults = list(it.faults(args.steps))
+        if faults:
+            sys.exit("\n".join(faults))
+    print(f"watch: {args.steps // SAVE_EVERY} saves, {args.kills} kills, each save converted once and proven")
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "--train":
+        run, digests, models = map(pathlib.Path, sys.argv[2:5])
+        train(run, int(sys.argv[5]), float(sys.argv[6]), digests=digests, models=models)
+    elif sys.argv[1] == "--compare":
+        compare(*map(pathlib.Path, sys.argv[2:5]))
+    else:
+        main()
