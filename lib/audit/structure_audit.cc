@@ -8,6 +8,7 @@
 #include "lib/base/names.h"
 #include "lib/base/text.h"
 #include "lib/checkpoint/key_paths.h"
+#include "lib/model/parts.h"
 
 namespace reshard {
 namespace {
@@ -177,6 +178,8 @@ bool check_headers(Reader& reader, int threads, const std::string& spool, Findin
 void report_leftovers(const Catalog& catalog, FindingList& findings) {
   for (const std::string& text : catalog.warnings) findings.add(Severity::kWarning, "reader").what = text;
   for (const std::string& text : catalog.notes) findings.add(Severity::kNote, "reader").what = text;
+  if (std::string doubt = doubt_about_model(catalog); !doubt.empty())
+    findings.add(Severity::kNote, "model-average").what = std::move(doubt);
   if (catalog.stale_files.empty()) return;
   Finding& f = findings.add(Severity::kWarning, "stale-files");
   f.what = count_of(static_cast<Index>(catalog.stale_files.size()), "file") + " in the directory " +

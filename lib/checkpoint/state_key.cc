@@ -5,6 +5,7 @@
 #include <array>
 
 #include "lib/base/text.h"
+#include "lib/checkpoint/average_words.h"
 
 namespace reshard {
 namespace {
@@ -39,11 +40,18 @@ bool is_training_word(std::string_view word) {
 
 bool is_average_word(std::string_view word) {
   // Also timm's, BasicSR's (params_ema), diffusers' (shadow_params) and those of torch's swa_utils.
-  static constexpr std::array<std::string_view, 16> kWords = {
-      "ema",        "ema_model",  "model_ema",      "ema_state",  "ema_state_dict", "state_dict_ema",
-      "ema_params", "params_ema", "ema_weights",    "ema_shadow", "shadow_params",  "averaged_model",
-      "swa_model",  "model_swa",  "swa_state_dict", "swa_state"};
-  return std::find(kWords.begin(), kWords.end(), word) != kWords.end();
+  static constexpr std::array<std::string_view, 15> kModelWords = {
+      "model", "module", "net",     "network", "state",  "states", "dict",      "params",
+      "param", "weight", "weights", "helper",  "shadow", "copy",   "parameters"};
+  if (word == "shadow_params" || word == "averaged_model") return true;
+  if (word.find_first_of("aA") == std::string_view::npos) return false;  // fast: every name's first word comes here
+  const std::vector<std::string> parts = words_of(word);
+  const auto is_average = [](const std::string& part) { return part == "ema" || part == "swa"; };
+  const auto is_allowed = [&](const std::string& part) {
+    return is_average(part) || is_digits(part) ||
+           std::find(kModelWords.begin(), kModelWords.end(), part) != kModelWords.end();
+  };
+  return std::any_of(parts.begin(), parts.end(), is_average) && std::all_of(parts.begin(), parts.end(), is_allowed);
 }
 
 StateKind state_kind(std::string_view key) {

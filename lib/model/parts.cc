@@ -8,6 +8,7 @@
 #include <set>
 
 #include "lib/base/text.h"
+#include "lib/checkpoint/average_words.h"
 #include "lib/model/family.h"
 
 namespace reshard {
@@ -51,6 +52,21 @@ struct Told {
   bool is_average = false;
   bool is_named = false;  // an optimizer in a dict of optimizers
 };
+
+// Begins the evidence for a wrapper that an option chooses.
+constexpr std::string_view kGivenWith = "given with ";
+
+// The counter of torch.optim.swa_utils.AveragedModel, next to the "module." that it averages.
+constexpr std::string_view kAverageCount = "n_averaged";
+
+// Words for models that are averages of others in self-distillation (DINO, I-JEPA, MoCo), and not elsewhere.
+bool is_doubtful_word(std::string_view word) {
+  static constexpr std::array<std::string_view, 5> kWords = {"teacher", "target", "momentum", "encoder_k",
+                                                             "key_encoder"};
+  return hints_at_average(word) || std::any_of(kWords.begin(), kWords.end(), [&](std::string_view said) {
+           return word.find(said) != std::string_view::npos;
+         });
+}
 
 // Megatron-FSDP's key for groups whose options are stored by parameter.
 constexpr std::string_view kGroupsByParameter = "param_to_group_meta.";
@@ -277,10 +293,9 @@ class PartFinder {
   Status find() {
     for (Part& part : catalog_.parts) part.is_told = true;
     find_adapters();
-    for (const Tensor& t : catalog_.tensors()) count(renamed(t.key()), t.elements() > 1);
-    // A counter and a flag next to an average are not a model (ema-pytorch's `step` and `initted`).
-    if (!averages_.empty() && !has_weights_) model_.clear();
+    for (const Tensor& t : catalog_.tensors()) count(renamed(t.key()));
     number_optimizers();
+    find_averages();
     if (given_.empty()) find_models();
     name_averages();
     TRY(choose());
@@ -319,10 +334,11 @@ class PartFinder {
     return is_given_model(name) || (!chosen_.empty() && name.starts_with(chosen_)) ? Told{} : tell(name);
   }
 
-  void count(const std::string& name, bool is_weight) {
+  void count(const std::string& name) {
     const Told told = tell_of(name);
-    has_weights_ = has_weights_ || (told.kind == StateKind::kModel && is_weight);
     if (told.kind == StateKind::kModel && !is_beside_weights(name)) add_name(model_, without_wrappers(name));
+    if (told.kind == StateKind::kModel && ("." + name).ends_with("." + std::string(kAverageCount)))
+      counted_.insert(name.substr(0, name.size() - kAverageCount.size()));
     if (told.is_average) add_name(averages_[std::string(told.prefix)], without_inner_wrappers(name));
     if (told.kind != StateKind::kOptimizer) return;
     if (told.is_named) named_optimizers_.emplace(told.prefix);
@@ -395,6 +411,65 @@ class PartFinder {
     catalog_.parts.push_back({kind, std::string(prefix), std::move(name), std::move(evidence)});
   }
 
+  // Finds averages under words that other modules have, too ("shadow."), anywhere in front of a model
+  // ("callbacks.EMA.weights."). Under the prefix are a family's names, or those of the rest.
+  void find_hinted_averages() {
+    std::map<std::string, NamePatterns> groups;  // by prefix
+    for (const auto& [pattern, alike] : model_)
+      if (std::string prefix = prefix_of_average(pattern); !prefix.empty())
+        groups[std::move(prefix)].emplace(pattern, alike);
+    if (groups.size() > kMaxModels) return;
+    for (auto& [prefix, names] : groups) {
+      NamePatterns rest = model_;
+      for (const auto& name : names) rest.erase(name.first);
+      const bool is_known = !counted_.contains(prefix) && model_under(names, prefix, families_);
+      if (!is_known && !are_alike(names, rest)) continue;
+      model_ = std::move(rest);
+      averages_.emplace(prefix, std::move(names));
+    }
+  }
+
+  void find_averages() {
+    if (given_.empty()) find_hinted_averages();
+    if (averages_.empty()) return;
+    const auto is_weight = [&](const Tensor& t) {
+      const std::string name = renamed(t.key());
+      return t.elements() > 1 && tell_of(name).kind == StateKind::kModel && !is_of_average(without_wrappers(name));
+    };
+    has_weights_ = std::any_of(catalog_.tensors().begin(), catalog_.tensors().end(), is_weight);
+    // A counter and a flag next to an average are not a model (ema-pytorch's `step` and `initted`).
+    if (!has_weights_) model_.clear();
+  }
+
+  // Returns the start of a name up to the first component that suggests an average, or that has torch's counter under
+  // it; empty if there is none. What follows a number is inside a model.
+  std::string prefix_of_average(std::string_view pattern) const {
+    std::size_t begin = 0;
+    for (std::size_t dot; (dot = pattern.find('.', begin)) != std::string_view::npos; begin = dot + 1) {
+      if (pattern[begin] == '{') break;
+      std::string prefix(pattern.substr(0, dot + 1));
+      if (hints_at_average(pattern.substr(begin, dot - begin)) || counted_.contains(prefix)) return prefix;
+    }
+    return {};
+  }
+
+  bool is_of_average(std::string_view name) const {
+    return std::any_of(averages_.begin(), averages_.end(), [&](const auto& average) {
+      return average.first != chosen_ && name.starts_with(average.first);
+    });
+  }
+
+  // Returns whether most of the names are those of `others`, in wrappers of their own.
+  static bool are_alike(const NamePatterns& names, const NamePatterns& others) {
+    const std::vector<std::string> prefixes = common_prefixes(others);
+    return count_all(names) >= kFewNames && std::any_of(prefixes.begin(), prefixes.end(), [&](const auto& prefix) {
+             PatternSet plain;
+             for (const auto& [pattern, alike] : others)
+               if (pattern.starts_with(prefix)) plain.insert(pattern.substr(prefix.size()));
+             return wrapper_by_match(names, plain).known * 2 > count_all(names);
+           });
+  }
+
   // Finds several models: prefixes that differ in their last component.
   void find_models() {
     std::copy_if(catalog_.parts.begin(), catalog_.parts.end(), std::back_inserter(models_),
@@ -419,13 +494,8 @@ class PartFinder {
         auto evidence = model_under(names, prefix, families_);
         if (!evidence) continue;
         std::string word = prefix.substr(base.size(), prefix.size() - base.size() - 1);
-        if (is_average_word(word))
-          averages_.emplace(prefix, names);
-        else
-          models.push_back({StateKind::kModel, prefix, std::move(word), *std::move(evidence)});
+        models.push_back({StateKind::kModel, prefix, std::move(word), *std::move(evidence)});
       }
-      for (const auto& average : averages_)
-        std::erase_if(model_, [&](const auto& name) { return name.first.starts_with(average.first); });
       if (models.size() < 2) continue;
       models_ = std::move(models);
       catalog_.parts.insert(catalog_.parts.end(), models_.begin(), models_.end());
@@ -475,7 +545,7 @@ class PartFinder {
     PatternSet optimized;
     for (const auto& [pattern, alike] : optimized_) optimized.insert(pattern);
     if (!given_.empty()) {
-      model_wrapper_ = {given_, "", "given with --strip-prefix"};
+      model_wrapper_ = {given_, "", std::string(kGivenWith) + "--strip-prefix"};
       if (std::none_of(model_.begin(), model_.end(),
                        [&](const auto& m) { return m.second.example.starts_with(given_); }))
         return usage_error(catalog_.root + ": no tensor name begins with --strip-prefix '" + printable(given_) + "'");
@@ -488,7 +558,8 @@ class PartFinder {
       const bool is_part = trained.known > model_wrapper_.known && trained.prefix.size() < model_wrapper_.prefix.size();
       if (model_wrapper_.known == 0 || is_part) model_wrapper_ = std::move(trained);
       if (model_wrapper_.known == 0) model_wrapper_ = wrapper_by_words(model_);
-      if (!model_wrapper_.prefix.starts_with(chosen_)) model_wrapper_ = {chosen_, "", "given with --part"};
+      if (!model_wrapper_.prefix.starts_with(chosen_))
+        model_wrapper_ = {chosen_, "", std::string(kGivenWith) + "--part"};
     }
     if (!model_.empty() && models_.empty() && chosen_.empty())
       add_part(StateKind::kModel, model_wrapper_.prefix, "model", model_wrapper_.evidence);
@@ -524,6 +595,7 @@ class PartFinder {
     if (!averages_.empty() && !has_weights_ && chosen_.empty()) return "extra_state." + name;
     if (is_beside_weights(name)) return adapter_key(name);
     std::string clean = without_wrappers(name);
+    if (is_of_average(clean)) return "extra_state." + name;
     return clean.starts_with(model_wrapper_.prefix) ? unwrapped(std::move(clean), model_wrapper_)
                                                     : "extra_state." + name;
   }
@@ -539,9 +611,10 @@ class PartFinder {
   bool has_weights_ = false;  // model tensors other than scalars
   Families families_;
   std::string given_, wanted_;
-  std::string chosen_;        // prefix of the part chosen as the model; empty: none
-  std::vector<Part> models_;  // several models; empty: there is one
-  std::map<std::string, NamePatterns> averages_;
+  std::string chosen_;                            // prefix of the part chosen as the model; empty: none
+  std::vector<Part> models_;                      // several models; empty: there is one
+  std::map<std::string, NamePatterns> averages_;  // by prefix
+  std::set<std::string> counted_;                 // prefixes of kAverageCount; may contain ""
   NamePatterns model_, optimized_;
   Wrapper model_wrapper_, optimizer_wrapper_;
 };
@@ -553,6 +626,32 @@ bool is_of_part(std::string_view key, std::string_view part) {
   const bool is_word = is_optimizer_word(part) || (is_training_word(part) && !is_average_word(part));
   if (is_word) return key.starts_with(part) && key.substr(part.size()).starts_with('.');
   return state_kind(key) == StateKind::kModel;
+}
+
+bool is_of_average(const Catalog& catalog, std::string_view name) {
+  return std::any_of(catalog.parts.begin(), catalog.parts.end(),
+                     [&](const Part& part) { return part.kind == StateKind::kOther && name.starts_with(part.prefix); });
+}
+
+std::string doubt_about_model(const Catalog& catalog) {
+  const auto model = std::find_if(catalog.parts.begin(), catalog.parts.end(),
+                                  [](const Part& part) { return part.kind == StateKind::kModel; });
+  const bool is_only = std::all_of(catalog.parts.begin(), catalog.parts.end(), [&](const Part& part) {
+    return part.kind == StateKind::kOptimizer || &part == &*model;
+  });
+  if (model == catalog.parts.end() || !is_only || model->evidence.starts_with(kGivenWith)) return {};
+  const std::vector<std::string> words = split(model->prefix, '.');
+  if (std::any_of(words.begin(), words.end(), is_doubtful_word))
+    return "the model's names begin with '" + printable(model->prefix) +
+           "', which may mean an average of another model";
+  const auto counts = [&](const Tensor& t) {
+    return ("." + t.name).ends_with("." + std::string(kAverageCount)) &&
+           model->prefix.starts_with(t.name.substr(0, t.name.size() - kAverageCount.size()));
+  };
+  const auto count = std::find_if(catalog.tensors().begin(), catalog.tensors().end(), counts);
+  if (count == catalog.tensors().end()) return {};
+  return "'" + printable(count->name) +
+         "' is next to the model, so its weights may be an average (torch.optim.swa_utils.AveragedModel)";
 }
 
 std::string choice_of_part(const Catalog& catalog) {

@@ -23,7 +23,8 @@
 namespace reshard {
 
 // A training state may contain several models with different prefixes: an average of the weights ("ema."), a reference
-// model. An average is other state. If there are several other models, none of them is the model unless `changes`
+// model. An average is other state, under a word that says so ("ema.") or that only suggests it ("shadow.") over a
+// family's names or those of the rest. If there are several other models, none of them is the model unless `changes`
 // chooses one.
 //
 // Finds the parts and plain keys of a catalog. Plain keys and models that the reader sets are kept. A prefix is the
@@ -37,6 +38,13 @@ Status find_parts(Catalog& catalog, const KeyChanges& changes = {}, bool is_mode
 // Returns whether a plain key belongs to the part of this name (Part::name, or a word of other state). An empty name
 // matches all.
 bool is_of_part(std::string_view key, std::string_view part);
+
+// Returns a sentence if the only model may be an average of another, by its wrapper ("teacher.") or by torch's counter
+// next to it; empty if nothing suggests that, or if an option chose the model.
+std::string doubt_about_model(const Catalog& catalog);
+
+// Returns whether a tensor's stored name is under the prefix of an average of the model's weights.
+bool is_of_average(const Catalog& catalog, std::string_view name);
 
 // Returns advice if several models exist and none was chosen: a clause to follow "; ", otherwise empty.
 std::string choice_of_part(const Catalog& catalog);

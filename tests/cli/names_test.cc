@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <array>
 #include <filesystem>
 #include <functional>
 #include <string>
@@ -217,6 +218,78 @@ TEST(AnAverageAlone, BesideItsModelIsOtherState) {
   const CommandResult r = both.convert({"--to", "hf"});
   EXPECT_EQ(r.exit_code, 0) << r.err;
   EXPECT_EQ(load_checkpoint(both.dir / "out"), llama());
+}
+
+// The average's first values differ from the model's, so the output tells which of the two it is.
+TensorValues averaged_llama() {
+  TensorValues out = llama();
+  for (auto& [name, value] : out) value.bytes[0] = static_cast<char>(value.bytes[0] ^ 1);
+  return out;
+}
+
+constexpr std::array<const char*, 9> kOtherAverages = {
+    "shadow.",     "model_averaged.",        "ema_unet.", "G_EMA.",      "emaModel.model.",
+    "polyak_net.", "callbacks.EMA.weights.", "swa.",      "trainer.avg."};
+
+TEST(AnAverageAlone, UnderWordsOfAnyProgramIsNotTakenUnasked) {
+  for (const std::string prefix : kOtherAverages) {
+    const Checkpoint average(renamed(averaged_llama(), [&](const std::string& name) { return prefix + name; }));
+    const CommandResult refused = average.convert({"--to", "hf"});
+    EXPECT_EQ(refused.exit_code, 4) << prefix << refused.out;
+    EXPECT_THAT(refused.err, HasSubstr("it contains an average (--part ema) and no model")) << prefix;
+    EXPECT_EQ(average.convert({"--to", "hf", "--part", "ema"}).exit_code, 0) << prefix;
+    EXPECT_EQ(load_checkpoint(average.dir / "out"), averaged_llama()) << prefix;
+  }
+}
+
+TEST(AnAverageAlone, UnderWordsOfAnyProgramIsNotTheModelBesideIt) {
+  for (std::size_t i = 0; i < kOtherAverages.size(); ++i) {
+    const std::string prefix = kOtherAverages[i], model = i % 2 == 0 ? "" : "net.";
+    TensorValues tensors = renamed(averaged_llama(), [&](const std::string& name) { return prefix + name; });
+    for (const auto& [name, value] : llama()) tensors[model + name] = value;
+    const Checkpoint both(tensors);
+    const CommandResult r = both.convert({"--to", "hf"});
+    ASSERT_EQ(r.exit_code, 0) << model << " " << prefix << r.err;
+    EXPECT_THAT(r.out, HasSubstr("left out: average of the weights (39 tensors")) << model << " " << prefix;
+    EXPECT_EQ(load_checkpoint(both.dir / "out"), llama()) << model << " " << prefix;
+    EXPECT_EQ(both.convert({"--to", "hf", "--part", "ema", "--force"}).exit_code, 0) << model << " " << prefix;
+    EXPECT_EQ(load_checkpoint(both.dir / "out"), averaged_llama()) << model << " " << prefix;
+  }
+}
+
+// A word or torch's counter only suggests an average: the model is taken, and the output says so.
+TEST(AnAverageAlone, ThatIsOnlySuggestedIsTakenWithANote) {
+  for (const std::string prefix : {"teacher.", "target_encoder.model.", "module.", "model.module."}) {
+    TensorValues tensors = renamed(llama(), [&](const std::string& name) { return prefix + name; });
+    const bool is_counted = prefix.ends_with("module.");
+    if (is_counted)
+      tensors[prefix.substr(0, prefix.size() - 7) + "n_averaged"] = {DType::kInt64, {}, std::string(8, '\1')};
+    const Checkpoint saved(tensors);
+    const CommandResult r = saved.convert({"--to", "hf"});
+    EXPECT_EQ(r.exit_code, 0) << prefix << r.err;
+    EXPECT_THAT(r.out, HasSubstr(is_counted ? "n_averaged' is next to the model" : "which may mean an average"))
+        << prefix;
+    EXPECT_THAT(saved.verify().out, HasSubstr("average")) << prefix;
+    EXPECT_EQ(load_checkpoint(saved.dir / "out"), llama()) << prefix;
+    const CommandResult chosen = saved.convert({"--to", "hf", "--strip-prefix", prefix, "--force"});
+    EXPECT_THAT(chosen.out, Not(HasSubstr("which may mean an average"))) << prefix;
+  }
+}
+
+// Modules of models that no family describes: an average has the names of the rest, a module has its own.
+TEST(AnAverageAlone, IsNoModuleOfAnUnknownModel) {
+  const TensorValue weight = {DType::kFloat32, {2}, std::string(8, 'w')};
+  TensorValues tensors;
+  for (const char* name : {"shadow_net.conv.weight", "shadow_net.conv.bias", "avg_pool_head.proj.weight", "stem.weight",
+                           "stem.bias", "body.0.weight", "body.1.weight"})
+    tensors[name] = weight;
+  const Checkpoint modules(tensors, "");
+  EXPECT_THAT(reshard_cli({"inspect", modules.path}).out, AllOf(HasSubstr("7 tensors"), Not(HasSubstr("average"))));
+  for (const char* name : {"stem.weight", "stem.bias", "body.0.weight", "body.1.weight"})
+    tensors["shadow." + std::string(name)] = weight;
+  const Checkpoint averaged(tensors, "");
+  EXPECT_THAT(reshard_cli({"inspect", averaged.path}).out,
+              AllOf(HasSubstr("model       7 tensors"), HasSubstr("ema with prefix 'shadow.'")));
 }
 
 TEST(BuffersOfOthers, TablesOfAnglesAreLeftOut) {

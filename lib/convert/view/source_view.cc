@@ -79,7 +79,8 @@ Result<Selected> select(const Catalog& source, const Selection& selection, const
       notes.left_out.push_back(std::move(faulty));
     }
   }
-  LeftOut optimizer{"optimizer", 0, 0, 0}, other{"training state", 0, 0, 0}, excluded{"excluded", 0, 0, 0};
+  LeftOut optimizer{"optimizer", 0, 0, 0}, average{"average of the weights", 0, 0, 0};
+  LeftOut other{"training state", 0, 0, 0}, excluded{"excluded", 0, 0, 0};
   bool holds_model = false;
   LeftOut parts{"other parts", 0, 0, 0}, merged{"adapter, merged into the weights", 0, 0, 0};
   for (std::size_t i = 0; i < tensors.size(); ++i) {
@@ -93,7 +94,8 @@ Result<Selected> select(const Catalog& source, const Selection& selection, const
     const bool is_held = format.holds == Holds::kModel  ? kind == StateKind::kModel
                          : format.holds == Holds::kAdam ? kind != StateKind::kOther
                                                         : true;
-    if (!left && !is_held && !stays) left = kind == StateKind::kOptimizer ? &optimizer : &other;
+    if (!left && !is_held && !stays)
+      left = kind == StateKind::kOptimizer ? &optimizer : is_of_average(source, tensors[i].name) ? &average : &other;
     if (!left && !is_of_part(tensors[i].key(), selection.part)) left = &parts;
     if (!left && !selects(selection, tensors[i].name)) {
       left = &excluded;
@@ -125,7 +127,7 @@ Result<Selected> select(const Catalog& source, const Selection& selection, const
   }
   note_objects_of_ranks(source, out.blobs, notes);
   if (format.holds == Holds::kEverything) note_names_off_paths(source, notes);
-  for (LeftOut* left : {&optimizer, &other, &parts, &excluded, &merged})
+  for (LeftOut* left : {&optimizer, &average, &other, &parts, &excluded, &merged})
     if (left->tensors + left->objects > 0) notes.left_out.push_back(std::move(*left));
   if (tensors.empty())
     return usage_error((source.files.size() == 1 ? source.file_path(0) : source.root) + ": contains no tensors");

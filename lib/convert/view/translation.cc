@@ -167,6 +167,7 @@ std::vector<const Tensor*> beside_model(const Catalog& source, const Request& wa
   std::vector<const Tensor*> out;
   for (const Tensor& t : source.tensors()) {
     const bool may_be_weight = t.elements() > 1 && is_floating(t.dtype);
+    if (is_of_average(source, t.name)) continue;
     if (t.plain_key == "extra_state." + t.name && !any_glob_matches(wanted.selection.exclude, t.name) &&
         (may_be_weight || !is_described))
       out.push_back(&t);
@@ -278,6 +279,7 @@ Status check_names(const Catalog& source, const Translation& names, const Reques
   const bool claims = wanted.naming.convention.has_value() || !format.own_names.empty() ||
                       (format.hf_names && !wanted.naming.keep_names);
   if (!claims || resumes_adapters(source, wanted.naming, format)) return {};
+  if (std::string doubt = doubt_about_model(source); !doubt.empty()) notes.warnings.push_back(std::move(doubt));
   if (names.model.family) return check_nothing_is_beside(source, wanted, true, notes);
   const Families families = wanted.model.families;
   const Unrecognised known = look_at_unrecognised(source, file, families);

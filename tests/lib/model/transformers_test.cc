@@ -10,6 +10,7 @@
 #include "lib/base/file.h"
 #include "lib/model/packing.h"
 #include "lib/model/parameters.h"
+#include "lib/model/parts.h"
 #include "lib/model/shapes.h"
 #include "lib/model/view.h"
 
@@ -70,6 +71,16 @@ Shapes shapes_of(const Catalog& catalog) {
   Shapes out;
   for (const Tensor& t : catalog.tensors()) out.emplace(t.name, t.shape);
   return out;
+}
+
+TEST(Transformers, NoModuleIsTakenForAnAverage) {
+  for (const Sample& sample : samples())
+    for (const Shapes* shapes : {&sample.files, &sample.memory}) {
+      Catalog catalog = catalog_of(*shapes);
+      ASSERT_TRUE(find_parts(catalog)) << sample.name;
+      for (const Part& part : catalog.parts) EXPECT_EQ(part.kind, StateKind::kModel) << sample.name << part.prefix;
+      EXPECT_EQ(doubt_about_model(catalog), "") << sample.name;
+    }
 }
 
 // Returns the shapes without the family's prefix and without a head that the config ties.
