@@ -12,8 +12,8 @@ namespace reshard {
 // "model".
 std::vector<std::string> words_of(std::string_view name);
 
-// "shadow", "avg", "G_ema", ...: a model under it is an average of one, but other modules have such names as well. Words
-// that are clear are is_average_word()'s (state_key.h).
+// "shadow", "avg", "G_ema", ...: a model under it is an average of one, but other modules have such names as well.
+// Words that are clear are is_average_word()'s (state_key.h).
 bool hints_at_average(std::string_view word);
 
 }  // namespace reshard
