@@ -41,6 +41,7 @@ void add_check(CommandLine& line);
 void add_layout(CommandLine& line);
 void add_synth(CommandLine& line);
 void add_families(CommandLine& line);
+void add_family(CommandLine& line);
 void add_doctor(CommandLine& line);
 void add_completions(CommandLine& line);
 void add_manual(CommandLine& line);

@@ -110,6 +110,10 @@ Result<ModelChoice> ModelOptions::choice() const {
     if (family != "auto") return usage_error("--family and --family-file exclude each other; give one of them");
     out.family = TRY(load_family(family_file));
     out.families = Families(out.family);
+    if (!out.family->class_table.empty()) {  // it describes configs, and no names that files have
+      out.family = nullptr;
+      return out;
+    }
   } else if (family == "auto") {
     return out;
   } else if (family != "none") {

@@ -13,6 +13,7 @@
 #include "lib/checkpoint/state_key.h"
 #include "lib/image/image_upload.h"
 #include "lib/model/config.h"
+#include "lib/model/family_file.h"
 #include "lib/model/model.h"
 #include "lib/model/packing.h"
 #include "lib/model/parameters.h"
@@ -42,7 +43,7 @@ constexpr std::array<KnownModel, 5> kModels = {{
 }};
 
 struct SynthOptions {
-  std::string destination, model, config, to, mesh, names, dtype;
+  std::string destination, model, config, family_file, to, mesh, names, dtype;
   std::vector<std::string> shapes, without;
   Index layers = 0;
   bool optimizer = false, metadata_only = false, headers_only = false, force = false;
@@ -127,7 +128,9 @@ Result<Subject> find_subject(const SynthOptions& options) {
     s.config_file = TRY(parse_json(TRY(read_whole_file(options.config, kMaxConfigBytes)), options.config));
     if (options.layers > 0) s.config_file.set("num_hidden_layers", options.layers);
   }
-  s.config = TRY(ModelConfig::parse(s.config_file, options.config.empty() ? "config.json" : options.config));
+  Families families;
+  if (!options.family_file.empty()) families = Families(TRY(load_family(options.family_file)));
+  s.config = TRY(ModelConfig::parse(s.config_file, options.config.empty() ? "config.json" : options.config, families));
   s.family = &numbered(*TRY(family_of(s.config)), &s.config);
   // Without --dtype the config's dtype is used.
   if (const auto declared = dtype_from_torch(s.config.dtype); declared && options.dtype.empty()) s.dtype = *declared;
@@ -360,6 +363,7 @@ void add_synth(CommandLine& line) {
   line.group("Model");
   line.add_option("--model", options->model, "Model to imitate").takes("NAME").common().suggests(model_names());
   line.add_option("--config", options->config, "Imitate the model of this config.json instead").common().read();
+  line.add_option("--family-file", options->family_file, "Read a model family of your own from a JSON file").read();
   options->to = (*std::find_if(formats().begin(), formats().end(), [](const Format* f) {
                   return f->lay_out && f->own_names.empty();
                 }))->name;

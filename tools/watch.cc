@@ -14,15 +14,9 @@
 //
 // The record, DST/.reshard-watch.json, has each step that was converted and whether --then is done. It is replaced
 // atomically after each change. If it is lost, outputs are found again by their names, and --then runs again.
-#include <spawn.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <chrono>
 #include <cstdio>
-#include <cstring>
 #include <map>
 #include <set>
 #include <thread>
@@ -35,6 +29,7 @@
 #include "lib/base/text.h"
 #include "lib/checkpoint/side_files.h"
 #include "lib/output/work_directory.h"
+#include "tools/child.h"
 #include "tools/commands.h"
 #include "tools/job_options.h"
 
@@ -83,20 +78,6 @@ struct Backoff {
   Clock::time_point next;
   Seconds wait{0};
 };
-
-// Runs a shell command and returns its exit code, or 128 plus the number of the signal that ended it.
-Result<int> run_shell(const std::string& command) {
-  std::fflush(nullptr);
-  std::string shell = "/bin/sh", option = "-c", text = command;
-  char* const argv[] = {shell.data(), option.data(), text.data(), nullptr};
-  pid_t child = 0;
-  if (const int error = ::posix_spawn(&child, shell.c_str(), nullptr, nullptr, argv, ::environ); error != 0)
-    return io_error(shell + ": " + std::strerror(error));
-  int status = 0;
-  while (::waitpid(child, &status, 0) < 0)
-    if (errno != EINTR) return io_error(std::string("waitpid: ") + std::strerror(errno));
-  return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-}
 
 std::string replaced_braces(const std::string& command, const std::string& path) {
   std::string out;
@@ -279,7 +260,7 @@ class Watch {
     Done& done = done_[step.name];
     if (options_.then.empty() || done.then) return {};
     const std::string command = replaced_braces(options_.then, output);
-    if (const int code = TRY(run_shell(command)); code != 0)
+    if (const int code = TRY(run_child({"/bin/sh", "-c", command}, OnInterrupt::kWait)); code != 0)
       return io_error("'" + printable(command) + "' ended with exit code " + std::to_string(code));
     done.then = true;
     TRY(write_record());

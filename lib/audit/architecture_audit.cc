@@ -215,7 +215,7 @@ class ArchitectureComparison {
 ArchitectureAudit audit_architecture(const std::vector<NamedTensor>& tensors, const std::set<std::string>& others,
                                      const ModelConfig& config, const std::set<std::string>& contradicted) {
   ArchitectureAudit out;
-  const auto architecture = find_architecture(config.model_type, config.architecture);
+  const auto architecture = find_architecture(config.model_type, config.architecture, config.families);
   if (!architecture || tensors.empty() || config.file.is_null()) return out;
   const auto model = parameters_of(*architecture, config.file);
   if (!model) {

@@ -14,6 +14,7 @@
 #include "lib/base/text.h"
 #include "lib/checkpoint/state_key.h"
 #include "lib/model/family.h"
+#include "lib/model/member_names.h"
 #include "lib/model/parts.h"
 #include "lib/model/quantization.h"
 #include "lib/model/unknown_family.h"
@@ -176,15 +177,6 @@ class UnknownModel {
   }
 
  private:
-  static constexpr std::string_view kWidths[] = {
-      "hidden_size", "d_model",   "n_embd",  "dim",           "embed_dim",           "embedding_size",
-      "emb_dim",     "model_dim", "n_embed", "embedding_dim", "word_embed_proj_dim", "n_dim"};
-  static constexpr std::string_view kDepths[] = {
-      "num_hidden_layers",  "num_layers",         "n_layer",    "n_layers",          "encoder_layers", "decoder_layers",
-      "num_encoder_layers", "num_decoder_layers", "num_blocks", "num_hidden_groups", "layers",         "depth"};
-  static constexpr std::string_view kWords[] = {"vocab_size",       "decoder_vocab_size", "tgt_vocab_size",
-                                                "src_vocab_size",   "text_vocab_size",    "n_words",
-                                                "padded_vocab_size"};
   static constexpr std::string_view kInner[] = {"intermediate_size", "ffn_dim",         "d_ff",    "encoder_ffn_dim",
                                                 "decoder_ffn_dim",   "ffn_hidden_size", "n_inner", "mlp_dim",
                                                 "ffn_size",          "hidden_dim",      "d_inner"};
@@ -276,7 +268,7 @@ class UnknownModel {
     if (most != norms.end())
       sizes[most->first].insert(sizes[most->first].end(), most->second.begin(), most->second.end());
     const auto has = [&](Index value) { return sizes.contains(value) || norms.contains(value); };
-    const auto c = compare("shape", fields_named(fields_, kWidths), sizes, has,
+    const auto c = compare("shape", fields_named(fields_, kWidthNames), sizes, has,
                            [&](Index size) { return is_said(fields_, size); });
     if (!c || !is_width_of_layers(c->size) || is_matrix_of_width(c->field.value)) return;
     Finding& f = add(Severity::kError, "config-other",
@@ -321,7 +313,7 @@ class UnknownModel {
     static constexpr std::string_view kCodes[] = {"codebook"};
     if (std::any_of(fields_.begin(), fields_.end(), [](const Field& f) { return contains_any(f.member, kCodes); }))
       return true;
-    const std::vector<Field> words = fields_named(fields_, kWords);
+    const std::vector<Field> words = fields_named(fields_, kVocabularyNames);
     return !config_.parts.empty() && std::any_of(words.begin(), words.end(), [&](const Field& f) {
       return rows > f.value && rows <= f.value + kMaxFurtherTokens;
     });
@@ -336,7 +328,7 @@ class UnknownModel {
     const Sizes rows =
         sizes_where(2, [](const NamedTensor& t, Sizes& out) { out[t.tensor->shape[0]].push_back(t.tensor); });
     const auto c = compare(
-        "vocabulary", fields_named(fields_, kWords), sizes, [&](Index value) { return rows.contains(value); },
+        "vocabulary", fields_named(fields_, kVocabularyNames), sizes, [&](Index value) { return rows.contains(value); },
         [&](Index size) { return is_said(fields_, kRelated, size) || has_other_tokens(size); });
     if (!c || catalog_.vocabulary == c->field.value) return;
     std::vector<VocabularyTensor> tensors;
@@ -363,7 +355,7 @@ class UnknownModel {
   // Returns the numbers that may be the depth of a stack. With two stacks the config may have one for each:
   // "encoder_layers" is the depth of "model.encoder.layers".
   std::vector<Field> depths_of(std::string_view prefix) const {
-    const std::vector<Field> all = fields_named(fields_, kDepths);
+    const std::vector<Field> all = fields_named(fields_, kDepthNames);
     for (const std::string_view word : {"decoder", "encoder"}) {
       if (!config_.parts.empty() || !is_stack_of(prefix, word)) continue;
       std::vector<Field> own;
@@ -419,7 +411,7 @@ class UnknownModel {
         }
         continue;
       }
-      const bool is_own = fields.size() < fields_named(fields_, kDepths).size();
+      const bool is_own = fields.size() < fields_named(fields_, kDepthNames).size();
       const auto other = std::find_if(fields.begin(), fields.end(),
                                       [&](const Field& f) { return is_own || !counts.contains(f.value); });
       if (other == fields.end() || list.size() < 2 || (!is_own && explains_depth(list.size()))) continue;
@@ -518,7 +510,7 @@ class UnknownModel {
   }
 
   void check_inner() {
-    const std::vector<Field> widths = fields_named(fields_, kWidths);
+    const std::vector<Field> widths = fields_named(fields_, kWidthNames);
     const auto is_width = [&](Index n) {
       return std::any_of(widths.begin(), widths.end(), [&](const Field& f) { return f.value == n; });
     };
@@ -553,7 +545,7 @@ class UnknownModel {
       for (const Field& dim : fields_)
         if (dim.member.find("head_dim") != std::string_view::npos || dim.member == "d_kv")
           rows_said.insert(heads * dim.value);
-      for (const Field& width : fields_named(fields_, kWidths)) rows_said.insert(width.value / heads * heads);
+      for (const Field& width : fields_named(fields_, kWidthNames)) rows_said.insert(width.value / heads * heads);
       if (f.member == "num_key_value_heads" && f.of->head_dim() > 0) told.push_back({f.name, f.member, f.value, f.of});
     }
     for (const Field& f : told) {

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lib/model/architecture.h"
 
+#include <zstd.h>
+
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -9,15 +11,16 @@
 
 #include "lib/base/text.h"
 #include "lib/model/config_members.h"
+#include "lib/model/family.h"
 
 namespace reshard {
 namespace {
 
 constexpr Index kMaxListed = 500'000;
+constexpr std::size_t kMaxText = 1000;  // bytes of a formula or a condition
 
-// Returns the line of a model_type; empty if there is none.
-std::string_view line_of(std::string_view model_type) {
-  const std::string_view table = builtin_architectures();
+// Returns the line of a model_type in a table; empty if there is none.
+std::string_view line_of(std::string_view table, std::string_view model_type) {
   const std::string start = "{\"type\":\"" + std::string(model_type) + "\"";
   for (std::size_t at = table.find(start); at != std::string_view::npos; at = table.find(start, at + 1))
     if (at == 0 || table[at - 1] == '\n') return table.substr(at, table.find('\n', at) - at);
@@ -30,7 +33,8 @@ using Texts = std::vector<std::string_view>;
 Result<std::string> text_of(const std::string& column, const Texts& texts) {
   if (column.empty()) return std::string();
   const auto number = parse_number(column);
-  if (!number || *number >= std::ssize(texts)) return corrupt("'" + printable(column) + "' is no text");
+  if (!number || *number >= std::ssize(texts))
+    return corrupt("'" + printable(column) + "' is not the number of a text");
   return std::string(texts[static_cast<std::size_t>(*number)]);
 }
 
@@ -39,10 +43,19 @@ std::vector<std::string> list_of(const std::string& text) {
 }
 
 // Replaces the digit at the beginning of a name by that many components of the previous name.
-std::string whole_name(std::string_view text, std::string_view before) {
+Result<std::string> whole_name(std::string_view text, std::string_view before) {
   std::size_t end = 0;
-  for (int shared = text.front() - '0'; shared > 0; --shared) end = before.find('.', end) + 1;
+  for (Index shared = parse_number(text.substr(0, 1)).value_or(-1); shared != 0; --shared) {
+    end = before.find('.', end) + 1;
+    if (shared < 0 || end == 0) return corrupt("'" + printable(text) + "' shares no components with the name before");
+  }
   return std::string(before.substr(0, end)).append(text.substr(1));
+}
+
+Index places_in(std::string_view name) {
+  Index out = 0;
+  for (std::size_t at = 0; (at = name.find("{}", at)) != std::string_view::npos; at += 2) ++out;
+  return out;
 }
 
 StandsIn take_mark(std::string& name) {
@@ -62,7 +75,7 @@ Status read_rows(std::string_view text, const Texts& texts, bool is_base, std::v
     std::vector<std::string> parts = split(line, '|');
     if (parts.size() > 4 || parts[0].empty()) return corrupt("'" + printable(line) + "' is not a row");
     parts.resize(4);
-    before = whole_name(parts[0], before);
+    before = TRY(whole_name(parts[0], before));
     ArchitectureRow row{before,
                         list_of(TRY(text_of(parts[1], texts))),
                         list_of(TRY(text_of(parts[2], texts))),
@@ -70,6 +83,7 @@ Status read_rows(std::string_view text, const Texts& texts, bool is_base, std::v
                         is_base,
                         StandsIn::kEverywhere};
     row.stands_in = take_mark(row.name);
+    if (std::ssize(row.counts) != places_in(row.name)) return corrupt("'" + printable(line) + "' has other counts");
     out.push_back(std::move(row));
   }
   return {};
@@ -86,15 +100,30 @@ Status read_groups(const Json& groups, Index of_class, const Texts& texts, bool 
   return {};
 }
 
-Result<std::optional<Architecture>> parse_line(std::string_view line, std::string_view name) {
-  const Json json = TRY(parse_json(line, "architectures.jsonl"));
-  std::vector<std::string_view> classes;
-  for (const Json& known : TRY(json.get_array("classes"))) classes.push_back(TRY(known.as_string()));
+// Returns a list of texts, none of them longer than a formula can be.
+Result<Texts> texts_of(const Json& json, std::string_view member) {
+  Texts out;
+  for (const Json& text : TRY(json.get_array(member))) {
+    out.push_back(TRY(text.as_string()));
+    if (out.back().size() > kMaxText) return corrupt("a text of '" + std::string(member) + "' is too long");
+  }
+  return out;
+}
+
+Status check_formulas(const Json& computed) {
+  for (const Json::Member& member : TRY(computed.as_object()))
+    if (TRY(member.value.as_string()).size() > kMaxText) return corrupt("'" + printable(member.key) + "' is too long");
+  return {};
+}
+
+Result<Architecture> parse_line(const Json& json, std::string_view name) {
+  const Texts classes = TRY(texts_of(json, "classes"));
+  if (classes.empty()) return corrupt("'classes' is empty");
   const auto found = std::find(classes.begin(), classes.end(), name);
   const Index of_class = found == classes.end() ? 0 : found - classes.begin();
   Architecture out;
   out.is_other_class = found == classes.end();
-  out.name = std::string(classes.at(static_cast<std::size_t>(of_class)));
+  out.name = std::string(classes[static_cast<std::size_t>(of_class)]);
   out.transformers = std::string(TRY(json.get_string("transformers")));
   out.prefix = std::string(TRY(json.get_string("prefix")));
   out.has_prefix = !out.prefix.empty();
@@ -104,12 +133,17 @@ Result<std::optional<Architecture>> parse_line(std::string_view line, std::strin
     TRY(json.get_object(word));
     *member = *json.find(word);
   }
-  Texts texts;
-  for (const Json& text : TRY(json.get_array("texts"))) texts.push_back(TRY(text.as_string()));
+  TRY(check_formulas(out.computed));
+  const Texts texts = TRY(texts_of(json, "texts"));
   TRY(json.get_array("base"));
   TRY(json.get_array("own"));
   TRY(read_groups(*json.find("base"), of_class, texts, true, out.rows));
   if (!out.is_other_class) TRY(read_groups(*json.find("own"), of_class, texts, false, out.rows));
+  return out;
+}
+
+Result<std::optional<Architecture>> parse_line(std::string_view line, std::string_view name) {
+  Architecture out = TRY(parse_line(TRY(parse_json(line, "table of classes")), name));
   return out.rows.empty() ? std::nullopt : std::optional(std::move(out));
 }
 
@@ -125,6 +159,10 @@ class Expansion {
       ++out_.not_derived;
       return {};
     }
+    std::optional<Index> tensors = 1;
+    for (const Index count : *counts)
+      if (tensors) tensors = checked_mul(*tensors, count);
+    if (!tensors || *tensors > kMaxListed) return too_many();
     std::vector<Index> numbers(counts->size(), 0);
     if (std::find(counts->begin(), counts->end(), 0) != counts->end()) return {};
     std::optional<Index> last;
@@ -168,12 +206,13 @@ class Expansion {
   }
 
   Status add(const ArchitectureRow& row, const std::vector<Index>& numbers, const Entry& entry) {
-    if (std::ssize(out_.parameters) + std::ssize(excluded_) == kMaxListed)
-      return corrupt("the config describes more than " + with_commas(kMaxListed) + " tensors");
+    if (std::ssize(out_.parameters) + std::ssize(excluded_) == kMaxListed) return too_many();
     auto& list = entry.is_excluded ? excluded_ : out_.parameters;
     list.push_back({named(row.name, numbers), entry.shape, &row, entry.is_required});
     return {};
   }
+
+  static Error too_many() { return corrupt("the config describes more than " + with_commas(kMaxListed) + " tensors"); }
 
   // Returns the values of formulas; nothing if one cannot be computed or is not a valid size.
   std::optional<std::vector<Index>> values_of(const std::vector<std::string>& formulas,
@@ -248,15 +287,38 @@ Status check_fixed(const Json& config, const Json::Member& fixed) {
 
 }  // namespace
 
-std::optional<Architecture> find_architecture(std::string_view model_type, std::string_view name) {
-  const std::string_view line = line_of(model_type);
+std::optional<Architecture> find_architecture(std::string_view model_type, std::string_view name, Families families) {
+  std::string_view line;
+  if (families.own()) line = line_of(families.own()->class_table, model_type);
+  if (line.empty()) line = line_of(builtin_architectures(), model_type);
   if (line.empty()) return {};
   auto parsed = parse_line(line, name);
   if (parsed) return *std::move(parsed);
-  std::fprintf(
-      stderr, "%s\n",
-      parsed.error().message().c_str());  // like families, the table is tested, so this cannot happen in a release
+  std::fprintf(stderr, "%s\n", parsed.error().message().c_str());  // the built-in table is tested, the user's checked
   std::abort();
+}
+
+Result<std::string> type_of_class_table(std::string_view text, std::string_view path) {
+  const Json json = TRY(parse_json(text, path));
+  const std::string type(TRY(json.get_string("type").context(path)));
+  if (line_of(text, type).empty())
+    return corrupt(std::string(path) + ": a table of classes is one line, and begins with {\"type\":\"...\"");
+  const Texts classes = TRY(texts_of(json, "classes").context(path));
+  for (const std::string_view name : classes) TRY(parse_line(json, name).context(path));
+  TRY(parse_line(json, "").context(path));
+  return type;
+}
+
+std::string_view builtin_architectures() {
+  static const auto* const text = [] {
+    const CompressedText compressed = compressed_architectures();
+    auto* const out = new std::string(compressed.size, '\0');
+    const std::size_t size =
+        ZSTD_decompress(out->data(), out->size(), compressed.frame.data(), compressed.frame.size());
+    if (size != out->size()) std::abort();  // not what CMake compiled in
+    return out;
+  }();
+  return *text;
 }
 
 Result<ArchitectureModel> parameters_of(const Architecture& architecture, const Json& config) {

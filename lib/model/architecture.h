@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Model classes of transformers: the names of their parameters, and their shapes as formulas over config.json.
 // samples/families/generate.py derives them by building every class with many configs, without weights; the result is
-// compiled in (samples/families/architectures.jsonl). A family (family.h) knows more about a model and takes
-// precedence.
+// compiled in, compressed (samples/families/architectures.jsonl). `reshard family` makes a line for a class of the
+// user's own. A family (family.h) knows more about a model and takes precedence.
 //
 // The file has one line of JSON for each model_type:
 //
@@ -44,6 +44,7 @@
 #include "lib/base/json.h"
 #include "lib/base/result.h"
 #include "lib/layout/box.h"
+#include "lib/model/families.h"
 
 namespace reshard {
 
@@ -74,9 +75,15 @@ struct Architecture {
   Json defaults, computed, fixed;  // objects, by members of the config: "text_config.hidden_size"
 };
 
-// Reads the class `name` of a model_type. If the class is unknown, returns the rows that the type's classes share;
-// nothing if the type is unknown.
-std::optional<Architecture> find_architecture(std::string_view model_type, std::string_view name);
+// Reads the class `name` of a model_type, from the user's table if `families` has one of this type, otherwise from the
+// built-in table. If the class is unknown, returns the rows that the type's classes share; nothing if the type is
+// unknown.
+std::optional<Architecture> find_architecture(std::string_view model_type, std::string_view name,
+                                              Families families = {});
+
+// Returns the model_type of a table of the user's own, one line as above. Fails if it is malformed. `path` names the
+// table in errors.
+Result<std::string> type_of_class_table(std::string_view text, std::string_view path);
 
 inline constexpr Index kAnySize = -1;  // a dimension for which no formula was found
 
@@ -97,7 +104,14 @@ struct ArchitectureModel {
 // value that was not tried, or if the config describes more parameters than any model has.
 Result<ArchitectureModel> parameters_of(const Architecture& architecture, const Json& config);
 
-// Returns the table as text, with one line per model_type, in order.
+// Returns the built-in table as text, with one line per model_type, in order. Decoded at the first call. Thread-safe.
 std::string_view builtin_architectures();
+
+// A zstd frame, and the size of the text in it.
+struct CompressedText {
+  std::string_view frame;
+  std::size_t size = 0;
+};
+CompressedText compressed_architectures();
 
 }  // namespace reshard

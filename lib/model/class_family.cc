@@ -44,10 +44,10 @@ Result<Family> make_family(const Architecture& architecture, const ModelConfig& 
   return out;
 }
 
-// The families that were made, by the text of the config.
+// The families that were made, by the user's own family and the text of the config.
 struct Made {
   std::mutex mutex;
-  std::map<std::string, std::unique_ptr<Family>> families;
+  std::map<std::pair<const Family*, std::string>, std::unique_ptr<Family>> families;
 };
 Made& made() {
   static auto* const out = new Made;
@@ -57,10 +57,10 @@ Made& made() {
 }  // namespace
 
 Result<const Family*> class_family(const ModelConfig& config) {
-  const auto architecture = find_architecture(config.model_type, config.architecture);
+  const auto architecture = find_architecture(config.model_type, config.architecture, config.families);
   if (!architecture || architecture->is_other_class || config.file.is_null()) return nullptr;
   const std::lock_guard lock(made().mutex);
-  std::unique_ptr<Family>& family = made().families[to_text(config.file)];
+  std::unique_ptr<Family>& family = made().families[{config.families.own(), to_text(config.file)}];
   if (!family) family = std::make_unique<Family>(TRY(make_family(*architecture, config).context(config.path)));
   return family.get();
 }

@@ -13,6 +13,7 @@ namespace reshard {
 namespace {
 
 constexpr std::string_view kElement = "[#]", kLength = ".#";
+constexpr int kMaxDepth = 16;  // of computed numbers that need each other
 
 // Returns a whole number, also of 4.0 and booleans.
 std::optional<Index> number_of(const Json* value) {
@@ -68,12 +69,12 @@ const Json* member_at(const Json& config, std::string_view path) {
 }
 
 const Json* ConfigMembers::find(std::string_view path, std::optional<Index> number) const {
-  if (path.ends_with(kElement)) {
-    const Json* const list = find(path.substr(0, path.size() - kElement.size()));
-    return list && number ? item_at(*list, *number) : nullptr;
-  }
-  const Json* const said = member_at(config_, path);
-  return said ? said : defaults_.find(path);
+  const bool is_element = path.ends_with(kElement);
+  if (is_element) path.remove_suffix(kElement.size());
+  const Json* said = member_at(config_, path);
+  if (!said) said = defaults_.find(path);
+  if (!is_element || !said) return said;
+  return number ? item_at(*said, *number) : nullptr;
 }
 
 std::optional<Index> ConfigMembers::number_at(std::string_view path, std::optional<Index> number) const {
@@ -83,8 +84,19 @@ std::optional<Index> ConfigMembers::number_at(std::string_view path, std::option
   } else if (const auto given = number_of(find(path, number))) {
     return given;
   }
+  return computed_at(path, number);
+}
+
+// A table may define numbers by each other in a circle, or many times over: each is computed once, and not from itself.
+std::optional<Index> ConfigMembers::computed_at(std::string_view path, std::optional<Index> number) const {
   const Json* const formula = computed_.find(path);
-  return formula ? evaluate(*formula->as_string(), number) : std::nullopt;
+  if (!formula || !formula->is_string() || depth_ == kMaxDepth) return {};
+  const auto [known, is_new] = known_.try_emplace(Place(path, number));
+  if (!is_new) return known->second;
+  ++depth_;
+  known->second = evaluate(*formula->as_string(), number);
+  --depth_;
+  return known->second;
 }
 
 std::optional<Index> ConfigMembers::evaluate(std::string_view formula, std::optional<Index> number) const {
@@ -105,9 +117,10 @@ std::optional<bool> ConfigMembers::holds_all(std::string_view terms, std::option
 }
 
 std::optional<bool> ConfigMembers::holds_term(std::string_view term, std::optional<Index> number) const {
-  if (term.starts_with('!')) {
-    const std::optional<bool> result = holds_term(term.substr(1), number);
-    return result ? std::optional(!*result) : std::nullopt;
+  const std::size_t negations = std::min(term.find_first_not_of('!'), term.size());
+  if (negations > 0) {
+    const std::optional<bool> result = holds_term(term.substr(negations), number);
+    return result ? std::optional(*result == (negations % 2 == 0)) : std::nullopt;
   }
   const std::size_t at = term.find_first_of("=<@%");
   if (at != std::string_view::npos) return compares(term.substr(0, at), term[at], term.substr(at + 1), number);

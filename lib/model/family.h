@@ -292,6 +292,8 @@ struct Family {
   std::string extended;                       // name of the family that it extends
   std::vector<std::string> text_model_types;  // of its text model, if it is one family over another (family_over())
   Index layers = 0;                           // num_hidden_layers of the model if it is numbered(), otherwise 0
+  // A table of the user's own classes (architecture.h), for --family-file. Then there are no rules and no model_types.
+  std::string class_table;
 
   bool has_convention(Convention convention) const;
   bool knows_model_type(std::string_view model_type) const;

@@ -14,6 +14,7 @@
 #include "lib/base/file.h"
 #include "lib/base/json.h"
 #include "lib/base/text.h"
+#include "lib/model/architecture.h"
 #include "lib/model/formula.h"
 
 namespace reshard {
@@ -673,11 +674,26 @@ const Family* family_over(const Family& outer, const Family& text) {
   return found->second ? &*found->second : nullptr;
 }
 
+namespace {
+
+// Reads a family, or a table of classes (architecture.h), which is told by its members.
+Result<Family> parse_own(std::string_view text, const std::string& path) {
+  const Json json = TRY(parse_json(text, path));
+  if (!json.find("classes") || json.find("reshard_family")) return parse_family(text, path);
+  Family out;
+  out.name = TRY(type_of_class_table(text, path));
+  out.title = out.name;
+  out.class_table = std::string(text);
+  return out;
+}
+
+}  // namespace
+
 Result<const Family*> load_family(const std::string& path) {
   static std::mutex mutex;
   static auto* const loaded = new std::map<std::string, const Family*>;  // by text
   std::string text = TRY(read_whole_file(path, kMaxFamilyFile));
-  Family family = TRY(parse_family(text, path));
+  Family family = TRY(parse_own(text, path));
   const std::lock_guard lock(mutex);
   const Family*& kept = (*loaded)[std::move(text)];
   if (!kept) kept = keep_forever(std::move(family));

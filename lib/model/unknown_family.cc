@@ -9,28 +9,12 @@
 #include "lib/base/names.h"
 #include "lib/base/text.h"
 #include "lib/model/family.h"
+#include "lib/model/member_names.h"
 #include "lib/model/parameters.h"
 
 namespace reshard {
 namespace {
 
-// From transformers.PretrainedConfig.attribute_map: the names of the same number in different models.
-constexpr std::string_view kWidths[] = {"hidden_size",
-                                        "d_model",
-                                        "n_embd",
-                                        "dim",
-                                        "embed_dim",
-                                        "embedding_size",
-                                        "emb_dim",
-                                        "input_embedding_size",
-                                        "embedding_dim",
-                                        "n_embed",
-                                        "word_embed_proj_dim"};
-constexpr std::string_view kDepths[] = {
-    "num_hidden_layers",  "num_layers",           "n_layer",           "n_layers",
-    "encoder_layers",     "decoder_layers",       "num_blocks",        "num_encoder_layers",
-    "num_decoder_layers", "num_layers_per_stack", "num_hidden_groups", "layers"};
-constexpr std::string_view kWords[] = {"vocab_size", "decoder_vocab_size", "tgt_vocab_size"};
 constexpr std::string_view kQueries[] = {"num_queries", "num_query_tokens"};  // of detectors, which have no vocabulary
 constexpr std::string_view kChannels[] = {"num_channels", "in_channels", "in_chans"};
 constexpr std::string_view kBands[] = {"num_mel_bins"};  // of audio models
@@ -117,7 +101,7 @@ struct Facts {
 // Returns whether a tensor has a row for each word or, in a detector, for each query.
 bool has_rows(const Names& names, const ModelConfig& config, std::span<const std::string_view> rows) {
   return std::any_of(names.matrices.begin(), names.matrices.end(), [&](const Tensor* t) {
-    return has_member_with(config, rows, t->shape[0]) && has_member_with(config, kWidths, t->shape[1]) &&
+    return has_member_with(config, rows, t->shape[0]) && has_member_with(config, kWidthNames, t->shape[1]) &&
            t->shape[0] <= kMaxWords;
   });
 }
@@ -127,7 +111,7 @@ bool has_filters(const Names& names, const ModelConfig& config) {
   const Index patch = config.number("patch_size");
   return std::any_of(names.filters.begin(), names.filters.end(), [&](const Tensor* t) {
     const bool sees = t->shape.rank() > 3;
-    if (!has_member_with(config, kWidths, t->shape[0])) return false;
+    if (!has_member_with(config, kWidthNames, t->shape[0])) return false;
     return sees
                ? has_member_with(config, kChannels, t->shape[1]) && patch >= 1 && t->shape[t->shape.rank() - 1] == patch
                : has_member_with(config, kBands, t->shape[1]);
@@ -138,21 +122,21 @@ bool has_layers(const Names& names, const ModelConfig& config) {
   return std::any_of(names.lists.begin(), names.lists.end(), [&](const auto& list) {
     const Index modules = std::ssize(list.second);
     return Names::is_whole(list.second) &&
-           (has_member_with(config, kDepths, modules) ||
+           (has_member_with(config, kDepthNames, modules) ||
             std::any_of(std::begin(kLayerLists), std::end(kLayerLists),
                         [&](std::string_view member) { return config.length(member) == modules; }));
   });
 }
 
 Facts facts_of(const Names& names, const ModelConfig& config) {
-  return {has_rows(names, config, kWords) || has_rows(names, config, kQueries) || has_filters(names, config),
+  return {has_rows(names, config, kVocabularyNames) || has_rows(names, config, kQueries) || has_filters(names, config),
           has_layers(names, config)};
 }
 
 // Returns whether all parts with a number of layers are present.
 bool has_all_parts(const Names& names, const ModelConfig& config) {
   return std::all_of(config.parts.begin(), config.parts.end(), [&](const ModelConfig& part) {
-    return std::all_of(std::begin(kDepths), std::end(kDepths), [&](std::string_view member) {
+    return std::all_of(std::begin(kDepthNames), std::end(kDepthNames), [&](std::string_view member) {
       return part.number(member) < 1 || names.has_list(part.number(member));
     });
   });

@@ -12,6 +12,9 @@ a formula is "?", and a parameter whose presence has no condition is optional. A
 a way no formula describes is fixed: the rows hold only for its default value.
 
 The lines of architectures.jsonl are described in lib/model/architecture.h.
+
+As a program: architectures.py DIR TABLE. Executes the code that DIR/config.json names in its auto_map, and writes the line of
+its classes to TABLE. `reshard family` runs it.
 """
 import collections
 import contextlib
@@ -20,11 +23,21 @@ import functools
 import gc
 import itertools
 import json
+import os
+import pathlib
 import random
 import re
+import signal
+import sys
 
-import torch
-import transformers
+try:
+    import torch
+    import transformers
+    from transformers.core_model_loading import revert_weight_conversion
+    from transformers.dynamic_module_utils import get_class_from_dynamic_module
+    from transformers.modeling_utils import remove_tied_weights_from_state_dict
+except ImportError as e:
+    sys.exit(f"{sys.executable} needs torch and transformers 5: {e}")
 
 # Members that change no tensor's name or shape.
 HARMLESS = re.compile(
@@ -32,7 +45,7 @@ HARMLESS = re.compile(
     r"|transformers_version|\w*attn_implementation\w*|experts_implementation|initializer_\w+|\w*_initializer_\w+|init_std|\w*_init_value"
     r"|\w*dropout|\w*dropout_\w+|\w*drop_path_rate|layerdrop|\w*_layerdrop|\w*_prob|\w*token_ids?|\w*_token_id|\w*token_index|\w*_eps|eps"
     r"|\w*epsilon|id2label|label2id|problem_type|finetuning_task|ctc_loss_reduction|ctc_zero_infinity|output_attentions"
-    r"|output_hidden_states|output_past|return_dict|use_cache|is_decoder|is_encoder_decoder|rope_\w+|\w*_theta|attention_window"
+    r"|auto_map|output_hidden_states|output_past|return_dict|use_cache|is_decoder|is_encoder_decoder|rope_\w+|\w*_theta|attention_window"
     r"|sliding_window|use_sliding_window|max_window_layers|task_specific_params|summary_\w+|stage_names|out_features|out_indices"
     r"|image_mean|image_std|scale_embedding|\w*loss_weight|\w*loss_ignore_index|time_step_init_scheme|init_device|dense_act_fn"
     r"|scale_decoder_outputs|gradient_checkpointing|mask_(time|feature)_\w+|apply_spec_augment|chunk_size_feed_forward"
@@ -43,7 +56,7 @@ HARMLESS = re.compile(
 # Parameters that files may lack: buffers that are computed, and what depends on the training.
 MAY_LACK = re.compile(r"(^|\.)(masked_spec_embed|final_logits_bias|position_ids|token_type_ids|embed_positions\.weight"
                       r"|num_batches_tracked|inv_freq|attn\.masked_bias)$")
-OPAQUE = re.compile(r"(^|\.)(id2label|label2id|rope_\w+|quantization_config|task_specific_params|per_layer_config)$")  # dicts
+OPAQUE = re.compile(r"(^|\.)(id2label|label2id|rope_\w+|quantization_config|task_specific_params|per_layer_config|auto_map)$")  # dicts
 DEPTHS = re.compile(
     r"(^|\.)(num_hidden_layers|num_layers|n_layers?|n_enc|n_dec|(en|de)coder_layers|num_(en|de)coder_layers|num_blocks"
     r"|num_hidden_groups|depth|\w*_num_hidden_layers|\w+_depth|layers)$")
@@ -51,13 +64,14 @@ KINDS = "full_attention", "sliding_attention", "linear_attention", "chunked_atte
 EXPERTS = re.compile(r"(^|\.)(num_experts|num_local_experts|n_routed_experts|moe_num_experts|num_moe_experts)$")
 # Numbers that a config may lack, and for which a class has a rule then.
 NUMBERS = re.compile(r"(^|\.)(num|n)_\w+$|_(size|dim|rank|heads|layers|channels|width|length|groups)$")
+NEEDED = re.compile(r"(^|\.)(vocab_size|pad_token_id|mask_token_id|num_labels)$")
 FEW_LAYERS, MORE_LAYERS, FEW_EXPERTS = 2, 6, 4
 LONGEST_LIST = 8  # of sizes per stage
 MOST_NUMBERS = 64
 CONFIRMATIONS = 6
 ATTEMPTS = 3
 SECONDS = 20  # for one model
-MAX_CLASSES, MAX_CONTEXTS = 3, 4
+MAX_CLASSES, MAX_OWN_CLASSES, MAX_CONTEXTS = 3, 8, 4
 HEADS = ("ForMaskedLM", "ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "ForPreTraining", "ForSequenceClassification",
          "ForImageClassification", "ForCTC", "ForTokenClassification", "ForQuestionAnswering", "ForObjectDetection")
 NUMBER = re.compile(r"(?<=\.)\d+(?=\.)|^\d+(?=\.)|(?<=\.)\d+$")
@@ -75,6 +89,23 @@ def chosen(classes):
 
 
 @contextlib.contextmanager
+def made_as(dtype, seconds):
+    """Builds models on the meta device in this dtype. Fails if a model takes more than some seconds."""
+    def too_long(*_):
+        raise TimeoutError(f"no model after {seconds} s")
+    before = signal.signal(signal.SIGALRM, too_long), torch.get_default_dtype()
+    signal.alarm(seconds)
+    torch.set_default_dtype(dtype)
+    try:
+        with torch.device("meta"):
+            yield
+    finally:
+        signal.alarm(0)
+        torch.set_default_dtype(before[1])
+        signal.signal(signal.SIGALRM, before[0])
+
+
+@contextlib.contextmanager
 def without_initialization():
     """Models are made faster: their values do not matter."""
     names = [n for n in dir(torch.nn.init) if n.endswith("_") and not n.startswith("_")]
@@ -86,6 +117,47 @@ def without_initialization():
     finally:
         for n, function in before.items():
             setattr(torch.nn.init, n, function)
+
+
+# ---- models without weights
+
+class Builder:
+    """Gives {name: shape} of a model of a config. A name that stands only in files, only in memory, or in memory for what
+    another name stands for in files begins with a mark (architectures.py)."""
+
+    def __init__(self, cls):
+        self.cls, self.model, self.calls, self.is_plain = cls, None, 0, False
+
+    def __call__(self, config):
+        with made_as(torch.bfloat16, SECONDS), without_initialization():
+            self.model = model = self.cls(config)
+        memory = model.state_dict()
+        kept = remove_tied_weights_from_state_dict(memory, model)
+        files = self.in_files(model, kept)
+        shape = {name: list(tensor.shape) for name, tensor in files.items()}
+        out = {}
+        for name, tensor in memory.items():
+            if shape.get(name) != list(tensor.shape):
+                out[(MEMORY if name in kept else TIED) + name] = list(tensor.shape)
+        for name, sizes in shape.items():
+            is_same = name in memory and list(memory[name].shape) == sizes
+            out[name if is_same else FILES + name] = sizes
+        return out
+
+    def in_files(self, model, kept):
+        """What files have for these tensors. A class whose first models are saved as they are is asked now and then."""
+        self.calls += 1
+        if self.is_plain and self.calls % 8:
+            return kept
+        files = revert_weight_conversion(model, dict(kept))
+        self.is_plain = files.keys() == kept.keys() and all(files[n].shape == kept[n].shape for n in kept) and self.calls > 1
+        return files
+
+    def source(self):
+        """The code of the modules that the model is made of."""
+        names = {type(module).__module__ for module in self.model.modules()}
+        names = {name for name in names if not name.startswith("torch.")}
+        return "\n".join(pathlib.Path(sys.modules[name].__file__).read_text() for name in sorted(names))
 
 
 # ---- configs
@@ -154,15 +226,21 @@ def changes_of(value):
 TOKEN = re.compile(r"[+\-*/:^]|[^+\-*/:^]+")
 
 
+@functools.lru_cache(maxsize=1 << 20)
+def tokens_of(formula):
+    """The tokens of each alternative; numbers as numbers."""
+    return tuple(tuple(int(t) if t.isdigit() else t for t in TOKEN.findall(a)) for a in formula.split(";"))
+
+
 def evaluate(formula, number_of):
     """The value, or None if a name has none. Alternatives are separated by ";"."""
-    for alternative in formula.split(";"):
+    for tokens in tokens_of(formula):
         total, product, sign = 0, 0, "+"
-        for token in TOKEN.findall(alternative):
-            if token in "+-*/:^":
+        for token in tokens:
+            if token.__class__ is str and token in "+-*/:^":
                 sign = token
                 continue
-            n = int(token) if token.isdigit() else number_of(token)
+            n = token if token.__class__ is int else number_of(token)
             if not is_number(n) or (sign in "/:" and n == 0):
                 break
             if sign in "+-":
@@ -304,15 +382,21 @@ def any_of(results):
     return True if True in results else None if None in results else False
 
 
+@functools.lru_cache(maxsize=1 << 20)
+def parts_of(atom):
+    parts = re.fullmatch(r"(.*?)([=<@%])(.*)", atom)
+    return parts and parts.groups()
+
+
 def atom_holds(atom, values, number):
     if atom.startswith("!"):
         result = atom_holds(atom[1:], values, number)
         return None if result is None else not result
-    parts = re.fullmatch(r"(.*?)([=<@%])(.*)", atom)
+    parts = parts_of(atom)
     if not parts:
         value = listed(atom, values, number)
         return None if value is None else bool(value)
-    left, operation, right = parts.groups()
+    left, operation, right = parts
     if operation == "@":
         members = values.get(right)
         return number in members if isinstance(members, list) else None
@@ -377,14 +461,15 @@ Row = collections.namedtuple("Row", "name dims counts when")
 class Derivation:
     """`shapes(config)` gives {name: shape} of the class; it raises where it cannot be built."""
 
-    def __init__(self, model_type, name, prefix, shapes, default=None):
+    def __init__(self, model_type, name, prefix, shapes, default=None, further=()):
         self.model_type, self.name, self.prefix, self.build = model_type, name, prefix, shapes
+        self.others = [as_lists(config.to_dict()) for config in further]
         self.random = random.Random(f"{model_type}/{name}")
         made = default or transformers.AutoConfig.for_model(model_type)
         self.default, self.config_class = as_lists(made.to_dict()), type(made)
         self.samples, self.pairs = [], []  # pairs: (sample, sample with one more change, the changed member)
         self.moves, self.joint = {}, []  # member: values that make a model; several together
-        self.fixed, self.computed = {}, {}
+        self.fixed, self.computed, self.conditions = {}, {}, {}
         self.problem, self.builds, self.confirmed, self.holds_for_default = "", 0, 0, None
         self.caught = {}
 
@@ -453,13 +538,22 @@ class Derivation:
                     place.pop(last, None)
         return config
 
+    def with_numbers(self, config):
+        """With a number for each size that the class has no default of."""
+        config = copy.deepcopy(config)
+        for path, value in members(config).items():
+            if value is None and NEEDED.search(path):
+                put(config, path, 1 if path.endswith("_id") else 40)
+        return config
+
     def start(self):
         """Finds a config of few layers that shows every kind of tensor of the default config."""
         whole = self.try_config(self.default)
         self.whole = whole
         best = None
         for layers in (FEW_LAYERS, MORE_LAYERS):
-            for config in (self.small(layers), self.without_lists(self.small(layers))):
+            small = self.small(layers)
+            for config in (small, self.without_lists(small), *([] if whole else [self.with_numbers(small)])):
                 sample = self.try_config(config)
                 if sample and (not best or len(sample.patterns) > len(best[1].patterns)):
                     best = config, sample
@@ -480,6 +574,8 @@ class Derivation:
         """Whether the code of the class or of its parts names this member of the config."""
         if path.endswith("id2label.#"):
             return "num_labels" in self.words
+        if path.endswith("tie_word_embeddings"):  # which only transformers' base class reads
+            return "_tied_weights_keys" in self.words
         names = {path.split(".")[-1], *(p for p in path.split(".")[-2:-1] if path.split(".")[-1].isdigit())}
         names |= {alias for alias, name in getattr(self.config_class, "attribute_map", {}).items() if name in names}
         return bool(names & self.words) or "." in path and not path.split(".")[-1].isdigit() and any(
@@ -637,8 +733,9 @@ class Derivation:
         return [*self.moves[path], value * 2, value * 3 if value > 8 else value + 1]
 
     def confirm(self):
-        """Derives the rows until they hold for further random configs."""
-        for _ in range(ATTEMPTS):
+        """Derives the rows until they hold for further random configs. Until the last attempt, tensors that are in no row
+        count as a contradiction."""
+        for attempt in range(ATTEMPTS):
             self.confirmed, failures = 0, 0
             rows = self.rows()
             for _ in range(4 * CONFIRMATIONS):
@@ -646,7 +743,7 @@ class Derivation:
                 if sample is None:
                     continue
                 self.caught = contradictions(rows, sample)
-                if self.caught:
+                if self.caught or (attempt < ATTEMPTS - 1 and unknown_names(rows, sample)):
                     self.samples.append(sample)
                     failures += 1
                 else:
@@ -675,6 +772,15 @@ class Derivation:
                 rows = self.confirm()
             self.caught = contradictions(rows, self.whole)
             self.holds_for_default = not self.caught
+        return self.confirm_others(rows)
+
+    def confirm_others(self, rows):
+        for config in self.others:
+            sample = self.try_config(config)
+            if sample and (contradictions(rows, sample) or unknown_names(rows, sample)):
+                self.samples.append(sample)
+                rows = self.confirm()
+                self.caught = contradictions(rows, sample)
         return rows
 
     # rows
@@ -688,8 +794,14 @@ class Derivation:
                 out.add(path)
         return sorted(out)
 
+    def condition(self, known, facts):
+        """condition_of(), once for the many rows that are alike."""
+        key = tuple(known), tuple((id(v), n, r) for v, n, r in facts)  # the samples keep the values
+        if key not in self.conditions:
+            self.conditions[key] = condition_of(known, facts)
+        return self.conditions[key]
+
     def rows(self):
-        self.counts = {}
         out = []
         for pattern in sorted({p for s in self.samples for p in s.patterns}):
             out += self.rows_of(pattern)
@@ -782,7 +894,7 @@ class Quantities:
         if all(x for _, x in samples):
             return ""
         fields = self.d.fields_of(lambda s: bool(self.found(s)))
-        return condition_of(atoms(fields, self.d.samples), [(s.values, None, x) for s, x in samples]) or "?"
+        return self.d.condition(atoms(fields, self.d.samples), [(s.values, None, x) for s, x in samples]) or "?"
 
     def layers(self, there):
         """The condition on the number of the first {} that is not written."""
@@ -804,7 +916,7 @@ class Quantities:
         if all(numbers is None for _, numbers in samples):
             return ""
         facts = [(s.values, n, numbers is None or n in numbers) for s, numbers in samples for n in range(self.count(s, self.counted[0]))]
-        return condition_of(layer_atoms(facts, self.d), facts) or "?"
+        return self.d.condition(layer_atoms(facts, self.d), facts) or "?"
 
     # shapes
 
@@ -897,15 +1009,17 @@ def layer_atoms(facts, derivation):
 
 def condition_of(known, facts):
     """The simplest condition that tells in which facts, [(values, number, result)], the result is true. None: no one."""
-    vectors = {}
+    wanted = tuple(r for *_, r in facts)
     for atom in known:
         for text in (atom, "!" + atom):
-            x = tuple(holds(text, v, n) for v, n, _ in facts)
-            if None not in x:
-                vectors.setdefault(x, text)
-    wanted = tuple(r for *_, r in facts)
-    if wanted in vectors:
-        return vectors[wanted]
+            if all(holds(text, v, n) is r for v, n, r in facts):
+                return text
+    vectors = {}
+    for atom in known:
+        x = tuple(holds(atom, v, n) for v, n, _ in facts)
+        if None not in x:
+            vectors.setdefault(x, atom)
+            vectors.setdefault(tuple(not a for a in x), "!" + atom)
     few = [(x, t) for x, t in vectors.items()][:120]
     above = [(x, t) for x, t in few if all(a or not w for a, w in zip(x, wanted))]
     for (x, t), (y, u) in itertools.combinations(above, 2):
@@ -1047,11 +1161,12 @@ def used_members(rows):
     return {word.removesuffix("[") for text in texts for word in re.findall(r"[A-Za-z_](?:\w|\.(?=\w))*(?:\.#|\[)?", re.sub(r"'[^']*'", "", text))}
 
 
-def derive_type(model_type, classes, builder):
-    """The line of a type, or None, and what to report of each class. `builder(cls)` gives {name: shape} of a config."""
+def derive_type(model_type, classes, default=None, further=()):
+    """The line of a type, or None, and what to report of each class. `default` is a config with the class's own defaults if
+    the type is not one of transformers', and the rows hold for the configs `further`, too."""
     made, report = [], []
-    for cls in chosen(classes):
-        d = Derivation(model_type, cls.__name__, cls.base_model_prefix, builder(cls))
+    for cls in classes:
+        d = Derivation(model_type, cls.__name__, cls.base_model_prefix, Builder(cls), default, further)
         rows = d.derive()
         if not rows:
             report.append({"class": cls.__name__, "why": d.problem or "it has no tensors"})
@@ -1065,9 +1180,10 @@ def derive_type(model_type, classes, builder):
     return line_of(model_type, made) if made else None, report
 
 
-def further_model(model_type, cls, build):
+def further_model(model_type, cls):
     """(config, {name in files: shape}) of a model of few layers and of some numbers that no derivation drew; None where
     transformers builds none."""
+    build = Builder(cls)
     d = Derivation(model_type, cls.__name__, cls.base_model_prefix, build)
     draw = random.Random(f"further {model_type}/{cls.__name__}")
     base = d.start()
@@ -1087,3 +1203,43 @@ def further_model(model_type, cls, build):
         if shapes and shapes != base.shapes:
             return made, shapes
     return None
+
+
+# ---- classes of the user's own
+
+def classes_in(directory):
+    """(the config in a directory, the model classes of its auto_map). Executes their code."""
+    config = transformers.AutoConfig.from_pretrained(directory, trust_remote_code=True)
+    names = {reference for auto, reference in getattr(config, "auto_map", {}).items() if auto.startswith("AutoModel")}
+    classes = [get_class_from_dynamic_module(name, directory) for name in sorted(names)]
+    classes += [getattr(transformers, name) for name in config.architectures or () if not names and hasattr(transformers, name)]
+    if not classes:
+        sys.exit(f"{directory}/config.json: names no model's class in auto_map, and none of transformers in architectures")
+    return config, sorted(classes, key=lambda c: c.__name__ not in (config.architectures or ()))[:MAX_OWN_CLASSES]
+
+
+def derive_directory(directory, table):
+    config, classes = classes_in(directory)
+    try:
+        default = type(config)()
+    except Exception:  # a class without defaults
+        default = config
+    line, report = derive_type(config.model_type, classes, default, [config])
+    for of_class in report:
+        print(said_of(of_class), flush=True)
+    if line:
+        pathlib.Path(table).write_text(line + "\n")
+    return 0 if line else 4
+
+
+def said_of(report):
+    if "why" in report:
+        return f"{report['class']}: no table: {report['why']}"
+    known = report["sizes"] - report["unknown"]
+    wrong = f"; not described: {', '.join(report['wrong'])}" if report["wrong"] else ""
+    return f"{report['class']}: {report['rows']} names, {known} of {report['sizes']} sizes, {report['builds']} configs{wrong}"
+
+
+if __name__ == "__main__":
+    sys.stdout = sys.stderr  # the code may print
+    sys.exit(derive_directory(os.path.abspath(sys.argv[1]), sys.argv[2]))

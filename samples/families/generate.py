@@ -34,7 +34,6 @@ import json
 import os
 import pathlib
 import re
-import signal
 import subprocess
 import sys
 import tempfile
@@ -65,23 +64,6 @@ SECONDS = 90  # for one model
 
 
 # ---- models without weights
-
-@contextlib.contextmanager
-def made_as(dtype, seconds=SECONDS):
-    """Builds models on the meta device in this dtype. Fails if a model takes more than some seconds."""
-    def too_long(*_):
-        raise TimeoutError(f"no model after {seconds} s")
-    before = signal.signal(signal.SIGALRM, too_long), torch.get_default_dtype()
-    signal.alarm(seconds)
-    torch.set_default_dtype(dtype)
-    try:
-        with torch.device("meta"):
-            yield
-    finally:
-        signal.alarm(0)
-        torch.set_default_dtype(before[1])
-        signal.signal(signal.SIGALRM, before[0])
-
 
 def model_types():
     return sorted(configuration_auto.CONFIG_MAPPING_NAMES)
@@ -201,7 +183,7 @@ class Kept:
         for cls in classes:
             try:
                 config = transformers.AutoConfig.for_model(self.model_type)
-                with made_as(torch.bfloat16):
+                with derivation.made_as(torch.bfloat16, SECONDS):
                     models.append(cls(config))
             except Exception as e:  # a default config that makes no model, or a package that is not there
                 self.problems.append(f"{cls.__name__}: {type(e).__name__}: {str(e).strip()[:80]}")
@@ -299,7 +281,7 @@ def transposed_globs(model_type):
     for cls in classes_of(model_type):
         for members in ({}, {"add_cross_attention": True}):
             config = transformers.AutoConfig.for_model(model_type, **members)
-            with made_as(torch.bfloat16), contextlib.suppress(AttributeError, TypeError):
+            with derivation.made_as(torch.bfloat16, SECONDS), contextlib.suppress(AttributeError, TypeError):
                 for name, module in cls(config).named_modules():
                     if isinstance(module, transformers.pytorch_utils.Conv1D):
                         out.add("*." + ".".join([*name.split(".")[-2:], "weight"]))
@@ -342,7 +324,7 @@ def make_tiny(model_type, members):
     auto = transformers.AutoModelForImageTextToText if "text_config" in members else transformers.AutoModelForCausalLM
     cls = auto._model_mapping[type(config)]
     config.architectures = [cls.__name__]
-    with made_as(torch.bfloat16):
+    with derivation.made_as(torch.bfloat16, SECONDS):
         return cls(config)
 
 
@@ -489,45 +471,6 @@ def orders(arguments):
 
 # ---- Model types without a family
 
-class Builder:
-    """Gives {name: shape} of a model of a config. A name that stands only in files, only in memory, or in memory for what
-    another name stands for in files begins with a mark (architectures.py)."""
-
-    def __init__(self, cls):
-        self.cls, self.model, self.calls, self.is_plain = cls, None, 0, False
-
-    def __call__(self, config):
-        with made_as(torch.bfloat16, derivation.SECONDS), derivation.without_initialization():
-            self.model = model = self.cls(config)
-        memory = model.state_dict()
-        kept = remove_tied_weights_from_state_dict(memory, model)
-        files = self.in_files(model, kept)
-        shape = {name: list(tensor.shape) for name, tensor in files.items()}
-        out = {}
-        for name, tensor in memory.items():
-            if shape.get(name) != list(tensor.shape):
-                out[(derivation.MEMORY if name in kept else derivation.TIED) + name] = list(tensor.shape)
-        for name, sizes in shape.items():
-            is_same = name in memory and list(memory[name].shape) == sizes
-            out[name if is_same else derivation.FILES + name] = sizes
-        return out
-
-    def in_files(self, model, kept):
-        """What files have for these tensors. A class whose first models are saved as they are is asked now and then."""
-        self.calls += 1
-        if self.is_plain and self.calls % 8:
-            return kept
-        files = revert_weight_conversion(model, dict(kept))
-        self.is_plain = files.keys() == kept.keys() and all(files[n].shape == kept[n].shape for n in kept) and self.calls > 1
-        return files
-
-    def source(self):
-        """The code of the modules that the model is made of."""
-        names = {type(module).__module__ for module in self.model.modules()}
-        names = {name for name in names if not name.startswith("torch.")}
-        return "\n".join(pathlib.Path(sys.modules[name].__file__).read_text() for name in sorted(names))
-
-
 def described_types():
     """Returns the model types that families describe."""
     files = (json.loads(path.read_text()) for path in (ROOT / "samples/families").glob("*.json"))
@@ -545,7 +488,7 @@ def architectures(arguments):
         classes = own_classes(model_type)
         if not classes:
             continue
-        line, report = derivation.derive_type(model_type, classes, Builder)
+        line, report = derivation.derive_type(model_type, derivation.chosen(classes))
         reports[model_type] = json.dumps({"type": model_type, "transformers": transformers.__version__, "classes": report})
         print(reports[model_type], flush=True)
         lines.pop(model_type, None)
@@ -583,7 +526,7 @@ def samples(arguments):
     lines = []
     for model_type in arguments.types:
         for cls in derivation.chosen(classes_of(model_type))[:2]:
-            found = derivation.further_model(model_type, cls, Builder(cls))
+            found = derivation.further_model(model_type, cls)
             if found:
                 config, files = found
                 config.architectures = [cls.__name__]

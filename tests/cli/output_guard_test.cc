@@ -25,9 +25,9 @@ using Words = std::vector<std::string>;
 
 // All options, by kind. An option in none of these lists fails the test below. A new option that writes belongs to
 // kWriters, one that reads to kReaders; their paths are tried.
-const std::set<std::string> kReaders = {"--config",  "--family-file", "--layout",   "--source-layout",
-                                        "--donor",   "--adapter",     "--against",  "--source",
-                                        "--tensors", "--delta",       "--keep-best"};
+const std::set<std::string> kReaders = {"--config",  "--family-file", "--layout",    "--source-layout",
+                                        "--donor",   "--adapter",     "--against",   "--source",
+                                        "--tensors", "--delta",       "--keep-best", "--from-transformers"};
 const std::set<std::string> kWriters = {"--html", "--junit", "--log", "--all"};
 const std::set<std::string> kWords = {"--accumulate",
                                       "--allow",
@@ -61,6 +61,7 @@ const std::set<std::string> kWords = {"--accumulate",
                                       "--names",
                                       "--others-from",
                                       "--part",
+                                      "--python",
                                       "--quantize",
                                       "--rank-timeout",
                                       "--ranks",

@@ -20,8 +20,9 @@ using testing::HasSubstr;
 using testing::Not;
 using Words = std::vector<std::string>;
 
-const Words kCommands = {"inspect", "latest", "diff",  "layout", "convert", "merge",    "delta",       "patch", "mount",
-                         "synth",   "verify", "check", "plan",   "doctor",  "families", "completions", "man",   "help"};
+const Words kCommands = {"inspect",  "latest", "diff",        "layout", "convert", "merge", "delta",
+                         "patch",    "mount",  "synth",       "verify", "check",   "plan",  "doctor",
+                         "families", "family", "completions", "man",    "help"};
 
 // Makes a checkpoint with one tensor of one element, and a model.
 class UsageTest : public testing::Test {

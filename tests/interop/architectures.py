@@ -1,24 +1,32 @@
 #!/usr/bin/env python3
 """Every model class in samples/families/architectures.jsonl, through the program.
 
-    architectures.py audit [--draw N] [--report FILE] [TYPE...]
+    architectures.py audit|convert [--draw N] [--write] [TYPE...]
 
 audit: a model of a config that no derivation saw, as save_pretrained writes it (a header, and a hole for the data), has no
 finding in `reshard verify`. Three kinds of damage each are found, with the right finding: the rows of one of two ranks, a
 transposed matrix, and a layer less.
 
+convert: a small model of a random config, saved by torch as a DCP checkpoint {"app": {"model": ...}}, cut for two ranks, and
+converted to Hugging Face's files, is the same model to from_pretrained, in every bit. What transformers cannot load from its
+own save_pretrained is left out.
+
 All types, N drawn by a fixed seed, or those that are named. RESHARD is the program (default build/release/reshard).
 """
 import argparse
-import concurrent.futures
+import copy
 import json
 import os
 import pathlib
 import random
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
+
+import torch
+import torch.distributed.checkpoint as dcp
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "samples/families"))
@@ -27,6 +35,7 @@ import architectures as derivation
 import generate
 
 RESHARD = os.environ.get("RESHARD", str(ROOT / "build/release/reshard"))
+MOST_ELEMENTS = 50_000_000  # of a model that is written
 LAYERS = re.compile(r"((?:^|.*?\.)(?:layers?|h|blocks?))\.(\d+)\.")
 
 
@@ -95,7 +104,7 @@ def damages(shapes):
 
 def audit_class(model_type, cls):
     """What `verify` says of a class: {"healthy": findings, "row": text, "missed": damages, "damages": number}."""
-    found = derivation.further_model(model_type, cls, generate.Builder(cls))
+    found = derivation.further_model(model_type, cls)
     if not found:
         return {"class": cls.__name__, "why": "no further config makes a model"}
     config, shapes = found
@@ -126,13 +135,110 @@ def audit(arguments):
     return bool(alarms or missed)
 
 
+# ---- convert
+
+LARGE = 64  # a number of a config that is made smaller
+
+
+def small_config(model_type, cls):
+    """A config of a model that is as small as its numbers can be made one by one; None where transformers builds none."""
+    found = derivation.further_model(model_type, cls)
+    if not found:
+        return None
+    build, (config, shapes) = derivation.Builder(cls), found
+    whole = derivation.as_lists(config.to_dict())
+    for path, value in derivation.members(whole).items():
+        for divisor in (16, 4, 2):
+            if type(value) is not int or value < LARGE or value % divisor or path.endswith("_id"):
+                continue
+            try:
+                changed = copy.deepcopy(whole)
+                derivation.put(changed, path, value // divisor)
+                changed.pop("model_type", None)
+                made = type(config)(**changed)
+                if build(made).keys() == shapes.keys():
+                    config, whole = made, derivation.as_lists(made.to_dict())
+                    break
+            except Exception:  # the config describes no model
+                continue
+    return config
+
+
+def random_model(cls, config):
+    torch.manual_seed(36)
+    with derivation.without_initialization():
+        model = cls(config)
+    with torch.no_grad():
+        for tensor in model.parameters():
+            tensor.copy_(torch.randn(tensor.shape)) if tensor.is_floating_point() else None
+    return model.to(torch.bfloat16)
+
+
+def difference(cls, model, directory):
+    """What from_pretrained has otherwise than the model; "" if nothing."""
+    loaded, info = cls.from_pretrained(directory, output_loading_info=True, dtype=torch.bfloat16)
+    if info["missing_keys"] or info["unexpected_keys"] or info["mismatched_keys"]:
+        return f"keys: {[sorted(map(str, x))[:2] for x in (info['missing_keys'], info['unexpected_keys'], info['mismatched_keys'])]}"
+    parameters = dict(loaded.named_parameters())
+    wrong = [n for n, t in model.named_parameters() if not torch.equal(t.to(parameters[n].dtype), parameters[n])]
+    return f"values: {wrong[:2]}" if wrong else ""
+
+
+def run(*words):
+    done = subprocess.run([RESHARD, *map(str, words)], capture_output=True, text=True)
+    if done.returncode != 0:
+        raise RuntimeError(f"reshard {words[0]}: {done.stderr.strip()[-300:]}")
+
+
+def convert_class(model_type, cls, directory):
+    config = small_config(model_type, cls)
+    if not config:
+        return {"skipped": "no further config makes a model"}
+    model = random_model(cls, config)
+    if sum(t.numel() for t in model.state_dict().values()) > MOST_ELEMENTS:
+        return {"skipped": "too large"}
+    try:
+        model.save_pretrained(directory / "own")
+        own = difference(cls, model, directory / "own")
+    except Exception as e:  # which transformers cannot save or load
+        own = f"{type(e).__name__}: {' '.join(str(e).split())[:100]}"
+    if own:
+        return {"skipped": f"its own save_pretrained: {own}"}
+    (directory / "run").mkdir()
+    dcp.save({"app": {"model": model.state_dict()}}, checkpoint_id=directory / "run/step-1", no_dist=True)
+    for file in (directory / "own").glob("*.json"):
+        if "safetensors" not in file.name:
+            shutil.copy(file, directory / "run" / file.name)
+    run("convert", directory / "run/step-1", directory / "run/two", "--to", "dcp", "--mesh", "dp_shard=2")
+    run("convert", directory / "run/two", directory / "hf", "--to", "hf")
+    return {"wrong": difference(cls, model, directory / "hf")}
+
+
+def convert(arguments):
+    wrong = skipped = classes = 0
+    for model_type in types_of(arguments):
+        for cls in classes_in_table(model_type):
+            with tempfile.TemporaryDirectory() as directory:
+                try:
+                    report = convert_class(model_type, cls, pathlib.Path(directory))
+                except Exception as e:  # a conversion that failed
+                    report = {"wrong": f"{type(e).__name__}: {e}"}
+            classes += 1
+            wrong += bool(report.get("wrong"))
+            skipped += "skipped" in report
+            if report.get("wrong", "skipped"):
+                print(json.dumps({"type": model_type, "class": cls.__name__, **report}), flush=True)
+    print(f"{classes - skipped - wrong} of {classes - skipped} classes converted are the same; {skipped} left out", flush=True)
+    return bool(wrong)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("command", choices=["audit"])
+    parser.add_argument("command", choices=["audit", "convert"])
     parser.add_argument("--draw", type=int, help="this many types, always the same ones")
     parser.add_argument("types", nargs="*")
     arguments = parser.parse_args()
-    sys.exit({"audit": audit}[arguments.command](arguments))
+    sys.exit({"audit": audit, "convert": convert}[arguments.command](arguments))
 
 
 if __name__ == "__main__":

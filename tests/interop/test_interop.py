@@ -21,6 +21,7 @@ import sys
 import tempfile
 import time
 import unittest
+import unittest.mock
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
@@ -1168,6 +1169,36 @@ class OfNoFamily(Case):
 
     def test_llama_that_answers_questions(self):
         self.check("llama", "LlamaForQuestionAnswering", _GROUPED)
+
+
+class OwnClasses(Case):
+    """Model classes that transformers lacks: `reshard family` runs their code and makes a table."""
+
+    def setUp(self):
+        super().setUp()
+        self.code = ROOT / "tests/data/remote_code"
+        self.made = self.out("tinynet.json")
+        said = reshard("family", "--from-transformers", self.code, self.made, "--python", sys.executable)
+        self.assertIn("TinyNetForCausalLM: 9 names, 14 of 14 sizes", said)
+        self.assertIn("table of model_type 'tinynet'", said)
+
+    def saved(self, **members):
+        """A model of the class with these members of the config, as save_pretrained writes it."""
+        import transformers
+        config = transformers.AutoConfig.from_pretrained(self.code, trust_remote_code=True, **members)
+        model = transformers.AutoModelForCausalLM.from_config(config, trust_remote_code=True)
+        model.save_pretrained(self.out("files"))
+        return self.out("files")
+
+    def test_its_models_are_verified(self):
+        with unittest.mock.patch.dict(os.environ, HF_MODULES_CACHE=str(self.out("modules"))):
+            files = self.saved(has_bias=True, width=24, depth=5)
+        self.assertIn("TinyNetForCausalLM of transformers", reshard("verify", files, "--family-file", self.made))
+        config = json.loads((files / "config.json").read_text())
+        for member, value in (("depth", 6), ("width", 32), ("ratio", 2), ("heads", 4), ("vocab_size", 510), ("has_bias", False)):
+            self.out("other.json").write_text(json.dumps({**config, member: value}))
+            code = 0 if member == "has_bias" else 1  # tensors that the config leaves out are a warning
+            reshard("verify", files, "--family-file", self.made, "--config", self.out("other.json"), code=code)
 
 
 def unstacked(name, shape, members):
