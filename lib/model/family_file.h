@@ -29,8 +29,9 @@ namespace reshard {
 // path and member. A family may only extend a built-in one.
 Result<Family> parse_family(std::string_view text, std::string_view path);
 
-// Reads a family from a file, or a table of classes (Family::class_table). Equal texts give the same object, which lives as long as the process because configs and
-// views point to it; but only calls to which it is passed (families.h) use it. Thread-safe.
+// Reads a family from a file, or a table of classes (Family::class_table). Equal texts give the same object, which
+// lives as long as the process because configs and views point to it; but only calls to which it is passed (families.h)
+// use it. Thread-safe.
 Result<const Family*> load_family(const std::string& path);
 
 // The built-in families as text, in the order in which names are matched.
