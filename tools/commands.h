@@ -85,7 +85,7 @@ std::string padded(std::string_view raw, std::size_t width);
 // Breaks text between words into lines of at most `screen` columns. The first line begins in column `start`, the
 // others are indented.
 std::string wrapped(std::string_view text, std::size_t indent, std::size_t start, std::size_t screen);
-// The same as wide as the screen; the first line begins at the indent, or later.
+// Does the same for the width of the screen. The first line begins in the larger of the two columns.
 std::string in_column(std::string_view text, std::size_t indent, std::size_t start = 0);
 
 // Shows progress: a bar with bytes/s and the remaining time on a terminal, otherwise a line every ten seconds; nothing

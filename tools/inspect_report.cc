@@ -347,7 +347,7 @@ Json tensor_json(const Inspection& in, std::size_t i, const ReportOptions& optio
   return out;
 }
 
-// Everything except the tensors.
+// Returns everything except the tensors.
 Json head_json(const Inspection& in) {
   Json format = Json::object();
   format.set("name", in.format->name).set("title", in.format->title);

@@ -10,7 +10,7 @@
 //
 // names.h describes the names of the shards, formats/encoding/weight_index.h the index. With pipeline stages, each
 // stage writes an index into tmp_index_files/, and they are joined at the end. If that directory still exists, the save
-// was interrupted. Releases before 0.3.2 could also write files of ranks (rank_files.h).
+// was interrupted. Releases before 0.3.2 could also write per-rank files (rank_files.h).
 //
 // Optimizer states are stored under integer ids, whose parameters formats/tensor_files/parameter_ids.h finds. They are
 // read under torchtitan's names (optimizer.state.<parameter>.exp_avg), the scheduler's values as lr_scheduler.*, and

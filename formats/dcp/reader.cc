@@ -171,7 +171,7 @@ void DcpReader::look_at_files(const std::vector<DirectoryEntry>& entries) {
     if (auto deep = File::open(path_join(catalog_.root, file.path)); deep)
       file.size = deep->size().has_value() ? *deep->size() : -1;
   }
-  std::vector<CatalogFile> idle;  // empty files of ranks that wrote nothing; they show the number of ranks
+  std::vector<CatalogFile> idle;  // empty files, of ranks that wrote nothing; they show the number of ranks
   for (const DirectoryEntry& e : entries) {
     if (e.is_directory || !e.name.ends_with(kDataEnding) || used.contains(e.name)) continue;
     if (e.size > 0)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reads the optimizer in the files of ranks. It is either "plain", torch's own optimizer with float32 masters next to
+// Reads the optimizer in per-rank files. It is either "plain", torch's own optimizer with float32 masters next to
 // it (megatron/core/optimizer/optimizer.py, Float16OptimizerWithFloat16Params.state_dict), or "distributed": flat
 // buffers that the data-parallel ranks shared and that the first of them gathered for the save (distrib_optimizer.py,
 // save_parameter_state).

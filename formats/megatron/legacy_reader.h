@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The reader of files of ranks (--ckpt-format torch). It reads the model (legacy_reader.cc), then the optimizer's
+// The reader of per-rank files (--ckpt-format torch). It reads the model (legacy_reader.cc), then the optimizer's
 // states (legacy_optimizer.cc), and makes the catalog from both.
 #pragma once
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Lays out files of ranks: --ckpt-format torch with a plain optimizer (read by legacy_reader.cc).
+// Lays out per-rank files: --ckpt-format torch with a plain optimizer (read by legacy_reader.cc).
 #include <algorithm>
 #include <cstdio>
 #include <map>

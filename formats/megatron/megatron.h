@@ -27,7 +27,7 @@
 
 namespace reshard {
 
-extern const Format kMegatronLegacyFormat;       // files of ranks; written for Transformer Engine's modules
+extern const Format kMegatronLegacyFormat;       // per-rank files; written for Transformer Engine's modules
 extern const Format kMegatronLegacyLocalFormat;  // for writing for Megatron core's own modules; read by the one above
 extern const Format kMegatronFormat;             // torch_dist, and any other directory of a Megatron run
 
@@ -55,7 +55,7 @@ Result<std::unique_ptr<Reader>> open_rank_files(const PathSnapshot& directory, c
 Result<std::unique_ptr<Reader>> open_sharded(const PathSnapshot& directory, const OpenOptions& options);
 // Lays out torch_dist for a model under Megatron's names (lib/model/family.h, Convention::kMegatron).
 Result<std::unique_ptr<Target>> lay_out_sharded(LayoutRequest request);
-// Lays out files of ranks, one for each rank of tp, pp and ep of the mesh. Experts have the same tp as other
+// Lays out per-rank files, one for each rank of tp, pp and ep of the mesh. Experts have the same tp as other
 // parameters.
 Result<std::unique_ptr<Target>> lay_out_rank_files(LayoutRequest request, const Modules& modules);
 

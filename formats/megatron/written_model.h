@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A model to be written as torch_dist (dist_target.cc) or as files of ranks (legacy_target.cc).
+// A model to be written as torch_dist (dist_target.cc) or as per-rank files (legacy_target.cc).
 #pragma once
 
 #include <optional>

@@ -23,7 +23,7 @@ std::string name_in(const std::string& item, const std::string& name) {
   return item == kModelItem ? name : item + "." + name;
 }
 
-// Describes the gaps of an unfinished save: files of ranks that are empty or missing.
+// Describes the gaps of an unfinished save: per-rank files that are empty or missing.
 std::string gaps_of(const std::vector<DirectoryEntry>& entries, const std::string& directory) {
   std::map<std::string, std::set<Index>> ranks;  // by item and extension
   std::set<Index> all;

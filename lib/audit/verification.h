@@ -23,7 +23,7 @@ struct VerifyOptions {
   ModelChoice model;
   std::string config;  // the config.json to check against; empty: the one next to it, if any
 
-  std::optional<LayoutDescriptor> source_layout;  // how files of ranks join
+  std::optional<LayoutDescriptor> source_layout;  // how per-rank files join
   KeyChanges keys;                                // of the checkpoint that is verified
   Weights weights = Weights::kModel;              // weights of the checkpoint that is verified
   std::optional<LayoutDescriptor> layout;         // expected layout; needs a mesh unless tensors are stored whole

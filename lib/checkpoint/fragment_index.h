@@ -41,8 +41,8 @@ class FragmentIndex {
 class RecentBoxes {
  public:
   static constexpr std::size_t kKept = 16;  // more than the kinds of parameters in a layer
-  // Returns a slot below kKept for lists with these boxes, and whether the slot is new to them (it was free or
-  // another's).
+  // Returns a slot below kKept for lists with these boxes, and whether the slot is new to them: it was free or
+  // held other boxes.
   std::pair<std::size_t, bool> place_of(const FragmentList& list);
 
  private:

@@ -48,7 +48,7 @@ Json models_of(const Catalog& source, const std::vector<NamedOrigin>& tensors) {
 
 // ---- Reading
 
-// The members of a manifest before its tensors that are needed here.
+// What is needed of a manifest. It is written before the tensors.
 struct ManifestHead {
   std::optional<Json> provenance, files;
 };

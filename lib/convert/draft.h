@@ -42,7 +42,7 @@ struct ConversionOptions : Request {
   bool sizes_only = false;     // with metadata_only: plans names and sizes only, without locating the source's elements
   Resume resume = Resume::kAuto;
   Index group_bytes = ResumeOptions().group_bytes;
-  std::function<void(const std::string& note)> tell{};  // of an earlier run's leftover
+  std::function<void(const std::string& note)> tell{};  // called if an earlier run left something
   RunOptions run;
 };
 

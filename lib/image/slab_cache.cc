@@ -52,7 +52,7 @@ void SlabCache::make_room() {
   }
 }
 
-// Returns the next entry.
+// Removes an entry. Returns the next one.
 std::list<SlabCache::Entry>::iterator SlabCache::drop(std::list<Entry>::iterator entry) {
   held_ -= std::ssize(entry->slab->bytes());
   places_.erase(entry->key);

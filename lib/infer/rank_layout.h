@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Describes how the files of ranks join to whole tensors: for known placements, or inferred if nothing says how the
+// Describes how per-rank files join into whole tensors: for known placements, or inferred if nothing says how the
 // ranks were laid out.
 #pragma once
 

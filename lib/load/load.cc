@@ -141,7 +141,8 @@ Result<LoadReport> Load::run(std::span<const Destination> destinations) {
   return report;
 }
 
-// The parts of all first replicas make the tensor, and each element is held once per replica.
+// Adds the digests of the parts in all ranks' shares. The first replicas of the parts together hold each element of a
+// tensor once, so their digests add up to the tensor's.
 Status Load::add_up(const LoadDigests& digests, LoadReport& report) const {
   std::vector<PartDigests> parts;
   const auto tensor_of = [&](std::size_t p) -> std::optional<std::size_t> {

@@ -3,7 +3,7 @@
 
   tests/bench/readers_bench.py --venv PYTHON [--rounds 7] [--work DIRECTORY] [--model llama3-1b] [--layers N] [--zero]
 
-Writes one model as PyTorch DCP of 8 FSDP ranks, as torch_checkpointing, as files of ranks, as Megatron core's torch_dist
+Writes one model as PyTorch DCP of 8 FSDP ranks, as torch_checkpointing, as per-rank files, as Megatron core's torch_dist
 (these by reshard) and as verl's torch.save'd DTensors (by torch), and times `reshard convert --to hf` of each, CRC checks
 and digests on. With --zero the model is a small one with AdamW's state instead: DeepSpeed ZeRO 3 of 4 ranks (by
 DeepSpeed), the same state as DCP, and DeepSpeed's own zero_to_fp32.py. Every output is removed before the next run.

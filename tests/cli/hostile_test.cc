@@ -319,7 +319,7 @@ TEST(Hostile, FewerThreadsThanAskedForDoTheSame) {
   const auto run = [&](const std::vector<std::string>& args, const std::string& threads) {
     std::vector<std::string> argv = {RESHARD_BINARY};
     argv.insert(argv.end(), args.begin(), args.end());
-    // AddressSanitizer must be the first library; it is the second one in those that start threads.
+    // AddressSanitizer checks that it is loaded first; here the preloaded library comes before it.
     return run_command(
         argv, 60,
         {"LD_PRELOAD=" RESHARD_THREAD_FAULT, "RESHARD_THREADS=" + threads, "ASAN_OPTIONS=verify_asan_link_order=0"});

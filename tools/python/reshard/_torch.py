@@ -64,7 +64,7 @@ def _rank(axes, coordinate):
 
 
 class _Joined:
-    """The dimensions of all meshes that some DTensors lie on."""
+    """The dimensions of all meshes of some DTensors."""
 
     def __init__(self):
         self.sizes, self.coordinates, self.cutting = {}, {}, set()
