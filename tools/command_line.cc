@@ -221,6 +221,11 @@ const Option& Option::described_as(const std::string& text) const {
   return *this;
 }
 
+const Option& Option::under(const std::string& group) const {
+  option_->group(group);
+  return *this;
+}
+
 const Option& Option::written(Outputs outputs) const {
   hints_->written = true;
   takes(option_->get_positional() ? "PATH" : "FILE");

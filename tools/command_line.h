@@ -54,6 +54,7 @@ class Option {
   const Option& not_negative() const;
   const Option& or_environment(const std::string& variable) const;
   const Option& described_as(const std::string& text) const;
+  const Option& under(const std::string& group) const;            // is listed under this heading of --help
   const Option& suggests(std::vector<std::string> words) const;   // lists values; others are accepted, too
   const Option& completes(std::vector<std::string> words) const;  // the same, for the shell only
   const Option& means(std::vector<std::string> meanings) const;   // explains the listed values, in their order
@@ -153,7 +154,7 @@ class CommandLine {
   Action& chosen_;
   HintTable& hints_;
   CommandNotes& notes_;
-  std::string group_ = "Help";
+  std::string group_ = "Report";
 };
 
 // A row of the table of subcommands.

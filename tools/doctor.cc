@@ -72,9 +72,8 @@ Fact memory() {
   const std::optional<Index> limit = memory_of_cgroup();
   const std::string given = environment_variable("RESHARD_MEMORY"),
                     used = given.empty() ? ResourceOptions().memory : given;
-  Fact out =
-      fine("memory", human_bytes(installed) + (limit ? ", of which its cgroup may use " + human_bytes(*limit) : "") +
-                         "; reshard uses at most " + used + (given.empty() ? "" : " ($RESHARD_MEMORY)"));
+  Fact out = fine("memory", human_bytes(installed) + (limit ? "; its cgroup may use " + human_bytes(*limit) : "") +
+                                "; reshard uses at most " + used + (given.empty() ? "" : " ($RESHARD_MEMORY)"));
   const auto wanted = parse_bytes(used);
   if (!wanted)
     out.problem = "RESHARD_MEMORY='" + printable(given) + "' is not a size; set it to a size such as 2GiB, or unset it";

@@ -14,8 +14,8 @@ namespace reshard::tools {
 namespace {
 
 // The headings of options, in the order in which --help shows them. Others follow.
-constexpr std::array<std::string_view, 8> kGroups = {"Source", "Target", "Model",  "Rows and types",
-                                                     "Merge",  "Checks", "Report", "Run"};
+constexpr std::array<std::string_view, 9> kGroups = {"Source", "Target", "Model", "Rows and types", "Merge", "Steps",
+                                                     "Checks", "Report", "Run"};
 constexpr std::size_t kWidthOfFile = 100;  // columns if standard output is not a terminal
 constexpr std::size_t kWidestNames = 28;   // of the column of names
 constexpr std::size_t kNarrowScreen = 80;  // below it descriptions are on lines of their own

@@ -108,6 +108,7 @@ void add_merge(CommandLine& line) {
   options->add_format(line);
   options->add_changes(line);
   line.option("--weights")
+      .under("Merge")
       .takes("NUMBERS")
       .described_as("Weighted sum of the sources: 0.5,0.3,0.2 (or model, master)")
       .common()

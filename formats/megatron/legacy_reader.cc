@@ -326,7 +326,7 @@ Status LegacyReader::open(const PathSnapshot& directory, const OpenOptions& opti
                                 " left out: reshard does not know how tensor parallelism cuts tensors of such names");
   TRY(add_values(ranks_.front()));
   catalog_.attributes.emplace_back(
-      "format", "Megatron-LM, files of ranks" + (iteration_ ? ", iteration " + std::to_string(*iteration_) : ""));
+      "format", "Megatron-LM, per-rank files" + (iteration_ ? ", iteration " + std::to_string(*iteration_) : ""));
   catalog_.vocabulary = vocabulary_of(args_, catalog_);
   catalog_.attributes.emplace_back("saved",
                                    "on " + mesh_text(degrees_) + " by args" +

@@ -90,7 +90,7 @@ namespace {
 
 constexpr Format kRankFiles = {
     .name = "megatron-legacy",
-    .title = "Megatron-LM's files of ranks",
+    .title = "Megatron-LM's per-rank files",
     .recognises = recognises_rank_files,
     .open = open,
     .lay_out = [](LayoutRequest request) -> Result<std::unique_ptr<Target>> {
@@ -127,7 +127,7 @@ const Format kMegatronFormat = {
 constinit const Format kMegatronLegacyFormat = megatron::kRankFiles;
 
 constinit const Format kMegatronLegacyLocalFormat = written_as(
-    megatron::kRankFiles, "megatron-legacy-local", "Megatron-LM's files of ranks, without Transformer Engine",
+    megatron::kRankFiles, "megatron-legacy-local", "Megatron-LM's per-rank files, without Transformer Engine",
     [](LayoutRequest request) -> Result<std::unique_ptr<Target>> {
       return megatron::lay_out_rank_files(std::move(request), megatron::kOwnModules);
     });

@@ -256,7 +256,7 @@ Result<Fragment> OrbaxReader::missing_chunk(const Tensor& tensor, const Stored& 
   const std::string what = catalog_.root + ": " + text_of(tensor, box) + ": chunk is not stored";
   if (stored.stores_fill_values)
     return corrupt(what + ", and " + std::string(kItemMetadata) +
-                   " says that those of the fill value are too: it was lost");
+                   " says that chunks of the fill value are stored, too: it was lost");
   if (!stored.fill) return unsupported(what + ", and its fill value is not one that is read");
   Fragment out;
   out.box = box;
@@ -517,8 +517,9 @@ Status OrbaxReader::read_item(const Item& item, bool is_only, const OpenOptions&
   for (std::size_t i = 0; i < now.values.size() && databases_ > 0; ++i)
     if (!now.used[i] && unused.size() <= kShown) unused.push_back(printable(now.values.key(i)));
   if (!unused.empty() && now.place->has_file(kManifest))
-    catalog_.warnings.push_back(path_join(now.place->path(), kManifest) +
-                                ": some keys are of no array's metadata or chunks: " + some_of(unused) + ". Not read.");
+    catalog_.warnings.push_back(
+        path_join(now.place->path(), kManifest) +
+        ": some keys belong to neither the metadata nor the chunks of an array: " + some_of(unused) + ". Not read.");
   if (now.place->has_file("checkpoint"))
     catalog_.notes.push_back("Not read: " + path_join(now.place->path(), "checkpoint") +
                              ", Flax's msgpack file, which may hold small values.");

@@ -446,7 +446,7 @@ Result<std::vector<InnerChunk>> parse_shard_index(const ZarrArray& array, Bytes 
       const auto offset = to_index(entry[0]), bytes = to_index(entry[1]);
       if (!offset || !bytes || !fits_inside(*offset, *bytes, length))
         return corrupt("index of the shard: chunk " + std::to_string(i) + " at " + std::to_string(entry[0]) + " of " +
-                       bytes_of(entry[1]) + " lies outside of the shard's " +
+                       bytes_of(entry[1]) + " is outside of the shard's " +
                        bytes_of(static_cast<std::uint64_t>(length)));
       chunk.bytes = {*offset, *bytes};
     }

@@ -66,7 +66,7 @@ RankFiles find_files(const PathSnapshot& directory) {
 
 namespace {
 
-// Returns whether there is a descriptor, or at least two files of ranks and no index.
+// Returns whether there is a descriptor, or at least two per-rank files and no index.
 Result<bool> recognises(const PathSnapshot& place) {
   const RankFiles files = find_files(place);
   if (files.has_layout) return !files.by_rank.empty();
@@ -78,7 +78,7 @@ Result<bool> recognises(const PathSnapshot& place) {
 
 const Format kRanksFormat = {
     .name = "ranks",
-    .title = "files of ranks",
+    .title = "per-rank files",
     .recognises = ranks::recognises,
     .open = ranks::open,
     .lay_out = ranks::lay_out,

@@ -53,9 +53,10 @@ class RanksReader : public TensorFileReader {
 Status RanksReader::choose_files(RankFiles files) {
   if (files.by_rank.empty()) return io_error(catalog_.root + ": expected a file for each rank, got none");
   if (files.is_ambiguous)
-    return unsupported(catalog_.root +
-                       ": expected one file for each rank, their names alike but for its number; got "
-                       "several of one rank, or names of several kinds");
+    return unsupported(
+        catalog_.root +
+        ": expected one file for each rank, with names that differ only in its number; got several files "
+        "of one rank, or names of several kinds");
   TRY(check_no_gap(files.by_rank).context(catalog_.root));
   for (const auto& [rank, name] : files.by_rank) catalog_.files.push_back({name, -1, rank});
   catalog_.stale_files = std::move(files.others);

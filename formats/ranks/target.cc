@@ -34,7 +34,7 @@ Result<std::string> descriptor(const LayoutRequest& request) {
   for (const TargetTensor& t : request.tensors) placements.push_back({t.name, t.placement});
   const std::string name = request.layout ? request.layout->name : request.mesh.to_string();
   LayoutDescriptor layout = TRY(describe_placements(request.mesh, placements, name));
-  layout.description = "Which part of each tensor the file of a rank holds.";
+  layout.description = "The part of each tensor that a rank's file holds.";
   return to_text(layout.to_json(), 1) + "\n";
 }
 
@@ -42,7 +42,7 @@ Result<std::string> descriptor(const LayoutRequest& request) {
 
 Result<std::unique_ptr<Target>> lay_out(LayoutRequest request) {
   if (!request.blobs.empty())
-    return internal_error("files of ranks hold tensors only: got object '" + printable(request.blobs.front().name) +
+    return internal_error("per-rank files hold tensors only: got object '" + printable(request.blobs.front().name) +
                           "'");
   std::string layout = TRY(descriptor(request));
   const auto kept = std::make_shared<const LayoutRequest>(std::move(request));

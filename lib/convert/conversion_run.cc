@@ -74,8 +74,8 @@ Result<Conversion::Outcome> Conversion::run(OutputPath destination) {
   ConversionSource origin(draft_, source_, adapter());
   if (origin.computes() && rank_count(ranks) > 1 && options_.run.strategy != Strategy::kDirect)
     return usage_error(
-        "ranks that merge, quantize, or compute values otherwise, each read what they write: --strategy "
-        "direct");
+        "several ranks can merge, quantize or otherwise compute values only if each reads what it writes: add "
+        "--strategy direct");
   if (draft_.merge) TRY(check_merged(origin));
   const std::unique_ptr<DeltaChain> deltas = TRY(open_deltas(origin));
   // The manifest records the stored tensors, not those computed from them.

@@ -79,7 +79,7 @@ class Writer {
   void describe_axes(bool is_first) {
     if (!is_first) {
       add_evidence(out_.mesh->to_string(), Confidence::kLikely,
-                   "explains the boxes and who wrote them as well as " + inferred_.hypotheses[0].to_string());
+                   "explains the boxes and their writers as well as " + inferred_.hypotheses[0].to_string());
       return;
     }
     for (const InferredAxis& axis : inferred_.axes)

@@ -282,7 +282,7 @@ TEST(Scales, ThatNobodyKnowsToApplyAreNotLeftOut) {
     write_dcp({{"trunk.0.up.weight", matrix}, {name, {DType::kFloat32, {}, std::string(4, '\x3f')}}}, source, Mesh());
     const CommandResult r = reshard_cli({"convert", source, out, "--to", "dcp", "--dtype", "bfloat16", "-q"});
     EXPECT_EQ(r.exit_code, 4);
-    EXPECT_THAT(r.err, HasSubstr("'trunk.0.up.weight' is float8_e4m3fn beside tensor '" + std::string(name) + "'"));
+    EXPECT_THAT(r.err, HasSubstr("'trunk.0.up.weight' is float8_e4m3fn next to tensor '" + std::string(name) + "'"));
     EXPECT_FALSE(std::filesystem::exists(out));
     EXPECT_EQ(reshard_cli({"convert", source, out, "--to", "dcp", "-q"}).exit_code, 0);
     const CommandResult half = reshard_cli(

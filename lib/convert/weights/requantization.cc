@@ -37,9 +37,9 @@ Status check_scales_are_applied(const SourceView& view, const Typing& typing) {
     if (typing.keeps(native, t.name)) continue;
     if (const auto found = scales.find(packed->second.name); found != scales.end())
       return unsupported(
-          view.catalog.root + ": " + tensor_text(native) + " is " + std::string(info(t.dtype).torch_name) + " beside " +
-          tensor_text(view.native(tensors[found->second].name)) + ": without its scale its values would change as " +
-          std::string(info(*typing.dtype).torch_name) +
+          view.catalog.root + ": " + tensor_text(native) + " is " + std::string(info(t.dtype).torch_name) +
+          " next to " + tensor_text(view.native(tensors[found->second].name)) +
+          ": without its scale its values would change as " + std::string(info(*typing.dtype).torch_name) +
           ", and it is unknown how the scales are applied (docs/quantization.md). Drop --dtype to keep both");
   }
   return {};

@@ -113,7 +113,7 @@ TEST_F(ScalesOfBlocks, AreRefusedWhereNoConfigSaysWhatTheyAre) {
   names_.float8.reset();
   add_matrix();
   source_.add("x.qscale", {}, {2});
-  EXPECT_THAT(error(floats_), AllOf(HasSubstr("'x.weight' is float8_e4m3fn beside tensor 'x.qscale'"),
+  EXPECT_THAT(error(floats_), AllOf(HasSubstr("'x.weight' is float8_e4m3fn next to tensor 'x.qscale'"),
                                     HasSubstr("it is unknown how the scales are applied")));
   EXPECT_EQ(error({.dtype = DType::kFloat32, .keep_dtype = {"x.weight"}}), "");
 }
