@@ -47,7 +47,7 @@ std::string host_name() {
   return gethostname(name, sizeof name - 1) == 0 ? name : "";
 }
 
-// Says what the page is of, what it found, and how, when and where it was made.
+// Returns the head of the page: its inputs, the verdict, and how, when and where it was made.
 std::string header_html(std::string_view command, const std::vector<InputFacts>& inputs, const Verdict& verdict) {
   std::vector<std::string> paths;
   std::vector<std::pair<std::string, std::string>> facts;

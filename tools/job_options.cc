@@ -110,7 +110,7 @@ Result<ModelChoice> ModelOptions::choice() const {
     if (family != "auto") return usage_error("--family and --family-file exclude each other; give one of them");
     out.family = TRY(load_family(family_file));
     out.families = Families(out.family);
-    if (!out.family->class_table.empty()) {  // it describes configs, and no names that files have
+    if (!out.family->class_table.empty()) {  // a table of classes has no names for conversions
       out.family = nullptr;
       return out;
     }

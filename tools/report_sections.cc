@@ -36,7 +36,7 @@ bool is_set(const Json& object, std::string_view key) {
   const auto value = object.get_bool(key);
   return value && *value;
 }
-// Null is a number that is not finite.
+// Returns a member's number; infinity for null, which stands for a number that is not finite.
 double real(const Json& object, std::string_view key) {
   const Json* value = object.find(key);
   const auto number = value ? value->as_double() : Result<double>(0.0);

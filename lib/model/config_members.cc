@@ -87,7 +87,8 @@ std::optional<Index> ConfigMembers::number_at(std::string_view path, std::option
   return computed_at(path, number);
 }
 
-// A table may define numbers by each other in a circle, or many times over: each is computed once, and not from itself.
+// Computes a number from its formula, once. In a table of the user's own, numbers may depend on each other in a circle:
+// a number that is needed for itself is unknown.
 std::optional<Index> ConfigMembers::computed_at(std::string_view path, std::optional<Index> number) const {
   const Json* const formula = computed_.find(path);
   if (!formula || !formula->is_string() || depth_ == kMaxDepth) return {};

@@ -676,7 +676,7 @@ const Family* family_over(const Family& outer, const Family& text) {
 
 namespace {
 
-// Reads a family, or a table of classes (architecture.h), which is told by its members.
+// Reads a family or a table of classes (architecture.h). Their members differ.
 Result<Family> parse_own(std::string_view text, const std::string& path) {
   const Json json = TRY(parse_json(text, path));
   if (!json.find("classes") || json.find("reshard_family")) return parse_family(text, path);

@@ -128,7 +128,7 @@ TEST_F(ClassTable, NumbersThatAreComputedFromThemselvesAreUnknown) {
   }
 }
 
-// A config that describes more tensors than any model has ends at once, also where no shape of them is known.
+// A config that describes more tensors than any model has is refused at once, even if no formula gives their shapes.
 TEST_F(ClassTable, AConfigOfTooManyLayersIsRefused) {
   make(config());
   for (const std::string& more : {R"(,"depth":1000000000000000)", R"(,"depth":1000000000000000,"inner":-1)"}) {
@@ -140,7 +140,7 @@ TEST_F(ClassTable, AConfigOfTooManyLayersIsRefused) {
 
 // ---- reshard family
 
-// A program that takes the place of Python: it writes the table that is given, or ends with the exit code that is.
+// Runs `reshard family` with a program in the place of Python that writes a given table or ends with a given exit code.
 class FamilyCommand : public ClassTable {
  protected:
   std::string python(const std::string& body) {
