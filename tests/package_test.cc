@@ -49,6 +49,24 @@ CommandResult cmake(std::vector<std::string> args) {
   return run_command(args, 120);
 }
 
+// Configures on a machine with a compiler and nothing else.
+TEST(PackageTest, ConfiguringNamesAllMissingPackagesAtOnce) {
+  const TempDir dir;
+  const CommandResult configured = run_command(
+      {"/usr/bin/env", "PKG_CONFIG_LIBDIR=" + dir.path(), RESHARD_CMAKE, "-S", RESHARD_SOURCE_DIR, "-B", dir / "build",
+       "-G", RESHARD_GENERATOR, "-DCMAKE_CXX_COMPILER=" RESHARD_CXX, "-DCMAKE_DISABLE_FIND_PACKAGE_CLI11=ON",
+       "-DCMAKE_DISABLE_FIND_PACKAGE_nlohmann_json=ON"},
+      120);
+  EXPECT_NE(configured.exit_code, 0);
+  const std::string setup = read_file(RESHARD_SOURCE_DIR "/samples/setup.sh");
+  for (const char* package :
+       {"libcli11-dev", "nlohmann-json3-dev", "libzstd-dev", "libisal-dev", "zlib1g-dev", "libhdf5-dev"}) {
+    EXPECT_THAT(configured.err, testing::HasSubstr(package));
+    EXPECT_THAT(setup, testing::HasSubstr(package));
+  }
+  EXPECT_THAT(configured.err, testing::HasSubstr("samples/setup.sh"));
+}
+
 // Installs into a root of its own, like `dpkg -i`.
 TEST(PackageTest, TheDebianPackageHasAllThatIsInstalledAndItsProgramConverts) {
   if (!fs::exists("/usr/bin/dpkg-deb")) GTEST_SKIP() << "this is not Debian";
@@ -68,11 +86,13 @@ TEST(PackageTest, TheDebianPackageHasAllThatIsInstalledAndItsProgramConverts) {
   ASSERT_EQ(run_command({"/usr/bin/dpkg-deb", "-x", package, root}).exit_code, 0);
   const auto files = all_files(root);
   for (const char* file :
-       {"usr/bin/reshard", "usr/share/man/man1/reshard-convert.1", "usr/include/reshard/formats/load.h",
+       {"usr/bin/reshard", "usr/share/man/man1/reshard-convert.1.gz",
+        "usr/share/doc/reshard/copyright", "usr/share/doc/reshard/changelog.Debian.gz", "usr/include/reshard/formats/load.h",
         "usr/share/bash-completion/completions/reshard", "usr/share/zsh/vendor-completions/_reshard",
         "usr/share/fish/vendor_completions.d/reshard.fish"})
     EXPECT_TRUE(files.contains(file)) << file;
   EXPECT_LE(files.at("usr/bin/reshard").size(), kMaxProgramBytes);
+  EXPECT_THAT(dynamic_section(root + "/usr/bin/reshard"), testing::Not(testing::HasSubstr("runpath")));
   const CommandResult ran =
       run_command({root + "/usr/bin/reshard", "convert", sample("tp8") + "/checkpoint", dir / "model", "--to", "hf"});
   EXPECT_EQ(ran.exit_code, 0) << ran.err;

@@ -14,7 +14,7 @@ struct BuildPart {
   Result<std::string> version;  // of the library that is found: "Open MPI v4.1.4"; the error says why there is none
 };
 
-// Returns zstd, mpi, cuda, nccl, cufile and fuse, in this order.
+// Returns zstd, mpi, cuda, nccl, cufile, fuse and buckets, in this order.
 std::vector<BuildPart> build_parts();
 
 }  // namespace reshard::tools

@@ -2,6 +2,7 @@
 // reshard --version: the program's version, the formats it knows and the optional parts it has.
 #include "formats/registry.h"
 #include "lib/base/json.h"
+#include "lib/base/storage/http.h"
 #include "lib/base/text.h"
 #include "lib/device/codec.h"
 #include "lib/device/cuda/cuda_device.h"
@@ -29,8 +30,8 @@ Result<std::string> cufile_state() {
 }  // namespace
 
 std::vector<BuildPart> build_parts() {
-  return {{"zstd", zstd_version()}, {"mpi", mpi_version()},     {"cuda", cuda_version()},
-          {"nccl", nccl_version()}, {"cufile", cufile_state()}, {"fuse", fuse_version()}};
+  return {{"zstd", zstd_version()},   {"mpi", mpi_version()},   {"cuda", cuda_version()},   {"nccl", nccl_version()},
+          {"cufile", cufile_state()}, {"fuse", fuse_version()}, {"buckets", http_version()}};
 }
 
 std::string version_text(bool json) {

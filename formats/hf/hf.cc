@@ -22,8 +22,8 @@ bool is_ours(std::string_view name) { return is_file_name(name) || is_index_name
 // accelerate's second model, "_1.safetensors"; in published variants after a word such as ".fp16".
 bool ends_name(std::string_view rest) {
   static constexpr std::string_view kVariants[] = {".fp16", ".bf16", ".fp32", ".non_ema"};
-  std::any_of(std::begin(kVariants), std::end(kVariants),
-              [&](std::string_view variant) { return take(rest, variant); });
+  for (const std::string_view variant : kVariants)
+    if (take(rest, variant)) break;
   const auto take_number = [&](std::string_view before) {
     const std::size_t end = take(rest, before) ? rest.find_first_not_of("0123456789") : 0;
     if (end == 0 || end == std::string_view::npos) return false;

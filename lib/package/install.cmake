@@ -15,11 +15,12 @@ set_target_properties(reshard_core PROPERTIES EXPORT_NAME core)
 # Headers keep their relative paths, so they are included as in this tree.
 target_include_directories(reshard_core INTERFACE $<INSTALL_INTERFACE:${RESHARD_INCLUDE_DIR}>)
 
-install(TARGETS reshard)
+install(TARGETS reshard COMPONENT program)
 install(TARGETS reshard_core EXPORT reshard-targets)
 install(DIRECTORY lib formats DESTINATION ${RESHARD_INCLUDE_DIR} FILES_MATCHING PATTERN "*.h"
         PATTERN package EXCLUDE)
 install(FILES LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
+install(FILES CHANGELOG.md DESTINATION ${CMAKE_INSTALL_DOCDIR} RENAME changelog)
 # Manual pages and shell completions, which the program prints.
 set(RESHARD_PAGES ${PROJECT_BINARY_DIR}/share)
 add_custom_command(
@@ -30,10 +31,10 @@ add_custom_command(
   COMMAND reshard completions zsh > ${RESHARD_PAGES}/_reshard
   COMMAND reshard completions fish > ${RESHARD_PAGES}/reshard.fish
   VERBATIM)
-install(DIRECTORY ${RESHARD_PAGES}/man/ DESTINATION ${CMAKE_INSTALL_MANDIR}/man1)
-install(FILES ${RESHARD_PAGES}/reshard DESTINATION ${CMAKE_INSTALL_DATADIR}/bash-completion/completions)
-install(FILES ${RESHARD_PAGES}/_reshard DESTINATION ${CMAKE_INSTALL_DATADIR}/zsh/vendor-completions)
-install(FILES ${RESHARD_PAGES}/reshard.fish DESTINATION ${CMAKE_INSTALL_DATADIR}/fish/vendor_completions.d)
+install(DIRECTORY ${RESHARD_PAGES}/man/ DESTINATION ${CMAKE_INSTALL_MANDIR}/man1 COMPONENT program)
+install(FILES ${RESHARD_PAGES}/reshard DESTINATION ${CMAKE_INSTALL_DATADIR}/bash-completion/completions COMPONENT program)
+install(FILES ${RESHARD_PAGES}/_reshard DESTINATION ${CMAKE_INSTALL_DATADIR}/zsh/vendor-completions COMPONENT program)
+install(FILES ${RESHARD_PAGES}/reshard.fish DESTINATION ${CMAKE_INSTALL_DATADIR}/fish/vendor_completions.d COMPONENT program)
 install(EXPORT reshard-targets NAMESPACE reshard:: DESTINATION ${RESHARD_PACKAGE_DIR})
 
 configure_package_config_file(lib/package/reshard-config.cmake.in ${PROJECT_BINARY_DIR}/reshard-config.cmake
@@ -46,11 +47,15 @@ install(FILES ${PROJECT_BINARY_DIR}/reshard-config.cmake ${PROJECT_BINARY_DIR}/r
 set(CPACK_GENERATOR DEB)
 set(CPACK_PACKAGE_NAME reshard)
 set(CPACK_PACKAGE_CONTACT "the authors of reshard <reshard@localhost>")
-set(CPACK_PACKAGE_DESCRIPTION_SUMMARY "${PROJECT_DESCRIPTION}")
+set(CPACK_PACKAGE_DESCRIPTION_SUMMARY "Convert, inspect and audit training checkpoints")
+set(CPACK_DEBIAN_PACKAGE_DESCRIPTION
+    "Converts the shards of distributed training to Hugging Face models or to\nother parallel degrees and frameworks, optimizer included. Inspects and\naudits what was saved, and proves its output.")
 set(CPACK_PACKAGING_INSTALL_PREFIX /usr)
 set(CPACK_STRIP_FILES ON)
 set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
+set(CPACK_DEBIAN_PACKAGE_RELEASE 1)
 set(CPACK_DEBIAN_PACKAGE_SECTION science)
 set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS ON)
 set(CPACK_DEBIAN_PACKAGE_SUGGESTS "openmpi-bin, libfuse3-3, fuse3, libcurl4")  # opened at run time for ranks, mounts and URLs
+set(CPACK_PRE_BUILD_SCRIPTS ${PROJECT_SOURCE_DIR}/lib/package/debian.cmake)
 include(CPack)

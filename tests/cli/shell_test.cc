@@ -233,7 +233,7 @@ TEST(Version, SaysWhatIsBuiltInAndFound) {
   for (const Format* f : formats()) expected.emplace(f->name);
   EXPECT_EQ(names, expected);
   EXPECT_THAT(std::string(*json.find("zstd")->get_string("found")), testing::MatchesRegex("[0-9]+\\.[0-9]+\\.[0-9]+"));
-  for (const char* part : {"mpi", "cuda", "nccl", "cufile", "fuse"})
+  for (const char* part : {"mpi", "cuda", "nccl", "cufile", "fuse", "buckets"})
     EXPECT_NE(json.find(part)->find("found") != nullptr, json.find(part)->find("missing") != nullptr) << part;
   const CommandResult alone = reshard_cli({"help", "--json"});
   EXPECT_EQ(alone.exit_code, 2);

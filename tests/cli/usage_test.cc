@@ -209,7 +209,7 @@ TEST_F(UsageTest, DoctorReportsBuildAndMachine) {
   const auto problems = must(report.get_array("problems"));
   EXPECT_EQ(json.exit_code, problems.empty() ? 0 : 1);
   EXPECT_EQ(text.exit_code, json.exit_code);
-  for (const char* part : {"zstd", "mpi", "cuda", "nccl", "cufile", "fuse"}) {
+  for (const char* part : {"zstd", "mpi", "cuda", "nccl", "cufile", "fuse", "buckets"}) {
     EXPECT_THAT(text.out, HasSubstr(part));
     const Json& row = *report.find("build")->find(part);
     EXPECT_NE(row.find("found") != nullptr, row.find("missing") != nullptr) << part;

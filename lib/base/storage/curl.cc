@@ -22,6 +22,7 @@ namespace reshard {
 namespace {
 
 struct Curl {
+  decltype(&::curl_version) version = nullptr;
   decltype(&::curl_global_init) global_init = nullptr;
   decltype(&::curl_easy_init) easy_init = nullptr;
   decltype(&::curl_easy_reset) easy_reset = nullptr;
@@ -45,6 +46,7 @@ Result<Curl> load_curl() {
     return unsupported(std::string("URLs are read with libcurl, which is not installed (Debian: libcurl4): ") +
                        ::dlerror());
   Curl out;
+  TRY(find_function(opened, "libcurl", "curl_version", out.version));
   TRY(find_function(opened, "libcurl", "curl_global_init", out.global_init));
   TRY(find_function(opened, "libcurl", "curl_easy_init", out.easy_init));
   TRY(find_function(opened, "libcurl", "curl_easy_reset", out.easy_reset));
@@ -238,6 +240,12 @@ void set_options(CURL* handle, const HttpRequest& request, Receiving& to, curl_s
 Status open_http() {
   if (!curl()) return curl().error();
   return {};
+}
+
+Result<std::string> http_version() {
+  TRY(open_http());
+  const std::string_view all = curl()->version();  // "libcurl/7.88.1 OpenSSL/3.0.15 ..."
+  return std::string(all.substr(0, all.find(' ')));
 }
 
 std::vector<std::string> http_files() {

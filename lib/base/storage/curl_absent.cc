@@ -8,6 +8,8 @@ Status open_http() {
   return unsupported("reshard was built without libcurl, which reads URLs: build it with RESHARD_CURL=ON");
 }
 
+Result<std::string> http_version() { return open_http().error(); }
+
 std::vector<std::string> http_files() { return {}; }
 
 HttpOutcome send_once(const HttpRequest&) { return HttpFailure{open_http().error(), false}; }

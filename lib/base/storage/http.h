@@ -51,6 +51,9 @@ bool is_http_interrupted();
 // Loads libcurl. Fails (unsupported) if this build has no HTTP or the library is not installed. Call it before entering
 // a sandbox, in which libraries cannot be loaded. Thread-safe.
 Status open_http();
+
+// Returns what reads URLs: "libcurl/7.88.1". Fails as open_http() does. Thread-safe.
+Result<std::string> http_version();
 // Returns the files that TLS and the resolver read, which a sandbox must allow.
 std::vector<std::string> http_files();
 
