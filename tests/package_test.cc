@@ -52,11 +52,11 @@ CommandResult cmake(std::vector<std::string> args) {
 // Configures on a machine with a compiler and nothing else.
 TEST(PackageTest, ConfiguringNamesAllMissingPackagesAtOnce) {
   const TempDir dir;
-  const CommandResult configured = run_command(
-      {"/usr/bin/env", "PKG_CONFIG_LIBDIR=" + dir.path(), RESHARD_CMAKE, "-S", RESHARD_SOURCE_DIR, "-B", dir / "build",
-       "-G", RESHARD_GENERATOR, "-DCMAKE_CXX_COMPILER=" RESHARD_CXX, "-DCMAKE_DISABLE_FIND_PACKAGE_CLI11=ON",
-       "-DCMAKE_DISABLE_FIND_PACKAGE_nlohmann_json=ON"},
-      120);
+  const CommandResult configured =
+      run_command({"/usr/bin/env", "PKG_CONFIG_LIBDIR=" + dir.path(), RESHARD_CMAKE, "-S", RESHARD_SOURCE_DIR, "-B",
+                   dir / "build", "-G", RESHARD_GENERATOR, "-DCMAKE_CXX_COMPILER=" RESHARD_CXX,
+                   "-DCMAKE_DISABLE_FIND_PACKAGE_CLI11=ON", "-DCMAKE_DISABLE_FIND_PACKAGE_nlohmann_json=ON"},
+                  120);
   EXPECT_NE(configured.exit_code, 0);
   const std::string setup = read_file(RESHARD_SOURCE_DIR "/samples/setup.sh");
   for (const char* package :
@@ -86,8 +86,8 @@ TEST(PackageTest, TheDebianPackageHasAllThatIsInstalledAndItsProgramConverts) {
   ASSERT_EQ(run_command({"/usr/bin/dpkg-deb", "-x", package, root}).exit_code, 0);
   const auto files = all_files(root);
   for (const char* file :
-       {"usr/bin/reshard", "usr/share/man/man1/reshard-convert.1.gz",
-        "usr/share/doc/reshard/copyright", "usr/share/doc/reshard/changelog.Debian.gz", "usr/include/reshard/formats/load.h",
+       {"usr/bin/reshard", "usr/share/man/man1/reshard-convert.1.gz", "usr/share/doc/reshard/copyright",
+        "usr/share/doc/reshard/changelog.Debian.gz", "usr/include/reshard/formats/load.h",
         "usr/share/bash-completion/completions/reshard", "usr/share/zsh/vendor-completions/_reshard",
         "usr/share/fish/vendor_completions.d/reshard.fish"})
     EXPECT_TRUE(files.contains(file)) << file;
