@@ -4,6 +4,7 @@
 #   conversions of every float, by the CPU's ways and by the bodies of the kernels;
 #   what starts threads, with ThreadSanitizer;
 #   a conversion on 1,024 ranks, threads of one process;
+#   uploads to a store with random faults, 1,000 rounds;
 #   memory that is not to be had, calls that fail, kills, deaths of ranks, damage, and what a disk may hold after a loss of
 #   power, in thousands of cases;
 #   whole conversions and loads over NCCL between ranks on one GPU of the stand-in, where CUDA's and NCCL's headers are;
@@ -53,7 +54,7 @@ if build tsan --target reshard_tests; then run_tests tsan .; else status=1; fi
 
 heading "every float, a thousand ranks, what fails, dies or is damaged, in thousands of cases"
 if build release --target reshard_tests; then
-  RESHARD_SOAK=1 run_tests release '^(Convert|ManySlabs|AllocationTest|PowerLossTest|FaultTest|ResumeTest|MpiRanks)$|Mutation'
+  RESHARD_SOAK=1 run_tests release '^(Convert|ManySlabs|AllocationTest|PowerLossTest|FaultTest|ResumeTest|MpiRanks|Uploads)$|Mutation'
 else
   status=1
 fi

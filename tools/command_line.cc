@@ -232,7 +232,7 @@ const Option& Option::written(Outputs outputs) const {
   option_->transform([outputs](const std::string& path) {
     if (path == "-") throw CLI::ValidationError("expected a path, got -, which is not standard output here");
     if (is_url(path) && outputs == Outputs::kLocal)
-      throw CLI::ValidationError("expected a local path, got a URL: convert, merge and synth write to buckets");
+      throw CLI::ValidationError("expected a local path, got a URL: convert, merge, patch and synth write to buckets");
     return is_url(path) ? path : by_own_name(path);
   });
   return *this;

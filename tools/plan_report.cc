@@ -134,7 +134,11 @@ ChosenStrategy choose_strategy(const Conversion& conversion, const ConvertOption
                                Index machines) {
   ChosenStrategy chosen;
   chosen.estimate = choose_strategy(conversion.plan(), conversion.source_view(), ranks, machines == 1);
-  chosen.strategy = conversion.computes() ? Strategy::kDirect : chosen.estimate.strategy;
+  if (conversion.computes() || is_url(options.destination)) {
+    chosen.estimate.strategy = Strategy::kDirect;
+    chosen.estimate.reason = "each rank reads what it writes";
+  }
+  chosen.strategy = chosen.estimate.strategy;
   if (options.strategy) chosen.strategy = *options.strategy;
   return chosen;
 }

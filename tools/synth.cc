@@ -293,9 +293,9 @@ Status upload(const SynthOptions& options, const Subject& subject, SynthSource& 
                   [&config]() -> Result<std::string> { return config; });
   const ImageFiles files = files_to_upload(*image, written);
   const Upload::Source from = source_of(*image, files);
-  const auto output =
-      TRY(Upload::create({options.destination, options.force ? files_of_checkpoint : nullptr, {options.config}},
-                         files.files, {"", Resume::kNever, nullptr, run.interrupt, memory.workers, false, nullptr}));
+  const auto output = TRY(
+      Upload::create({options.destination, options.force ? files_of_checkpoint : nullptr, {options.config}},
+                     files.files, {.resume = Resume::kNever, .interrupt = run.interrupt, .workers = memory.workers}));
   Progress progress("writing", plan.bytes_written, options.resources.quiet);
   const auto write = [&]() -> Status {
     TRY(output->send(from, [&](Index done) { progress.update(done); }));

@@ -88,6 +88,7 @@ class Conversion {
   Reader& adapter() const { return options_.adapter.reader ? *options_.adapter.reader : source_; }
   void note_alike();
   Index kept_bytes() const;
+  Status check_same_plan(std::uint64_t plan_fingerprint) const;
   Result<Outcome> upload(OutputPath destination);
   Status check_merged(const ConversionSource& origin) const;
   // Reads the records of the deltas that a merge applies, and compares the start of the base with them. Returns null if

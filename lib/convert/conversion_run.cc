@@ -61,14 +61,18 @@ Result<Index> check_equal_tensors(const Draft& draft, FilePool& files, RunOption
   return of_left_out.checksums_checked();
 }
 
+Status Conversion::check_same_plan(std::uint64_t plan_fingerprint) const {
+  if (TRY(all_equal(options_.run.ranks, plan_fingerprint))) return {};
+  return io_error(source_.catalog().root +
+                  ": the plans of the ranks differ: they see different checkpoints or were started with different "
+                  "options");
+}
+
 Result<Conversion::Outcome> Conversion::run(OutputPath destination) {
   if (is_bucket_url(destination.path)) return upload(std::move(destination));
   Transport* const ranks = options_.run.ranks;
   const std::uint64_t plan_fingerprint = fingerprint(plan_, source_view(), target_view());
-  if (!TRY(all_equal(ranks, plan_fingerprint)))
-    return io_error(source_.catalog().root +
-                    ": the plans of the ranks differ: they see different checkpoints or were started with different "
-                    "options");
+  TRY(check_same_plan(plan_fingerprint));
   const WatchedFiles read(rank_of(ranks) == 0 ? inputs() : std::vector<std::string>());
   const Index of_left_out = TRY(check_equal_tensors(draft_, source_.files(), options_.run));
   ConversionSource origin(draft_, source_, adapter());

@@ -24,9 +24,11 @@ Upload::Memory upload_memory(const Target& target, const RunOptions& run, bool r
 
 Result<Conversion::Outcome> Conversion::upload(OutputPath destination) {
   const RunOptions& run = options_.run;
-  if (rank_count(run.ranks) > 1)
-    return unsupported(destination.path + ": several ranks write to a file system that they share, and one process " +
-                       "to a bucket: start it without mpirun");
+  const bool is_first = rank_of(run.ranks) == 0;
+  const std::uint64_t plan_fingerprint = fingerprint(plan_, source_view(), target_view());
+  TRY(check_same_plan(plan_fingerprint));
+  if (rank_count(run.ranks) > 1 && run.strategy != Strategy::kDirect)
+    return usage_error("ranks that write to a bucket each read what they write: --strategy direct");
   destination.inputs.push_back(options_.source_path);
   for (std::string& path : inputs()) destination.inputs.push_back(std::move(path));
   TRY(check_spares_inputs(destination.path, destination.inputs));
@@ -36,10 +38,12 @@ Result<Conversion::Outcome> Conversion::upload(OutputPath destination) {
   const ImageFiles files = files_to_upload(shown->image(), *target_);
   const Upload::Source source = source_of(shown->image(), files);
   Upload::Options how;
-  how.facts = TRY(facts(fingerprint(plan_, source_view(), target_view())));
+  if (is_first) how.facts = TRY(facts(plan_fingerprint));
   how.resume = options_.resume;
   how.tell = options_.tell;
   how.interrupt = run.interrupt;
+  how.ranks = run.ranks;
+  how.divides_files = !target_->wants_crcs() && !draft_.merge;
   how.workers = memory.workers;
   how.reads_ahead = reads_ahead;
   how.is_own_file = [this](const std::string& url) {
@@ -47,6 +51,7 @@ Result<Conversion::Outcome> Conversion::upload(OutputPath destination) {
     return file && file->is_own_file(url);
   };
   const auto upload = TRY(Upload::create(std::move(destination), files.files, std::move(how)));
+  prove_share(shown->image(), files, *upload);
   Index bytes = 0;  // of files with tensors
   for (const UploadFile& file : files.files) bytes += file.holds_tensors ? file.size : 0;
   const auto progress = [&](Index done) {

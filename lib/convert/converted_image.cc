@@ -9,6 +9,7 @@
 #include "lib/convert/delta_chain.h"
 #include "lib/convert/manifest.h"
 #include "lib/engine/slabs.h"
+#include "lib/transport/collectives.h"
 
 namespace reshard {
 namespace {
@@ -78,7 +79,6 @@ Result<std::unique_ptr<ConvertedImage>> ConvertedImage::open(Conversion& c, bool
   TRY(out->add_files_inside());
   out->image_ = TRY(Image::create({c.plan_, out->origin_.tensors(), *c.target_, c.target_view(), out->data_}, run,
                                   reserved.value_or(out->digest_room_)));
-  if (out->proves_) out->image_->prove();
   Image& image = *out->image_;
   if (out->manifest_inside_)
     image.add_text(*out->manifest_inside_, [shown = out.get()] { return shown->manifest_text(); });
@@ -135,19 +135,32 @@ Result<Extent> ConvertedImage::find_sealed(std::string_view text) const {
 Status ConvertedImage::prove() {
   const std::lock_guard lock(proving_);
   if (proofs_) return {};
+  TRY(image_->read_rest());
   auto proofs = image_->proofs();
   if (!proofs) return internal_error("not all of the output was read");
+  Transport* const ranks = conversion_.options_.run.ranks;
+  TRY(combine_values(ranks, std::span(*proofs), [](TensorProof& mine, const TensorProof& theirs) {
+    mine.source += theirs.source;
+    mine.target += theirs.target;
+  }));
+  Index has_read_twice = image_->has_read_twice() ? 1 : 0;
+  TRY(maximum(ranks, std::span(&has_read_twice, 1)));
+  if (conversion_.target_->wants_crcs())
+    TRY(stream_values<CrcPiece>(
+        ranks, [&](const VisitPiece& visit) { image_->crcs().visit_all(visit); },
+        [&](const CrcPiece& p) { image_->crcs().add(p.extent, p.begin, p.length, p.crc); }));
   std::vector<std::byte> scratch(static_cast<std::size_t>(kMinSlab));
-  TRY(origin_.tensors().finish(scratch, nullptr));
-  TRY(origin_.finish(nullptr));
+  TRY(origin_.tensors().finish(scratch, ranks));
+  TRY(origin_.finish(ranks));
   outcome_.checksums += origin_.checksums_checked();
   if (recorded_)
     outcome_.digests = TRY(recorded_->check(*proofs, conversion_.draft_.names.model, conversion_.options_.run));
   // The digests of a merge's sources count what is read, so they are wrong if anything was read twice.
-  if (origin_.digests() && image_->has_read_twice())
+  if (origin_.digests() && has_read_twice > 0)
     text_ = TRY(text_of_a_pass());
-  else if (deltas_)
-    TRY(deltas_->check(conversion_, *proofs, *origin_.digests()));
+  else if (origin_.digests())
+    text_ = manifest(conversion_, *proofs, origin_.digests());  // now, before parts with texts are read again
+  if (deltas_ && has_read_twice == 0) TRY(deltas_->check(conversion_, *proofs, *origin_.digests()));
   TRY(unchanged());
   proofs_ = std::move(proofs);
   return {};

@@ -40,10 +40,12 @@ class ConvertedImage {
   static Result<std::unique_ptr<ConvertedImage>> open(Conversion& conversion, bool check);
 
   // Opens the image for an upload, which reads all of it about once: the manifest is then made of the digests of what
-  // was read. `reserved` bytes of the run's memory are left to the caller.
+  // was read. `reserved` bytes of the run's memory are left to the caller, who must call image().prove() before
+  // anything is read.
   static Result<std::unique_ptr<ConvertedImage>> open_to_prove(Conversion& conversion, Index reserved);
-  // Checks what can be checked when all tensors have been read: recorded checksums and digests, and that the source has
-  // not changed. Must be called, and only after open_to_prove(); texts with digests call it when they are read.
+  // Reads what was not read of the tensors, and checks what can be checked then: recorded checksums and digests, and
+  // that the source has not changed. Must be called after open_to_prove(), by all ranks, before texts with digests are
+  // read.
   Status prove();
   Conversion::Outcome outcome() const { return outcome_; }  // after prove()
 

@@ -207,15 +207,29 @@ Status Image::read(std::uint32_t file, Index offset, MutableBytes out) {
   return {};
 }
 
-void Image::prove() {
+void Image::prove(const std::function<bool(std::uint32_t file, Index offset)>& counts) {
   proving_ = std::make_unique<Proving>();
   proving_->proofs.resize(of_.plan.tensors.size());
-  for (std::vector<Stretch>& there : stretches_)
-    for (Stretch& stretch : there) {
-      stretch.first_slab = proving_->left;
-      proving_->left += ceil_div(stretch.length, stretch.slab);
+  std::vector<bool>& seen = proving_->seen;  // what does not count was seen elsewhere
+  for (std::uint32_t file = 0; file < stretches_.size(); ++file)
+    for (Stretch& stretch : stretches_[file]) {
+      stretch.first_slab = std::ssize(seen);
+      for (Index begin = 0; begin < stretch.length; begin += stretch.slab)
+        seen.push_back(counts && !counts(file, stretch.offset + begin));
     }
-  proving_->seen.resize(static_cast<std::size_t>(proving_->left));
+  proving_->left = std::count(seen.begin(), seen.end(), false);
+}
+
+Status Image::read_rest() {
+  const auto is_seen = [&](Index slab) {
+    const std::lock_guard lock(proving_->mutex);
+    return proving_->left == 0 || proving_->seen[static_cast<std::size_t>(slab)];
+  };
+  for (std::uint32_t file = 0; file < stretches_.size(); ++file)
+    for (const Stretch& stretch : stretches_[file])
+      for (Index k = 0; k < ceil_div(stretch.length, stretch.slab); ++k)
+        if (!is_seen(stretch.first_slab + k)) TRY(slab_at(file, stretch, k));
+  return {};
 }
 
 std::optional<std::vector<TensorProof>> Image::proofs() const {
@@ -246,7 +260,7 @@ void Image::add_ranges(std::uint32_t file, Index offset, Index length, std::vect
 
 Image::Needs Image::needs(std::uint32_t file, Index offset, Index length) const {
   for (const Text& text : texts_)
-    if (shared_bytes(text.place, {file, offset, length}).length > 0) return Needs::kProofs;
+    if (text.place.file == file && shared_bytes(text.place, {file, offset, length}).length > 0) return Needs::kProofs;
   const Stretch* const stretch = stretch_after(file, offset);
   const bool is_inside = stretch && stretch->offset <= offset && offset + length <= stretch->end();
   return is_inside ? Needs::kNothing : Needs::kChecksums;

@@ -61,8 +61,9 @@ class Image {
   std::uint32_t add_file(std::string path, Index size);
   void add_text(const Extent& place, std::function<Result<std::string>()> make);
 
-  // Computes the digests of what is read, for proofs(). Call it before the first read.
-  void prove();
+  // Computes the digests of what is read, for proofs(). Call it before the first read. `counts` says whether the slab
+  // that begins at this offset of a file counts: each slab of the output must count on one rank. Null: all count.
+  void prove(const std::function<bool(std::uint32_t file, Index offset)>& counts = nullptr);
 
   // All functions below are thread-safe. Errors name the output's file and offset, and the problem in the source.
 
@@ -87,10 +88,16 @@ class Image {
   };
   Needs needs(std::uint32_t file, Index offset, Index length) const;
 
-  // Returns the proofs of the plan's tensors; nothing before every slab was read once. Requires prove().
+  // Reads the slabs that count and were not read. Requires prove().
+  Status read_rest();
+  // Returns the proofs of the plan's tensors, of the slabs that count; nothing before each of them was read. Requires
+  // prove().
   std::optional<std::vector<TensorProof>> proofs() const;
-  // Returns whether a slab was computed more than once, because the cache had dropped it. Requires prove().
+  // Returns whether a slab was computed more than once: because the cache had dropped it, or because it counts on
+  // another rank. Requires prove().
   bool has_read_twice() const;
+  // The checksums of what was read, and of what other ranks have read if their pieces are added.
+  CrcLedger& crcs() { return crcs_; }
 
  private:
   // An extent of tensor data and the fragments in it.

@@ -37,4 +37,10 @@ Upload::Source source_of(Image& image, const ImageFiles& files) {
   return out;
 }
 
+void prove_share(Image& image, const ImageFiles& files, const Upload& upload) {
+  std::vector<std::uint32_t> uploaded(files.numbers.size());
+  for (std::uint32_t i = 0; i < files.numbers.size(); ++i) uploaded[files.numbers[i]] = i;
+  image.prove([&](std::uint32_t file, Index offset) { return upload.is_mine(uploaded[file], offset); });
+}
+
 }  // namespace reshard

@@ -22,4 +22,7 @@ ImageFiles files_to_upload(const Image& image, const Target& target);
 // `image` must outlive the result.
 Upload::Source source_of(Image& image, const ImageFiles& files);
 
+// Begins the proofs of an image that this rank uploads a share of (Image::prove).
+void prove_share(Image& image, const ImageFiles& files, const Upload& upload);
+
 }  // namespace reshard

@@ -14,6 +14,8 @@
 #include "lib/base/storage/storage.h"
 #include "lib/base/text.h"
 #include "lib/output/work_directory.h"
+#include "lib/transport/collectives.h"
+#include "lib/transport/waiting.h"
 
 namespace reshard {
 namespace {
@@ -76,7 +78,10 @@ Upload::Upload(OutputPath to, std::vector<UploadFile> files, Options options, Ob
       writer_(writer),
       part_bytes_(part_bytes(files_)),
       uploads_(files_.size()),
-      etags_(files_.size()) {}
+      etags_(files_.size()),
+      begins_(1) {
+  for (const UploadFile& file : files_) begins_.push_back(begins_.back() + (file.holds_tensors ? file.size : 0));
+}
 
 Upload::~Upload() {
   if (is_begun_ && !is_kept_) (void)abort_all();
@@ -100,29 +105,35 @@ Result<std::unique_ptr<Upload>> Upload::create(OutputPath to, std::vector<Upload
       return unsupported(to.path + "/" + file.path + ": " + human_bytes(file.size) +
                          " is more than the largest object of a bucket, 5 TiB; use more files (--mesh, "
                          "--max-shard-size)");
+  const bool is_first = rank_of(options.ranks) == 0;
   std::unique_ptr<Upload> out(new Upload(std::move(to), std::move(files), std::move(options), *writer));
-  forget_stored(out->to_.path);
-  forget_stored(work_directory(out->to_.path));
-  const std::optional<Journal> left = TRY(out->read_journal());
-  TRY(out->look_at_destination(left));
-  const Resume resume = out->options_.resume;
-  const std::string work = work_directory(out->to_.path);
+  if (is_first) TRY(out->prepare());
+  if (const Status shared = out->share_uploads(); !shared) return out->give_up(shared.error());
+  return out;
+}
+
+Status Upload::prepare() {
+  const std::string work = work_directory(to_.path);
+  forget_stored(to_.path);
+  forget_stored(work);
+  const std::optional<Journal> left = TRY(read_journal());
+  TRY(look_at_destination(left));
+  const Resume resume = options_.resume;
   if (!left && resume == Resume::kRequire)
     return usage_error(work + ": nothing to resume; leave --resume require out to start from the beginning");
   if (left) {
-    const std::string why = resume == Resume::kNever ? "" : TRY(out->why_not(*left));
+    const std::string why = resume == Resume::kNever ? "" : TRY(why_not(*left));
     if (resume == Resume::kRequire && !why.empty()) return upload_not_resumable(work, why);
     if (resume != Resume::kNever && why.empty()) {
-      TRY(out->take_up(*left));
+      TRY(take_up(*left));
     } else {
-      TRY(out->drop(*left));
-      if (out->options_.tell)
-        out->options_.tell("removed " + work + " of an interrupted run" +
-                           (why.empty() ? "" : ", and started over: " + why));
+      TRY(drop(*left));
+      if (options_.tell)
+        options_.tell("removed " + work + " of an interrupted run" + (why.empty() ? "" : ", and started over: " + why));
     }
   }
-  if (const Status begun = out->begin(); !begun) return out->give_up(begun.error());
-  return out;
+  if (const Status begun = begin(); !begun) return give_up(begun.error());
+  return {};
 }
 
 // ---- what is there
@@ -274,14 +285,77 @@ Status Upload::begin() {
   return write_journal(false);
 }
 
+// Tells the other ranks which uploads there are.
+Status Upload::share_uploads() {
+  if (rank_count(options_.ranks) == 1) return {};
+  Json uploads = Json::array();
+  for (const auto& upload : uploads_) {
+    Json known = Json::array();
+    if (upload)
+      for (const StoredPart& part : upload->known)
+        known.push_back(Json::object().set("number", part.number).set("size", part.size).set("etag", part.etag));
+    uploads.push_back(upload ? Json::object().set("id", upload->id).set("known", std::move(known)) : Json());
+  }
+  const std::string text = TRY(broadcast(options_.ranks, to_text(uploads, 0)));
+  if (rank_of(options_.ranks) == 0) return {};
+  const Json told = TRY(parse_json(text, "rank 0"));
+  std::size_t f = 0;
+  for (const Json& upload : TRY(told.as_array())) {
+    if (!upload.is_null()) {
+      Parts& parts = uploads_[f].emplace();
+      parts.id = TRY(upload.get_string("id"));
+      for (const Json& part : TRY(upload.get_array("known")))
+        parts.known.push_back({static_cast<int>(TRY(part.get_index("number"))), TRY(part.get_index("size")),
+                               std::string(TRY(part.get_string("etag")))});
+    }
+    ++f;
+  }
+  return {};
+}
+
+// Gives the ETags of all parts that were sent to rank 0.
+Status Upload::gather_etags() {
+  if (rank_count(options_.ranks) == 1) return {};
+  Json mine = Json::array();
+  for (const auto& upload : uploads_) {
+    Json etags = Json::array();
+    if (upload)
+      for (const std::string& etag : upload->etags) etags.push_back(etag);
+    mine.push_back(std::move(etags));
+  }
+  for (const std::string& text : TRY(gather(options_.ranks, to_text(mine, 0)))) {
+    const Json theirs = TRY(parse_json(text, "a rank"));
+    std::size_t f = 0;
+    for (const Json& etags : TRY(theirs.as_array())) {
+      std::size_t i = 0;
+      for (const Json& etag : TRY(etags.as_array())) {
+        if (const auto sent = TRY(etag.as_string()); !sent.empty()) uploads_[f]->etags[i] = sent;
+        ++i;
+      }
+      ++f;
+    }
+  }
+  return {};
+}
+
+// Ranks have neighbouring stretches of all bytes.
+bool Upload::is_mine(std::uint32_t file, Index offset) const {
+  const Index share = std::max<Index>(1, ceil_div(begins_.back(), rank_count(options_.ranks)));
+  const Index begin = options_.divides_files ? offset / part_bytes_ * part_bytes_ : 0;
+  const Index length = options_.divides_files ? std::min(part_bytes_, files_[file].size - begin) : files_[file].size;
+  return (begins_[file] + begin + length / 2) / share == rank_of(options_.ranks);
+}
+
+// Returns the parts that this rank sends: its share, in order; those of turn 2, which are last, are all rank 0's.
 std::vector<Upload::Part> Upload::parts_of(const Source& source) const {
   std::vector<Part> out;
   for (std::uint32_t f = 0; f < files_.size(); ++f) {
     if (!uploads_[f] || !files_[f].holds_tensors) continue;
     for (Index offset = 0; offset < files_[f].size; offset += part_bytes_) {
       const Index length = std::min(part_bytes_, files_[f].size - offset);
-      out.push_back({f, static_cast<int>(offset / part_bytes_) + 1, offset, length,
-                     source.turn ? source.turn(f, offset, length) : 0});
+      const int turn = source.turn ? source.turn(f, offset, length) : 0;
+      if (turn > 1 ? rank_of(options_.ranks) == 0 : is_mine(f, offset))
+        out.push_back({f, static_cast<int>(offset / part_bytes_) + 1, offset, length, turn});
     }
   }
   std::stable_sort(out.begin(), out.end(), [&](const Part& a, const Part& b) {
@@ -291,17 +365,18 @@ std::vector<Upload::Part> Upload::parts_of(const Source& source) const {
   return out;
 }
 
+std::vector<Upload::Part>::const_iterator Upload::first_waiting(const std::vector<Part>& parts) {
+  return std::find_if(parts.begin(), parts.end(), [](const Part& part) { return part.turn > 1; });
+}
+
 Status Upload::send(const Source& source, const std::function<void(Index bytes)>& progress) {
   const std::vector<Part> parts = parts_of(source);
   for (std::size_t f = 0; f < files_.size(); ++f)
     if (uploads_[f]) uploads_[f]->etags.resize(static_cast<std::size_t>(ceil_div(files_[f].size, part_bytes_)));
-  const auto waiting = std::find_if(parts.begin(), parts.end(), [](const Part& part) { return part.turn > 1; });
   std::atomic<Index> done{0};
-  const auto report = [&](Index bytes) {
+  return send_parts({parts.begin(), first_waiting(parts)}, source, [&](Index bytes) {
     if (progress) progress(done += bytes);
-  };
-  TRY(send_parts({parts.begin(), waiting}, source, report));
-  return send_parts({waiting, parts.end()}, source, report);
+  });
 }
 
 Status Upload::send_parts(std::span<const Part> parts, const Source& source,
@@ -311,6 +386,7 @@ Status Upload::send_parts(std::span<const Part> parts, const Source& source,
   PartsAhead ahead(source, options_.reads_ahead ? workers : 0);
   return parallel_for(std::ssize(parts), workers, [&](int worker, Index i) -> Status {
     if (options_.interrupt && *options_.interrupt) return io_error("interrupted");
+    if (is_stopped(options_.ranks)) return job_is_over();
     const Part& part = parts[static_cast<std::size_t>(i)];
     ahead.begin(i, std::ssize(parts), [&](Index k) {
       const Part& next = parts[static_cast<std::size_t>(k)];
@@ -340,6 +416,16 @@ Status Upload::send_part(const Part& part, Bytes bytes) {
 // ---- publishing
 
 Status Upload::publish(const Source& source) {
+  TRY(gather_etags());
+  if (rank_of(options_.ranks) == 0) {
+    const std::vector<Part> parts = parts_of(source);
+    TRY(send_parts({first_waiting(parts), parts.end()}, source, [](Index) {}));
+    TRY(make_visible(source));
+  }
+  return barrier(options_.ranks);
+}
+
+Status Upload::make_visible(const Source& source) {
   if (old_) TRY(find_replaced());
   TRY(write_journal(true));
   is_publishing_ = true;

@@ -6,7 +6,9 @@
 //   2. send() computes the parts, several at a time, and uploads them. All uploads stay invisible. A part that a killed
 //      run has uploaded is computed again and is not sent if its ETag is the MD5 of the same bytes: so whatever has
 //      changed in between, the output is that of this run.
-//   3. publish() removes the old checkpoint, completes the uploads, writes the other files in their order (the metadata
+//      Each of several ranks sends its share of them.
+//   3. publish(), on rank 0, removes the old checkpoint, completes the uploads, writes the other files in their order
+//   (the metadata
 //      last), compares sizes and ETags with those that the store lists, and removes the journal.
 #pragma once
 
@@ -26,6 +28,7 @@
 #include "lib/base/storage/url.h"
 #include "lib/output/old_output.h"
 #include "lib/output/output.h"
+#include "lib/transport/transport.h"
 
 namespace reshard {
 
@@ -45,6 +48,10 @@ class Upload {
     const std::atomic<bool>* interrupt = nullptr;
     int workers = 1;
     bool reads_ahead = false;  // the source is behind a URL, too
+    // The ranks that share the work; null: this process alone. Rank 0 makes every decision and all requests but those
+    // that send parts. `facts`, `resume`, `tell` and `is_own_file` of the others are not used.
+    Transport* ranks = nullptr;
+    bool divides_files = true;  // whether several ranks may send parts of one file
     // Returns whether an existing object may be replaced by an output that is one file. Null: none may.
     std::function<bool(const std::string& url)> is_own_file = nullptr;
   };
@@ -73,9 +80,13 @@ class Upload {
     // Adds the ranges that read() will request from files behind URLs. Null: none.
     std::function<void(std::uint32_t file, Index offset, Index length, std::vector<FileRange>& out)> expect = nullptr;
   };
-  // Uploads the files that hold tensors. `progress` receives the bytes done.
+  // Uploads this rank's share of the files that hold tensors, except parts of turn 2. `progress` receives its bytes
+  // that are done.
   Status send(const Source& source, const std::function<void(Index bytes)>& progress);
-  // Makes everything visible. The message of an error says what is visible then.
+  // Returns whether this rank's share contains the part with this byte of a file. Parts of turn 2 count as well.
+  bool is_mine(std::uint32_t file, Index offset) const;
+  // Uploads the rest and makes everything visible. All ranks must call it, after send() was successful on each. The
+  // message of an error says what is visible then.
   Status publish(const Source& source);
 
   // Call after an error. Aborts the uploads, and names in the error those that it could not abort. Keeps them if the
@@ -112,10 +123,15 @@ class Upload {
   Result<std::string> why_not(const Journal& left) const;
   Status take_up(const Journal& left);
   Status drop(const Journal& left);
+  Status prepare();
   Status begin();
+  Status share_uploads();
+  Status gather_etags();
   std::vector<Part> parts_of(const Source& source) const;
+  static std::vector<Part>::const_iterator first_waiting(const std::vector<Part>& parts);
   Status send_part(const Part& part, Bytes bytes);
   Status send_parts(std::span<const Part> parts, const Source& source, const std::function<void(Index bytes)>& report);
+  Status make_visible(const Source& source);
   Status find_replaced();
   Status remove_replaced();
   Status complete(std::uint32_t file);
@@ -131,6 +147,7 @@ class Upload {
   const Index part_bytes_;
   std::vector<std::optional<Parts>> uploads_;  // of each file; nothing for those written at the end
   std::vector<std::string> etags_;             // of finished objects, as far as they are known
+  std::vector<Index> begins_;                  // bytes with tensors in earlier files, of each file; then of all
   std::optional<OldOutput> old_;
   std::vector<std::string> replaced_;  // names in the destination
   bool is_begun_ = false, is_publishing_ = false, is_kept_ = false;

@@ -1,17 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tests outputs in a bucket: runs the program against a stand-in for S3 (stand_in.py), without and with faults.
+#include "lib/output/upload.h"
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <map>
+#include <random>
 #include <regex>
 #include <sstream>
 
 #include "lib/base/storage/object_writer.h"
 #include "lib/base/storage/sha256.h"
+#include "tests/support/mpirun.h"
 #include "tests/support/soak.h"
 #include "tests/support/stand_in_server.h"
 #include "tests/support/temp_dir.h"
@@ -29,7 +34,7 @@ const std::vector<std::string> kSigned = {"AWS_ACCESS_KEY_ID=test:tester", "AWS_
 // Returns the files below a directory, by name.
 std::map<std::string, std::string> files_in(const std::string& directory) {
   std::map<std::string, std::string> out;
-  if (!fs::exists(directory)) return out;
+  if (!fs::is_directory(directory)) return out;
   for (const auto& entry : fs::recursive_directory_iterator(directory)) {
     if (!entry.is_regular_file()) continue;
     std::ostringstream text;
@@ -146,6 +151,81 @@ TEST_F(Uploads, InManyPartsAreTheSameBytes) {
   EXPECT_TRUE(stored("copy")["model.safetensors"] == stored("hf")["model.safetensors"]);
 }
 
+// Ranks divide the parts, or the files of a format with checksums and of a merge. What one process writes, and its
+// manifest, does not depend on how often a slab is read.
+TEST_F(Uploads, OfSeveralRanksAreTheFilesOfOne) {
+  const StandInServer server(served());
+  const std::string donor = directory_ / "donor";
+  fs::create_directories(directory_ / "here");
+  ASSERT_EQ(reshard_cli({"convert", large(), donor, "--to", "hf"}).exit_code, 0);
+  const struct {
+    std::vector<std::string> before, after;
+    std::string to;
+  } kCases[] = {{{"convert", large()}, {"--to", "hf"}, "hf"},
+                {{"convert", large()}, {"--to", "hf", "--max-shard-size", "3MB"}, "shards"},
+                {{"convert", large()}, {"--to", "dcp", "--mesh", "tp=2"}, "dcp"},
+                {{"convert", large()}, {"--to", "hdf5"}, "whole.h5"},
+                {{"merge", large(), donor}, {"--average", "--to", "hf"}, "merged"},
+                {{"merge", large(), donor}, {"--average", "--to", "hdf5"}, "merged.h5"}};
+  for (const auto& [before, after, to] : kCases) {
+    const auto words = [&, &first = before, &last = after](const std::string& destination) {
+      std::vector<std::string> out = first;
+      out.push_back(destination);
+      out.insert(out.end(), last.begin(), last.end());
+      return out;
+    };
+    ASSERT_EQ(reshard_cli(words(directory_ / ("here/" + to))).exit_code, 0);
+    for (const int ranks : {1, 2, 3}) {
+      if (ranks > 1 && (!has_mpirun() || (ranks == 3 && to != "hf"))) continue;
+      SCOPED_TRACE(to + " on " + std::to_string(ranks));
+      const std::string place = std::to_string(ranks) + "/" + to;
+      std::vector<std::string> line = words("s3://bucket/" + place);
+      if (ranks == 1) line.insert(line.end(), {"--memory", kEnoughMemory, "--threads", "1"});
+      const CommandResult got = ranks == 1
+                                    ? server.run(line)
+                                    : reshard_ranks(ranks, line, directory_ / ("logs-" + std::to_string(ranks) + to),
+                                                    "", 60, server.environment())
+                                          .command;
+      ASSERT_EQ(got.exit_code, 0) << got.out << got.err;
+      expect_equal(stored(place), files_in(directory_ / ("here/" + to)));
+      EXPECT_TRUE(files_in(bucket())[place] == files_in(directory_ / "here")[to]);
+      EXPECT_TRUE(stored(place + ".partial").empty());
+    }
+  }
+}
+
+// A rank that fails ends the job of all and leaves nothing; a rank that is killed leaves what another number of ranks
+// resumes.
+TEST_F(Uploads, OfRanksEndTogether) {
+  if (!has_mpirun()) GTEST_SKIP() << "built without MPI";
+  const StandInServer server(served());
+  const std::vector<std::string> words = {"convert", large(), "s3://bucket/out", "--to", "hf"};
+  server.set_faults(R"([{"fault": "denied", "times": 99, "match": "partNumber=3&"}])");
+  const RanksResult refused = reshard_ranks(2, words, directory_ / "refused", "", 60, server.environment(kSigned));
+  server.set_faults("[]");
+  EXPECT_NE(refused.command.exit_code, 0);
+  EXPECT_THAT(refused.err[0], HasSubstr("these credentials may not do this"));
+  EXPECT_TRUE(stored("out").empty());
+  EXPECT_TRUE(stored("out.partial").empty());
+  EXPECT_THAT(server.take_requests(), HasSubstr("\"uploads\": 0"));
+
+  const std::string pid = directory_ / "pid";
+  server.set_faults(R"([{"fault": "kill", "times": 1, "match": "partNumber=3&", "method": "PUT", "pid": ")" + pid +
+                    R"("}])");
+  std::vector<std::string> line = {"/bin/sh", "-c", "echo $$ > '" + pid + "'; exec \"$@\"", "sh", RESHARD_BINARY};
+  line.insert(line.end(), words.begin(), words.end());
+  EXPECT_NE(program_ranks(2, line, directory_ / "killed", "", 60, server.environment()).command.exit_code, 0);
+  server.set_faults("[]");
+  EXPECT_TRUE(stored("out").empty());
+  std::vector<std::string> again = words;
+  again.insert(again.end(), {"--resume", "require"});
+  const RanksResult resumed = reshard_ranks(3, again, directory_ / "resumed", "", 60, server.environment());
+  EXPECT_EQ(resumed.command.exit_code, 0) << resumed.command.out << resumed.command.err;
+  ASSERT_EQ(reshard_cli({"convert", large(), directory_ / "here", "--to", "hf"}).exit_code, 0);
+  expect_equal(stored("out"), files_in(directory_ / "here"));
+  EXPECT_THAT(server.take_requests(), HasSubstr("\"uploads\": 0"));
+}
+
 // Temporary faults leave no trace. Others give an error and leave no object, upload or journal.
 TEST_F(Uploads, GetOverFaultsOrLeaveNothing) {
   const StandInServer server(served());
@@ -210,6 +290,103 @@ TEST_F(Uploads, NameWhatCouldNotBeAborted) {
   EXPECT_EQ(got.exit_code, 5);
   EXPECT_THAT(got.err, HasSubstr("1 upload could not be aborted"));
   EXPECT_THAT(got.err, HasSubstr("s3://bucket/out/model.safetensors (upload upload-"));
+}
+
+// The largest object fits the limits of S3: 10,000 parts of up to 5 GiB.
+TEST(UploadParts, KeepTheLimitsOfTheStore) {
+  for (const Index size : {Index{0}, Index{1}, Index{8} << 20, (Index{8} << 20) * 10'000, (Index{8} << 20) * 10'000 + 1,
+                           Index{1} << 40, kLargestObject - 1, kLargestObject}) {
+    const Index part = Upload::part_bytes({{"large", size, true}, {"small", 1, true}});
+    EXPECT_GE(part, kLeastPart) << size;
+    EXPECT_LE(part, kLargestPart) << size;
+    EXPECT_LE(ceil_div(size, part), kMostParts) << size;
+  }
+}
+
+// The server ends at any of these requests and starts again without the uploads, as some stores do that are restored.
+TEST_F(Uploads, StartAgainAfterTheServerHas) {
+  const std::string source = kSample + "/checkpoint";
+  const std::vector<std::string> line = {"convert", source, "s3://bucket/out", "--to", "hf"};
+  ASSERT_EQ(reshard_cli({"convert", source, directory_ / "here", "--to", "hf"}).exit_code, 0);
+  const struct {
+    std::string match, method;
+    int after;
+  } kTimes[] = {{"uploads", "POST", 0}, {"partNumber", "PUT", 0}, {"uploadId", "POST", 0}, {"manifest", "PUT", 0}};
+  for (const auto& [match, method, after] : kTimes) {
+    SCOPED_TRACE(method + " " + match + " " + std::to_string(after));
+    {
+      const StandInServer server(served());
+      server.set_faults(R"([{"fault": "crash", "times": 1, "match": ")" + match + R"(", "method": ")" + method +
+                        R"(", "after": )" + std::to_string(after) + "}]");
+      const CommandResult got = server.run(line, {"RESHARD_HTTP_TRIES=1"});
+      EXPECT_EQ(got.exit_code, 5) << got.out << got.err;
+    }
+    const StandInServer server(served());
+    const CommandResult second = server.run(line);
+    EXPECT_EQ(second.exit_code, 0) << second.out << second.err;
+    expect_equal(stored("out"), files_in(directory_ / "here"));
+    EXPECT_TRUE(stored("out.partial").empty());
+    fs::remove_all(bucket() + "/out");
+  }
+}
+
+// Random faults at random requests: the run ends well, or with an error after which the same command ends well. Nothing
+// incomplete has the final name meanwhile, unless the error says so.
+TEST_F(Uploads, SurviveFaultsOfAnyKindAtAnyTime) {
+  const char* const given = std::getenv("RESHARD_ROUNDS");
+  const int rounds = given ? std::stoi(given) : in_soak() ? 1000 : 3;
+  const StandInServer server(served(), {"--key", "test:tester:s3cr3t/+key"});
+  const std::vector<std::string> sources = {kSample + "/checkpoint", large(), "s3://bucket/source"};
+  const std::vector<std::string> targets = {"hf", "dcp", "bin"};
+  fs::copy(kSample + "/checkpoint", bucket() + "/source", fs::copy_options::recursive);
+  fs::copy(kSample + "/config.json", bucket() + "/config.json");
+  std::map<std::string, std::map<std::string, std::string>> wanted;
+  std::mt19937 random(20261126);
+  const auto pick = [&](const auto& from) { return from[random() % std::size(from)]; };
+  for (int round = 0; round < rounds; ++round) {
+    const std::string source = pick(sources), to = pick(targets);
+    auto& files = wanted[source + " " + to];
+    if (files.empty()) {
+      const std::string here = directory_ / ("here-" + std::to_string(round));
+      const CommandResult made = server.run({"convert", source, here, "--to", to}, kSigned);
+      ASSERT_EQ(made.exit_code, 0) << made.err;
+      files = files_in(here);
+    }
+    std::string faults;
+    for (unsigned i = 0, n = 1 + random() % 3; i < n; ++i) {
+      const std::vector<std::string> names = {"500",    "slow-down",  "reset",     "short",         "error-200",
+                                              "denied", "lost-reply", "lost-part", "expired-token", "region"};
+      const std::vector<std::string> methods = {"GET", "PUT", "POST", "DELETE"};
+      faults += std::string(i > 0 ? ", " : "") + R"({"fault": ")" + pick(names) + R"(", "method": ")" + pick(methods) +
+                R"(", "times": )" + std::to_string(1 + random() % 5) + R"(, "after": )" +
+                std::to_string(random() % 12) + "}";
+    }
+    SCOPED_TRACE("round " + std::to_string(round) + ": " + source + " --to " + to + " with " + faults);
+    server.set_faults("[" + faults + "]");
+    const std::vector<std::string> line = {"convert", source, "s3://bucket/out", "--to", to};
+    std::vector<std::string> variables = kSigned;
+    variables.emplace_back("RESHARD_HTTP_TRIES=2");
+    const CommandResult first = server.run(line, variables);
+    server.set_faults("[]");
+    const bool says_so = first.err.find("to complete it") != std::string::npos ||
+                         first.err.find("the new checkpoint is complete") != std::string::npos;
+    if (first.exit_code != 0 && !says_so) {
+      EXPECT_EQ(names_of(stored("out")), std::vector<std::string>()) << first.err;
+    }
+    if (first.exit_code != 0 && stored("out").size() != files.size()) {
+      const CommandResult second = server.run(line, kSigned);
+      EXPECT_EQ(second.exit_code, 0) << first.err << second.out << second.err;
+    }
+    const auto names = names_of(stored("out"));
+    if (source != "s3://bucket/source") {
+      expect_equal(stored("out"), files);
+    } else {
+      EXPECT_EQ(names, names_of(files));  // ETags and times of the source are in its manifest
+    }
+    if (testing::Test::HasFailure()) FAIL() << first.out << first.err;
+    fs::remove_all(bucket() + "/out");
+    fs::remove_all(bucket() + "/out.partial");
+  }
 }
 
 Index count_in(const std::string& log, const std::string& pattern) {

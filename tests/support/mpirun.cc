@@ -15,14 +15,14 @@ namespace reshard {
 bool has_mpirun() { return path_exists(RESHARD_MPIRUN); }
 
 RanksResult reshard_ranks(int ranks, const std::vector<std::string>& args, const std::string& logs,
-                          const std::string& fault, double seconds) {
+                          const std::string& fault, double seconds, const std::vector<std::string>& environment) {
   std::vector<std::string> argv = {RESHARD_BINARY};
   argv.insert(argv.end(), args.begin(), args.end());
-  return program_ranks(ranks, argv, logs, fault, seconds);
+  return program_ranks(ranks, argv, logs, fault, seconds, environment);
 }
 
 RanksResult program_ranks(int ranks, const std::vector<std::string>& program, const std::string& logs,
-                          const std::string& fault, double seconds) {
+                          const std::string& fault, double seconds, const std::vector<std::string>& environment) {
   std::vector<std::string> argv = {RESHARD_MPIRUN, "--oversubscribe",    "--output-filename", logs,
                                    "-n",           std::to_string(ranks)};
   // Two mpiruns that start at once may both fail to create Open MPI's session directory, so each gets its own.
@@ -36,7 +36,9 @@ RanksResult program_ranks(int ranks, const std::vector<std::string>& program, co
       argv.insert(argv.end(), {"-x", e});
   argv.insert(argv.end(), program.begin(), program.end());
   RanksResult out;
-  out.command = run_command(argv, seconds, {kMpiAsanOptions});
+  std::vector<std::string> variables = {kMpiAsanOptions};
+  variables.insert(variables.end(), environment.begin(), environment.end());
+  out.command = run_command(argv, seconds, variables);
   for (int r = 0; r < ranks; ++r) {
     // Open MPI pads rank numbers to the digits of the largest rank.
     const std::string path = logs + "/1/rank." + std::to_string(r) + "/stderr";

@@ -22,11 +22,13 @@ struct RanksResult {
 };
 
 // Runs `mpirun -n ranks reshard args...` and creates the directory `logs` for its output. `fault` has the syntax of
-// rank_fault.cc; empty: no fault.
+// rank_fault.cc; empty: no fault. `environment` has NAME=VALUE.
 RanksResult reshard_ranks(int ranks, const std::vector<std::string>& args, const std::string& logs,
-                          const std::string& fault = "", double seconds = 120);
+                          const std::string& fault = "", double seconds = 120,
+                          const std::vector<std::string>& environment = {});
 // Like reshard_ranks(), for another program; `argv` begins with its path.
 RanksResult program_ranks(int ranks, const std::vector<std::string>& argv, const std::string& logs,
-                          const std::string& fault = "", double seconds = 120);
+                          const std::string& fault = "", double seconds = 120,
+                          const std::vector<std::string>& environment = {});
 
 }  // namespace reshard
