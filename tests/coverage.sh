@@ -20,12 +20,9 @@ for tool in g++ gcov python3; do
 done
 
 run_all() {
-  local targets=() source target
-  for source in tests/fuzz/*_fuzz.cc; do
-    targets+=("$(basename "$source" .cc)")
-  done
+  local source name
   cmake --preset coverage > "$logs/configure-coverage.log" 2>&1 || { tail -n 20 "$logs/configure-coverage.log"; exit 1; }
-  cmake --build --preset coverage -j "$jobs" --target reshard_tests "${targets[@]}" | tail -n 30 || exit 1
+  cmake --build --preset coverage -j "$jobs" --target reshard_tests fuzz_replay | tail -n 30 || exit 1
 
   # Where the program may still write when it has given up files: beside its temporary files.
   rm -rf "$build/counts"
@@ -33,9 +30,10 @@ run_all() {
   export TMPDIR=$PWD/$build/counts GCOV_PREFIX=$PWD/$build/counts GCOV_PREFIX_STRIP=0
   "$build/tests/reshard_tests" --gtest_brief=1 --gtest_filter="$1" > "$logs/coverage-tests.log" 2>&1 ||
     grep -a '  FAILED  ' "$logs/coverage-tests.log"
-  for target in "${targets[@]}"; do
-    "$build/tests/fuzz/$target" "$build/tests/fuzz/corpus/${target%_fuzz}" > "$logs/coverage-$target.log" 2>&1 ||
-      echo "$target: failed, $logs/coverage-$target.log"
+  for source in tests/fuzz/*_fuzz.cc; do
+    name=$(basename "$source" _fuzz.cc)
+    "$build/tests/fuzz/fuzz_replay" "$name" "$build/tests/fuzz/corpus/$name" > "$logs/coverage-fuzz-$name.log" 2>&1 ||
+      echo "fuzz $name: failed, $logs/coverage-fuzz-$name.log"
   done
   unset TMPDIR GCOV_PREFIX GCOV_PREFIX_STRIP
 }

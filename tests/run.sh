@@ -46,8 +46,7 @@ build() {
 
 # The Python module is made of what the release is made of, where there is a Python that can.
 python_options() {
-  local python
-  python=$(tests/interop/venv.sh) && "$python" -c "import nanobind, scikit_build_core" 2> /dev/null &&
+  [ -n "$python" ] && "$python" -c "import nanobind, scikit_build_core" 2> /dev/null &&
     echo "-DRESHARD_PYTHON=ON -DRESHARD_BUNDLE=ON -DPython_EXECUTABLE=$python"
 }
 
@@ -73,38 +72,24 @@ run_ctest() {
   [ "${counts[1]}" -gt 0 ] || count 0 1
 }
 
-# Counts the tests of the script's closing line, "python: 40 passed, 0 failed, 4 skipped".
-run_python() {
-  heading "the Python package, from a wheel"
-  local python line
-  if ! python=$(tests/interop/venv.sh); then
-    echo "FAILED: no python environment"
-    count 0 1
-    return
-  fi
-  RESHARD_BUILD_DIR=build/release tests/python/run.sh "$python" 2>&1 | tee "$logs/python.log"
-  line=$(tail -n 1 "$logs/python.log")
-  if [[ $line =~ ^python:\ ([0-9]+)\ passed,\ ([0-9]+)\ failed ]]; then
-    count "${BASH_REMATCH[1]}" "${BASH_REMATCH[2]}"
-  else
-    count 0 1
-  fi
-}
+# The tests in Python use one processor for the most part, and so run beside others. Each ends with a line such as
+# "interop: 20 passed, 1 failed, 2 skipped".
+run_interop() { RESHARD=$PWD/build/release/reshard "$python" -W ignore tests/interop/test_interop.py > "$logs/interop.log" 2>&1; }
+run_python() { RESHARD_BUILD_DIR=build/release tests/python/run.sh "$python" > "$logs/python.log" 2>&1; }
 
-# Counts the tests of the script's closing line, "interop: 20 passed, 1 failed, 2 skipped".
-run_interop() {
-  heading "interoperability with PyTorch, safetensors and transformers"
-  local python line
-  if ! python=$(tests/interop/venv.sh); then
-    echo "FAILED: no python environment"
-    count 0 1
-    return
-  fi
-  RESHARD=$PWD/build/release/reshard "$python" -W ignore tests/interop/test_interop.py 2>&1 | tee "$logs/interop.log"
-  line=$(tail -n 1 "$logs/interop.log")
-  if [[ $line =~ ^interop:\ ([0-9]+)\ passed,\ ([0-9]+)\ failed ]]; then
+# Waits for such tests, prints what is not fine, and counts.
+#
+#   finish NAME PROCESS
+finish() {
+  local line
+  heading "$1, begun before"
+  wait "$2"
+  grep -v '^ok ' "$logs/$1.log"
+  line=$(tail -n 1 "$logs/$1.log")
+  if [[ $line =~ ^$1:\ ([0-9]+)\ passed,\ ([0-9]+)\ failed ]]; then
     count "${BASH_REMATCH[1]}" "${BASH_REMATCH[2]}"
   else
+    echo "FAILED: $1 did not end"
     count 0 1
   fi
 }
@@ -113,19 +98,40 @@ samples/setup.sh tests || check "packages" false
 if command -v ccache > /dev/null; then
   export CMAKE_CXX_COMPILER_LAUNCHER=ccache
 fi
-options=()
-$all && read -r -a options <<< "$(python_options)"
-check "build, release" build release "${options[@]}" && run_ctest release
-if [ -x build/release/reshard ]; then
-  run_interop
-  $all && run_python
-else
-  check "the reshard program" false
-fi
+# The Python environment is made during the first build, which does not need it.
+tests/interop/venv.sh > "$logs/venv" &
+venv=$!
+has_python() {
+  [ -z "$venv" ] || wait "$venv"
+  venv=
+  python=$(< "$logs/venv")
+  [ -n "$python" ]
+}
+
+dev=false release=false options=()
 if $all; then
-  check "build, dev" build dev && run_ctest dev
-  check "lint" tests/lint.sh
+  check "build, dev" build dev && dev=true
+  has_python && read -r -a options <<< "$(python_options)"
 fi
+check "build, release" build release "${options[@]}" && release=true
+interop=() package=()
+if [ ! -x build/release/reshard ]; then
+  check "the reshard program" false
+elif ! has_python; then
+  check "the Python environment" false
+else
+  run_interop &
+  interop=($!)
+fi
+$release && run_ctest release
+if $all && [ ${#interop[@]} -gt 0 ]; then
+  run_python &  # which takes the program and the module from build/release
+  package=($!)
+fi
+$dev && run_ctest dev
+$all && check "lint" tests/lint.sh
+for process in "${interop[@]}"; do finish interop "$process"; done
+for process in "${package[@]}"; do finish python "$process"; done
 
 heading "all of it"
 echo "$passed passed, $failed failed"

@@ -6,22 +6,42 @@
 #include <fstream>
 #include <sstream>
 #include <string>
+#include <string_view>
 
-extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size);
+// The entry point of each target, which is LLVMFuzzerTestOneInput where the target is a program of its own.
+#define FUZZ_TARGET(name) extern "C" int fuzz_##name(const std::uint8_t* data, std::size_t size);
+#include "fuzz_targets.inc"  // a FUZZ_TARGET(name) for each, from CMakeLists.txt
+#undef FUZZ_TARGET
+
+namespace {
+
+using FuzzTarget = int(const std::uint8_t* data, std::size_t size);
+
+// Returns null if there is no target of this name.
+FuzzTarget* find_target(std::string_view wanted) {
+#define FUZZ_TARGET(name) \
+  if (wanted == #name) return fuzz_##name;
+#include "fuzz_targets.inc"
+#undef FUZZ_TARGET
+  return nullptr;
+}
+
+}  // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 2) {
-    std::fprintf(stderr, "usage: %s DIRECTORY\n", argv[0]);
+  FuzzTarget* const target = argc == 3 ? find_target(argv[1]) : nullptr;
+  if (!target) {
+    std::fprintf(stderr, "usage: %s TARGET DIRECTORY\n", argv[0]);
     return 2;
   }
   int files = 0;
-  for (const auto& entry : std::filesystem::directory_iterator(argv[1])) {
+  for (const auto& entry : std::filesystem::directory_iterator(argv[2])) {
     std::ostringstream text;
     text << std::ifstream(entry.path(), std::ios::binary).rdbuf();
     const std::string bytes = text.str();
     std::printf("%s\n", entry.path().c_str());
     std::fflush(stdout);
-    LLVMFuzzerTestOneInput(reinterpret_cast<const std::uint8_t*>(bytes.data()), bytes.size());
+    target(reinterpret_cast<const std::uint8_t*>(bytes.data()), bytes.size());
     ++files;
   }
   return files > 0 ? 0 : 1;
