@@ -48,6 +48,8 @@ struct ConventionInfo {
   bool ties_once = false;        // a head tied to the embedding is not stored under a name of its own
   bool needs_config = false;     // models of several families have the same names, so only a config tells them apart
   bool must_be_listed = false;   // a family that extends another has it only if its file mentions it
+  bool has_twin = false;         // another convention has the same names, and other row orders
+  bool pads_vocabulary = false;  // its writers add rows that are no words
   bool in_pairs = false;         // rows that its tables call "pairs" are in rotary pairs
   bool layers_apart = false;     // writes each layer under a name of its own if its tables have both
   std::string_view models = {};  // the models that use it, if another convention has the same names
@@ -61,8 +63,11 @@ inline constexpr std::array kConventions = {
     // layers.0.attention.qkv_linear.wq.weight, lm_head.weight
     ConventionInfo{.convention = Convention::kTorchtitan2026, .option = "torchtitan-2026", .title = "torchtitan names"},
     // decoder.layers.0.self_attention.linear_qkv.weight: Megatron core with continuous layer numbers
-    ConventionInfo{
-        .convention = Convention::kMegatron, .option = "megatron", .title = "Megatron core names", .ties_once = true},
+    ConventionInfo{.convention = Convention::kMegatron,
+                   .option = "megatron",
+                   .title = "Megatron core names",
+                   .ties_once = true,
+                   .pads_vocabulary = true},
     // Hugging Face's, but with fused experts as in transformers 5's memory: mlp.experts.gate_up_proj
     ConventionInfo{.convention = Convention::kTransformers,
                    .option = "transformers",
@@ -89,7 +94,8 @@ inline constexpr std::array kConventions = {
                    .option = "gguf",
                    .title = "GGUF names",
                    .ties_once = true,
-                   .needs_config = true},
+                   .needs_config = true,
+                   .must_be_listed = true},
     // decoder.layers.self_attention.query.kernel, with all layers along its second axis; the model names are MaxText's
     ConventionInfo{.convention = Convention::kMaxText,
                    .option = "maxtext",
@@ -97,6 +103,8 @@ inline constexpr std::array kConventions = {
                    .ties_once = true,
                    .needs_config = true,
                    .must_be_listed = true,
+                   .has_twin = true,
+                   .pads_vocabulary = true,
                    .models = "MaxText's llama2, llama3 and llama3.3 models"},
     ConventionInfo{.convention = Convention::kMaxTextInterleaved,
                    .option = "maxtext-interleaved",
@@ -104,6 +112,8 @@ inline constexpr std::array kConventions = {
                    .ties_once = true,
                    .needs_config = true,
                    .must_be_listed = true,
+                   .has_twin = true,
+                   .pads_vocabulary = true,
                    .in_pairs = true,
                    .models = "MaxText's llama3.1 models"},
     // decoder.layers_0.self_attention.query.kernel (scan_layers=false)
@@ -113,6 +123,8 @@ inline constexpr std::array kConventions = {
                    .ties_once = true,
                    .needs_config = true,
                    .must_be_listed = true,
+                   .has_twin = true,
+                   .pads_vocabulary = true,
                    .layers_apart = true},
     ConventionInfo{.convention = Convention::kMaxTextInterleavedUnscanned,
                    .option = "maxtext-interleaved-unscanned",
@@ -120,6 +132,8 @@ inline constexpr std::array kConventions = {
                    .ties_once = true,
                    .needs_config = true,
                    .must_be_listed = true,
+                   .has_twin = true,
+                   .pads_vocabulary = true,
                    .in_pairs = true,
                    .layers_apart = true},
 };
@@ -264,7 +278,6 @@ struct StoredRule {
 struct ConventionTable {
   Convention convention = Convention::kHf;
   std::vector<StoredRule> rules;
-  bool is_own = false;  // families that extend this one do not have it
 };
 
 // The value of a number that a config.json leaves out. A number that is null in the file stays without a value, and so

@@ -78,7 +78,7 @@ class FamilyReader {
 
   Result<Family> read(const Json& json) {
     TRY(only(json, {"reshard_family", "name", "title", "description", "extends", "around_text", "model_types", "prefix",
-                    "defaults", "without", "renamed", "parameters", "carried", "in_memory", "names", "own_names"}));
+                    "defaults", "without", "renamed", "parameters", "carried", "in_memory", "names"}));
     if (const Index version = TRY(json.get_index("reshard_family")); version != kVersion)
       return unsupported("reshard_family: expected version " + std::to_string(kVersion) + ", got " +
                          std::to_string(version));
@@ -107,8 +107,7 @@ class FamilyReader {
     }));
     for (ConventionTable& table : out_.conventions)
       std::erase_if(table.rules, [&](const StoredRule& rule) { return !are_known(rule.parts); });
-    TRY(read_names(json, "names"));
-    TRY(read_names(json, "own_names"));
+    TRY(read_names(json));
     drop_unlisted(json.find("names"));
     if (json.contains("in_memory")) name_in_memory(TRY(prefixes(json, "in_memory")));
     TRY(check_pairs());
@@ -145,7 +144,6 @@ class FamilyReader {
     out_ = *base;
     out_.model_types.clear();
     out_.around_text.clear();
-    std::erase_if(out_.conventions, [](const ConventionTable& table) { return table.is_own; });
     out_.extended = name;
     return {};
   }
@@ -345,10 +343,9 @@ class FamilyReader {
   }
 
   // Keys may list several conventions: "torchtitan, torchtitan-2026". null removes a convention of the extended family.
-  Status read_names(const Json& json, std::string_view member) {
-    if (!json.contains(member)) return {};
-    const bool is_own = member == "own_names";
-    for (const Json::Member& m : TRY(json.get_object(member))) {
+  Status read_names(const Json& json) {
+    if (!json.contains("names")) return {};
+    for (const Json::Member& m : TRY(json.get_object("names"))) {
       for (const std::string& name : split(m.key, ',')) {
         const std::string_view option = std::string_view(name).substr(name.starts_with(' ') ? 1 : 0);
         const auto convention = find_convention(option);
@@ -359,9 +356,8 @@ class FamilyReader {
           std::erase_if(out_.conventions, [&](const ConventionTable& t) { return t.convention == *convention; });
           continue;
         }
-        TRY(each_of(m.value.as_array(), std::string(member) + ": " + m.key,
+        TRY(each_of(m.value.as_array(), "names: " + m.key,
                     [&](const Json& item) { return read_stored(item, *convention); }));
-        if (is_own) table_of(*convention).is_own = true;
       }
     }
     return {};

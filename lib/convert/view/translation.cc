@@ -55,13 +55,12 @@ bool resumes_adapters(const Catalog& source, const Naming& naming, const Format&
 // Decides between conventions that have the same names and other row orders: an output with names of their kind keeps
 // the rows. Fails (usage) for other outputs, unless the user chose one.
 Status choose_row_order(const Catalog& source, const ModelChoice& choice, Convention to, Model& model) {
-  if (choice.convention || !info(model.convention).must_be_listed) return {};
+  if (choice.convention || !info(model.convention).has_twin) return {};
   std::vector<Convention> others = alike_conventions(*model.family, source, model.convention);
-  std::erase_if(others, [&](Convention c) {
-    return !info(c).must_be_listed || same_row_order(*model.family, model.convention, c);
-  });
+  std::erase_if(others,
+                [&](Convention c) { return !info(c).has_twin || same_row_order(*model.family, model.convention, c); });
   if (others.empty()) return {};
-  if (info(to).must_be_listed) {
+  if (info(to).has_twin) {
     others.insert(others.begin(), model.convention);
     model.convention =
         *std::find_if(others.begin(), others.end(), [&](Convention c) { return same_row_order(*model.family, c, to); });
