@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lib/audit/model_audit.h"
-
 #include <algorithm>
 #include <map>
 #include <set>
 #include <unordered_map>
 
+#include "lib/audit/metadata_audits.h"
 #include "lib/audit/missing_audit.h"
 #include "lib/audit/vocabulary.h"
 #include "lib/base/names.h"
@@ -217,13 +216,12 @@ bool has_other_vocabulary(const Mismatch& m) {
 }
 
 // Returns whether the only difference is padding: the writer records as many words as the config has, so further rows
-// are not words; or the names are Megatron's, which pads like this and loads it.
+// are not words; or a writer of these names pads like this and loads it.
 bool is_padding(const DescribedModel& subject, const Mismatch& m) {
   const Index words = m.parameter->shape[0], rows = m.tensor->shape[0];
   return has_other_vocabulary(m) && rows > words &&
          (subject.catalog.vocabulary == words ||
-          ((subject.names == Convention::kMegatron || info(subject.names).must_be_listed) &&
-           !explain_padding(rows, words).empty()));
+          (info(subject.names).pads_vocabulary && !explain_padding(rows, words).empty()));
 }
 
 // If a rank's flattened parameters are parts, its one-dimensional parameters are parts too: moves them to `flat`.

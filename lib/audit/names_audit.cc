@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lib/audit/names_audit.h"
-
 #include <algorithm>
 #include <unordered_map>
 
+#include "lib/audit/metadata_audits.h"
 #include "lib/base/text.h"
 #include "lib/model/parts.h"
 #include "lib/model/shapes.h"

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lib/audit/optimizer_audit.h"
-
 #include <algorithm>
 #include <iterator>
 #include <map>
@@ -11,6 +9,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "lib/audit/metadata_audits.h"
 #include "lib/base/text.h"
 #include "lib/checkpoint/state_key.h"
 

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lib/audit/packed_audit.h"
-
 #include <utility>
 
+#include "lib/audit/metadata_audits.h"
 #include "lib/base/text.h"
 #include "lib/model/quantization.h"
 

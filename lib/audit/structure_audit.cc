@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lib/audit/structure_audit.h"
-
 #include <algorithm>
 #include <numeric>
 #include <set>
 
+#include "lib/audit/metadata_audits.h"
 #include "lib/base/names.h"
 #include "lib/base/text.h"
 #include "lib/checkpoint/key_paths.h"

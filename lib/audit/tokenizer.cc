@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lib/audit/tokenizer.h"
-
 #include <map>
 
+#include "lib/audit/metadata_audits.h"
 #include "lib/base/file.h"
 #include "lib/base/json.h"
 #include "lib/base/text.h"

@@ -8,12 +8,7 @@
 
 #include "lib/audit/comparison.h"
 #include "lib/audit/mesh_audit.h"
-#include "lib/audit/model_audit.h"
-#include "lib/audit/names_audit.h"
-#include "lib/audit/optimizer_audit.h"
-#include "lib/audit/packed_audit.h"
-#include "lib/audit/structure_audit.h"
-#include "lib/audit/tokenizer.h"
+#include "lib/audit/metadata_audits.h"
 #include "lib/audit/unknown_model_audit.h"
 #include "lib/audit/verification_steps.h"
 #include "lib/audit/vocabulary.h"

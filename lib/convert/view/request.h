@@ -35,7 +35,7 @@ struct Naming {
   bool common_rows = false;              // the plan uses common names and rows even if it need not
 };
 
-// The type of matrices that get scales (fp8_blocks.h, mxfp4.h).
+// The type of matrices that get scales (quantizations.h).
 enum class Quantization { kNone, kFp8Block, kFp8Tensor, kMxfp4 };
 inline constexpr std::array<std::pair<std::string_view, Quantization>, 3> kQuantizations = {
     {{"fp8-block", Quantization::kFp8Block},

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lib/convert/weights/block_scales.h"
-
 #include <algorithm>
 #include <string>
 #include <string_view>
 
 #include "lib/base/text.h"
+#include "lib/convert/weights/quantizations.h"
 #include "lib/device/convert.h"
 
 namespace reshard {

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lib/convert/weights/fp8_blocks.h"
-
 #include <algorithm>
 #include <bit>
 #include <cstring>
@@ -10,6 +8,7 @@
 #include <utility>
 
 #include "lib/base/text.h"
+#include "lib/convert/weights/quantizations.h"
 #include "lib/device/convert.h"
 #include "lib/image/slab_cache.h"
 

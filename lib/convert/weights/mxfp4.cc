@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lib/convert/weights/mxfp4.h"
-
 #include <algorithm>
 #include <array>
 #include <bit>
@@ -9,6 +7,7 @@
 #include <utility>
 
 #include "lib/base/text.h"
+#include "lib/convert/weights/quantizations.h"
 #include "lib/device/convert.h"
 #include "lib/image/slab_cache.h"
 

@@ -8,9 +8,7 @@
 #include <utility>
 
 #include "lib/base/text.h"
-#include "lib/convert/weights/block_scales.h"
-#include "lib/convert/weights/fp8_blocks.h"
-#include "lib/convert/weights/mxfp4.h"
+#include "lib/convert/weights/quantizations.h"
 #include "lib/device/convert.h"
 #include "lib/model/family.h"
 

@@ -68,7 +68,7 @@ class SmallReader {
   const int threads_;
 };
 
-// Returns whether other code dequantizes this layout: block_scales.h, mxfp4.h.
+// Returns whether other code dequantizes this layout: quantizations.h.
 bool is_unpacked_elsewhere(Packing packing) { return packing == Packing::kFloat8 || packing == Packing::kMxfp4; }
 
 bool stays(const Catalog& source, const PackedWeight& weight, const Typing& typing) {
