@@ -10,17 +10,17 @@
 namespace reshard {
 namespace {
 
-constexpr Index kPart = 1 << 20;  // bytes read at a time
+constexpr Index kReadBytes = 1 << 20;  // bytes read at a time
 
 Result<std::string> sum_of(const std::string& path, const RunOptions& run) {
   const File file = TRY(File::open(path));
   const Index size = TRY(file.size());
   file.expect(File::Reads::kInOrder);
-  std::vector<std::byte> part(static_cast<std::size_t>(std::min(size, kPart)));
+  std::vector<std::byte> part(static_cast<std::size_t>(std::min(size, kReadBytes)));
   Sha256 sum;
-  for (Index at = 0; at < size; at += kPart) {
+  for (Index at = 0; at < size; at += kReadBytes) {
     TRY(check_not_interrupted(run));
-    const MutableBytes bytes = MutableBytes(part).first(static_cast<std::size_t>(std::min(kPart, size - at)));
+    const MutableBytes bytes = MutableBytes(part).first(static_cast<std::size_t>(std::min(kReadBytes, size - at)));
     TRY(file.read_at(at, bytes));
     sum.add({reinterpret_cast<const char*>(bytes.data()), bytes.size()});
   }
