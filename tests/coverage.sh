@@ -1,11 +1,10 @@
 #!/bin/bash
-# Which lines of formats/ are run by reshard_tests, the programs that it starts, and the inputs that the fuzz targets
-# keep. Prints the part of each file, the least first, and fails where it is less than 95 % in all, whether tests fail or
-# not; the lines that nothing ran are listed in build/logs/coverage.txt. What is killed, and what ends in a forked
-# process, is not counted.
+# Measures which lines of formats/ are executed by reshard_tests, the programs that it starts, and the fuzz targets'
+# inputs. Prints the share of each file, the lowest first, and lists lines that were not executed in
+# build/logs/coverage.txt. Fails if the total is below 95 %. Killed and forked processes are not counted.
 #
-#   tests/coverage.sh [FILTER]    FILTER: of the tests that are run (as --gtest_filter), and no least part then
-#   tests/coverage.sh --again     what the last run counted
+#   tests/coverage.sh [FILTER]    FILTER: tests to run (as --gtest_filter); then any share is accepted
+#   tests/coverage.sh --again     print the counts of the last run
 set -u -o pipefail
 cd "$(dirname "$0")/.."
 
@@ -24,7 +23,7 @@ run_all() {
   cmake --preset coverage > "$logs/configure-coverage.log" 2>&1 || { tail -n 20 "$logs/configure-coverage.log"; exit 1; }
   cmake --build --preset coverage -j "$jobs" --target reshard_tests fuzz_replay | tail -n 30 || exit 1
 
-  # Where the program may still write when it has given up files: beside its temporary files.
+  # A place that the program in its sandbox may write to: the directory of its temporary files.
   rm -rf "$build/counts"
   mkdir -p "$build/counts"
   export TMPDIR=$PWD/$build/counts GCOV_PREFIX=$PWD/$build/counts GCOV_PREFIX_STRIP=0
@@ -44,7 +43,7 @@ else
   run_all "${1:--PackageTest.*}"  # but what is installed: the names of counts are in it
 fi
 
-# gcov wants the counts beside what the compiler noted.
+# gcov expects the counts next to the compiler's notes.
 find "$build/counts" -name '*.gcda' -printf '%P\n' | while read -r counts; do
   cp "$build/counts/$counts" "/$counts"
   echo "/$counts"

@@ -40,7 +40,7 @@ class Reshard:
         errors = re.findall(r"^(?:reshard: )?error:? +(.*)", run.stdout + run.stderr, re.M)
         if run.returncode not in (0, 1) and not errors:
             return f"CRASH: ended with {run.returncode} and no word"
-        return errors[0] if errors else ""  # warnings are no refusal
+        return errors[0] if errors else ""  # warnings are not refusals
 
     def inspect(self, path):
         """(tensors by name: (dtype, shape), "") or (None, why not)."""
@@ -49,7 +49,7 @@ class Reshard:
         if run.returncode == 0:
             report = json.loads(run.stdout)
             return {t["name"]: (t["dtype"], tuple(t["shape"])) for t in report["tensors"]}, ""
-        if not error and run.stdout:  # a file that can be looked at, and is cut short: that is part of the report
+        if not error and run.stdout:  # the report of a file that is cut short
             error = json.loads(run.stdout)["problems"]
         if run.returncode not in REFUSED or not error:
             return None, f"CRASH: ended with {run.returncode}" + ("" if error else " and no word")
@@ -112,11 +112,11 @@ def without_numbers(text):
 # ---- safetensors
 
 SAFETENSORS_EXPLAINED = [
-    r"^reshard alone: .*header: expected '\.\.', got",  # the first byte is to be a brace (the format's text); serde skips blanks
+    r"^reshard alone: .*header: expected '\.\.', got",  # the format requires a brace as the first byte; serde skips blanks
     r"^reshard alone: .*(more than|at most|deeper)",  # named limits
     r"^reshard alone: .*dtype",  # types of less than a byte
-    r"^reshard alone: .*twice",  # a member that comes twice: serde takes the last
-    r"^safetensors alone: .*not fully covered",  # bytes of no tensor: verify's warning, and exit code 1
+    r"^reshard alone: .*twice",  # a duplicate member: serde takes the last
+    r"^safetensors alone: .*not fully covered",  # bytes of no tensor: a warning of verify, which exits with 1
 ]
 
 
@@ -201,8 +201,8 @@ def compare_safetensors(reshard, rng, cases, directory):
 # ---- pickles
 
 PICKLE_EXPLAINED = [
-    r"^reshard alone: ",  # opcodes that data do not need, and types: pickletools looks at the syntax and the stack's depth
-    r"^pickletools alone: UnicodeDecodeError",  # a text that is no UTF-8 is read, and shown as such
+    r"^reshard alone: ",  # opcodes that data does not need, and types: pickletools checks syntax and the depth of the stack
+    r"^pickletools alone: UnicodeDecodeError",  # text that is not UTF-8 is read and shown escaped
 ]
 
 
@@ -225,7 +225,7 @@ def compare_pickles(reshard, rng, cases, directory):
         their_error = ""
         try:
             pickletools.dis(data, out=io.StringIO())
-        except Exception as e:  # it says ValueError, and raises what its decoders raise
+        except Exception as e:  # ValueError is documented; others come from its decoders
             their_error = f"{type(e).__name__}: {e}"
         _, error = reshard.inspect(case)
         machine = of_machine.search(error)
@@ -245,10 +245,10 @@ def compare_pickles(reshard, rng, cases, directory):
 # ---- HDF5
 
 HDF5_EXPLAINED = [
-    r"^reshard alone: ",  # it asks more of a file: everything in it can be read, lies in it, and is claimed once
-    # It ends at the first that cannot be opened, or whose type numpy has not; reshard warns.
+    r"^reshard alone: ",  # it requires that everything can be read, is inside the file, and is claimed once
+    # h5py stops at the first dataset that cannot be opened or has a type that NumPy lacks; reshard warns.
     r"^h5py alone: (KeyError|RuntimeError|OSError|TypeError|ValueError)$",
-    r"^fewer in reshard: ",  # datasets that are no tensors: texts, compounds, those of filters it does not know
+    r"^fewer in reshard: ",  # datasets that are not tensors: texts, compounds, unknown filters
 ]
 
 
@@ -281,7 +281,7 @@ def h5py_sees(path):
                 f.visititems(lambda name, item: found.update({name: (str(item.dtype), tuple(item.shape))})
                              if isinstance(item, h5py.Dataset) and item.dtype.kind in "fiub" and item.shape is not None else None)
             answer = {"seen": {n: [d, list(s)] for n, (d, s) in found.items()}}
-        except BaseException as e:  # whatever it is
+        except BaseException as e:  # of any kind
             answer = {"error": f"{type(e).__name__}"}
         with os.fdopen(write, "w") as out:
             json.dump(answer, out)

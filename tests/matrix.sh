@@ -1,12 +1,12 @@
 #!/bin/bash
-# The parts that can be left out (MPI, CUDA, NCCL), in all combinations: does each build, and does what was built
-# convert a sample? One whose parts this machine lacks is named and passed over. RESHARD_JOBS limits the processes.
+# Builds all combinations of the parts that can be left out (MPI, CUDA, NCCL) and converts a sample with each. Names and
+# skips combinations whose parts this machine lacks. RESHARD_JOBS limits the processes.
 #
 #   tests/matrix.sh [none|mpi|cuda|mpi-cuda|cuda-nccl|all ...]    default: each of them
 set -u -o pipefail
 cd "$(dirname "$0")/.."
 
-# Whether a combination (its parts in words, joined) has a part.
+# Prints ON if a combination ("mpi-cuda") includes a part, otherwise OFF.
 has() { if [[ $1 == all || -$1- == *-$2-* ]]; then echo ON; else echo OFF; fi; }
 
 status=0

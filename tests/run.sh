@@ -18,10 +18,10 @@ passed=0
 failed=0
 mkdir -p "$logs"
 
-# The name of a step, and the minutes and seconds since the beginning.
+# Prints the name of a step, and the minutes and seconds since the beginning.
 heading() { printf '\n== %s   [%d:%02d]\n' "$1" $((SECONDS / 60)) $((SECONDS % 60)); }
 
-# A step that is one check: fine or not.
+# Runs a step that is a single check.
 check() {
   local name=$1
   shift
@@ -44,13 +44,13 @@ build() {
   cmake --preset "$@" > "$logs/configure-$1.log" 2>&1 && cmake --build --preset "$1" -j "$jobs" | tail -n 30
 }
 
-# The Python module is made of what the release is made of, where there is a Python that can.
+# If a suitable Python is found, the Python module is built from the objects of the release.
 python_options() {
   [ -n "$python" ] && "$python" -c "import nanobind, scikit_build_core" 2> /dev/null &&
     echo "-DRESHARD_PYTHON=ON -DRESHARD_BUNDLE=ON -DPython_EXECUTABLE=$python"
 }
 
-# Counts what ran: each test of a suite of GoogleTest, and each other test of ctest as one.
+# Counts the tests that ran: those of each GoogleTest suite, and each other test of ctest as one.
 count_ctest() {
   awk '/^\[  PASSED  \] [0-9]+ test/ { good = $4; suite = 1 }
        /^ *[0-9]+ FAILED TESTS?$/ { bad = $1 }

@@ -1,11 +1,11 @@
 #!/bin/bash
-# Conversions under a real Slurm: a controller and three nodes, each of them namespaces of this machine with a host name,
-# a network address, /tmp and /dev/shm of its own, which end like a node whose plug is pulled. In docs/testing.md.
+# Runs conversions under a real Slurm: a controller and three nodes. Each node is a group of namespaces of this machine
+# with its own host name, network address, /tmp and /dev/shm, and can be ended as if it lost power. See docs/testing.md.
 #
 #   [RESHARD=build/release/reshard] tests/slurm.sh
 #
-# Installs Debian's slurm-wlm where it is missing. Everything lies in a temporary directory (15 GB under TMPDIR) and every
-# process in a namespace that ends with the script. Exit code 77: not root, or no namespaces here.
+# Installs Debian's slurm-wlm if it is missing. All files are in a temporary directory (15 GB under TMPDIR), and all
+# processes in a namespace that ends with the script. Exit code 77: not root, or no namespaces here.
 set -u -o pipefail
 
 nodes=(n1 n2 n3)
@@ -21,7 +21,7 @@ if [ "${1:-}" != inside ]; then
       slurm-wlm munge openmpi-bin; } > /dev/null || exit 1
   fi
   work=$(mktemp -d) || exit 1
-  # A control group of 512 MiB: of version 2, or of version 1 below the one we are in.
+  # Makes a control group of 512 MiB, of version 2, or of version 1 below the current one.
   if [ -e /sys/fs/cgroup/cgroup.controllers ]; then
     group=/sys/fs/cgroup/$(basename "$work") limit=memory.max
   else
@@ -49,7 +49,7 @@ declare -A init  # by node: the process whose end is the node's
 
 pass() { passed=$((passed + 1)); echo "ok      $1"; }
 fail() { failed=$((failed + 1)); echo "FAILED  $1"; [ -z "${2:-}" ] || sed 's/^/        /' "$2" | tail -n 25; }
-# What is expected, and a command that tells whether it is so; the file that shows more where it is not.
+# Checks an expectation by a command. If that fails, shows a file that explains more.
 expect() {
   local what=$1 log=$2
   shift 2
@@ -64,7 +64,7 @@ wait_for() {  # SECONDS COMMAND ...
   done
 }
 
-# A node: `inside` the script's namespaces, as the first process of its own. Its address follows from its number.
+# Starts a node in new namespaces, as their first process. Its address follows from its number.
 start_node() {
   local name=$1 number=${1#n}
   mkdir -p "spool.$name"
@@ -81,7 +81,7 @@ start_node() {
     ip link set "to-$name" master cluster && ip link set "to-$name" up
 }
 
-# No signal, no closing of connections: what others hear of it is silence.
+# Sends no signal and closes no connection, so the others notice only silence.
 pull_the_plug() {
   ip link del "to-$1"
   kill -KILL "${init[$1]}"
@@ -143,18 +143,18 @@ sinfo --version
 reshard=/mnt/reshard
 "$reshard" synth src --model llama3-1b --layers 16 --mesh tp=4 -q && "$reshard" convert src one --to hf -q || exit 1
 
-# Whether a directory is what one process made; it is removed then.
+# Returns whether a directory equals the output of one process, and removes it if so.
 same() { diff -q one "$1" > diff.log && [ ! -e "$1.partial" ] && rm -r "$1"; }
-# Whether so much is recorded as finished that a run goes on from there.
+# Returns whether the journal records enough for a run to resume.
 recorded() { [ "$(cat "$1.partial/.reshard-partial"* 2> /dev/null | wc -c)" -gt 5000 ]; }
-# Slurm waits two minutes before it starts a job again; at once it refuses its own credentials.
+# Slurm waits two minutes before it restarts a job, because it refuses credentials that are used again at once.
 start_again() {
   wait_for 30 eval "scontrol show job $1 | grep -q Restarts=1" && sleep 5 && scontrol update jobid="$1" starttime=now "${@:2}"
 }
 touch signal.log limit.log node.log
 
-# Runs the program until its destination's journal has something in it, once; then nothing more of it moves, as where a
-# file system hangs, until a signal comes.
+# Runs the program until its journal has an entry; then stops it, as a file system that hangs would, until a signal
+# arrives.
 cat > hanging << 'EOF'
 #!/bin/bash
 destination=$1
@@ -196,7 +196,7 @@ else
 fi
 
 echo "== the end of a job's time"
-# The job's own way to go on: 143 says that a signal ended it, 6 that another rank died.
+# The job requeues itself: 143 means that a signal ended it, 6 that another rank died.
 cat > go_on << 'EOF'
 code=$?
 echo "code $code"

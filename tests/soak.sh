@@ -1,20 +1,21 @@
 #!/bin/bash
-# What is slow and rare, and so no part of tests/run.sh:
-#   with the sanitizers, every case of the loops of which ordinary runs there try each n-th (tests/support/soak.h);
-#   conversions of every float, by the CPU's ways and by the bodies of the kernels;
-#   what starts threads, with ThreadSanitizer;
+# Runs tests that are too slow for tests/run.sh:
+#   every case of the loops of which sanitized builds otherwise try each n-th (tests/support/soak.h);
+#   conversions of every float, by the CPU's code paths and by the bodies of the kernels;
+#   tests that start threads, with ThreadSanitizer;
 #   a conversion on 1,024 ranks, threads of one process;
 #   uploads to a store with random faults, 1,000 rounds;
-#   memory that is not to be had, calls that fail, kills, deaths of ranks, damage, and what a disk may hold after a loss of
-#   power, in thousands of cases;
-#   whole conversions and loads over NCCL between ranks on one GPU of the stand-in, where CUDA's and NCCL's headers are;
-#   every family's table, and what stays in float32, against the newest transformers (samples/families/generate.py);
+#   thousands of failing allocations and calls, kills, deaths of ranks, damaged files, and states of a disk after a
+#   loss of power;
+#   whole conversions and loads over NCCL between ranks on one GPU of the stand-in, if their headers are there;
+#   every family's table, and the list of float32 parameters, against the newest transformers
+#   (samples/families/generate.py);
 #   vLLM's tokens, from training checkpoints and from the converted model;
 #   a training run under `reshard watch`, which is killed 30 times;
-#   damaged files given to others' readers, too (tests/differential.py), where the Python of the interoperability tests is;
+#   damaged files given to other readers too (tests/differential.py), if the interoperability tests' Python is installed;
 #   conversions under a real Slurm, at its time limits, with nodes that go down (tests/slurm.sh);
-#   each fuzz target for a while, beginning with its corpus. What it finds lies in build/logs/fuzz;
-#   which lines of formats/ all tests together run (tests/coverage.sh);
+#   each fuzz target for a while, beginning with its corpus; its findings are in build/logs/fuzz;
+#   the coverage of formats/ by all tests (tests/coverage.sh);
 #   clang's static analyzer on every source by itself (tests/lint.sh --each).
 #
 #   tests/soak.sh [SECONDS]    for each fuzz target (default 300)
@@ -29,7 +30,7 @@ mkdir -p "$logs/fuzz"
 
 build() { cmake --preset "$1" > "$logs/configure-$1.log" 2>&1 && cmake --build --preset "$1" -j "$jobs" "${@:2}" | tail -n 30; }
 
-# run_tests BUILD REGEX: the suites of reshard_tests whose names match, on all processors; the time that each takes is in
+# run_tests BUILD REGEX: runs the matching suites of reshard_tests on all processors; their times are in
 # build/logs/soak-BUILD.log.
 run_tests() {
   local log=$logs/soak-$1.log
@@ -38,7 +39,7 @@ run_tests() {
   grep -E '\*\*\*(Failed|Timeout|Exception|Not Run)|tests passed|Total Test time' "$log"
 }
 
-# The name of a part, and the minutes and seconds since the beginning.
+# Prints the name of a part, and the minutes and seconds since the beginning.
 heading() { printf '\n== %s   [%d:%02d]\n' "$1" $((SECONDS / 60)) $((SECONDS % 60)); }
 
 heading "every case, with the sanitizers"

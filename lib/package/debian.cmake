@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# Makes the files that Debian's policy asks of a package, before cpack packs it: the copyright, the packager's changelog,
-# and manual pages and changelogs compressed.
+# Makes the files that Debian's policy requires in a package, before cpack packs it: the copyright, the packager's
+# changelog, and compressed manual pages and changelogs.
 file(RPATH_REMOVE FILE ${CPACK_TEMPORARY_INSTALL_DIRECTORY}/usr/bin/reshard)  # Debian's libraries are on the default path
 set(docs ${CPACK_TEMPORARY_INSTALL_DIRECTORY}/usr/share/doc/reshard)
 file(REMOVE ${docs}/LICENSE)

@@ -1,5 +1,4 @@
-# Sourced by the samples beside it: finds the program, and runs it so that a sample fails where it does not show what it
-# promises.
+# For the samples in this directory: finds the program and runs it. A sample fails if it does not show what it promises.
 set -eu
 cd "$(dirname "$0")/../.."
 
@@ -25,7 +24,7 @@ expect() {
   show "$code" "$text" check --config samples/audit/llama3-405b.json "$@"
 }
 
-# A directory that is gone when the sample ends, for those that make a checkpoint.
+# Makes a directory that is removed when the sample ends.
 make_temporary() {
   temporary=$(mktemp -d)
   trap 'rm -rf "$temporary"' EXIT

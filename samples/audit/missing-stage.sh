@@ -1,5 +1,5 @@
 #!/bin/bash
-# A checkpoint of two pipeline stages of which the second was not copied: ranks 4 to 7, layers 2 and 3.
+# A checkpoint of two pipeline stages. The second one was not copied: ranks 4 to 7, layers 2 and 3.
 . "$(dirname "$0")/lib.sh"
 make_temporary
 

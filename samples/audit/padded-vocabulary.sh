@@ -1,6 +1,6 @@
 #!/bin/bash
 # A vocabulary that was padded for tensor parallelism and not cut back: 128,512 rows in the embedding, 128,256 in the
-# head. Loaders that go by the config refuse it; nothing is lost.
+# head. Loaders that follow the config refuse it; nothing is lost.
 . "$(dirname "$0")/lib.sh"
 make_temporary
 

@@ -1,6 +1,6 @@
 #!/bin/bash
 # The degrees of the long-context stage of Llama 3.1 405B (arXiv 2407.21783, table 4) are TP 8, CP 16, PP 16 on 16,384
-# GPUs. With DP 4 they multiply to half of that; DP 8 is what fits. The two rows above it, without CP, are right.
+# GPUs. With DP 4 they multiply to half of that; DP 8 fits. The table's two rows without CP are right.
 . "$(dirname "$0")/lib.sh"
 
 expect 0 "" --mesh tp=8,cp=1,pp=16,dp=64 --world 8192 --sequence 8192

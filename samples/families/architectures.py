@@ -62,7 +62,7 @@ DEPTHS = re.compile(
     r"|num_hidden_groups|depth|\w*_num_hidden_layers|\w+_depth|layers)$")
 KINDS = "full_attention", "sliding_attention", "linear_attention", "chunked_attention"  # of layers
 EXPERTS = re.compile(r"(^|\.)(num_experts|num_local_experts|n_routed_experts|moe_num_experts|num_moe_experts)$")
-# Numbers that a config may lack, and for which a class has a rule then.
+# Numbers that a config may lack; a class then has a rule for them.
 NUMBERS = re.compile(r"(^|\.)(num|n)_\w+$|_(size|dim|rank|heads|layers|channels|width|length|groups)$")
 NEEDED = re.compile(r"(^|\.)(vocab_size|pad_token_id|mask_token_id|num_labels)$")
 FEW_LAYERS, MORE_LAYERS, FEW_EXPERTS = 2, 6, 4
@@ -75,7 +75,7 @@ MAX_CLASSES, MAX_OWN_CLASSES, MAX_CONTEXTS = 3, 8, 4
 HEADS = ("ForMaskedLM", "ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "ForPreTraining", "ForSequenceClassification",
          "ForImageClassification", "ForCTC", "ForTokenClassification", "ForQuestionAnswering", "ForObjectDetection")
 NUMBER = re.compile(r"(?<=\.)\d+(?=\.)|^\d+(?=\.)|(?<=\.)\d+$")
-# A name begins with one of these if it stands only in files, only in memory, or in memory for another tensor that it is tied to.
+# Prefixes of names that exist only in files, only in memory, or only in memory because they are tied to another tensor.
 FILES, MEMORY, TIED = "<", ">", "~"
 
 
@@ -812,7 +812,7 @@ class Derivation:
         there = [s for s in self.samples if pattern in s.patterns]
         places = range(pattern.count("{}"))
         fixed = [k for k in places if len({frozenset(i[k] for i in s.patterns[pattern]) for s in there}) == 1]
-        # A list whose length depends on a member is counted even where all samples have as many.
+        # A list whose length depends on a member is counted even if it has the same length in all samples.
         counted = [k for k in places if k not in fixed]
         for numbers in sorted({tuple(i[k] for k in fixed) for s in there for i in s.patterns[pattern]}):
             words = dict(zip(fixed, numbers))

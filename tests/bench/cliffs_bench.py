@@ -26,7 +26,7 @@ torch.manual_seed(0)
 dcp.save({f"t{i}": torch.randint(-30000, 30000, (8192, 4096), dtype=torch.int16).view(torch.bfloat16).t() for i in range(32)},
          checkpoint_id=sys.argv[1], no_dist=True)
 """
-# Source: how it is made (synth's words, or a script of torch); its rows: reshard's words.
+# Each source: how it is made (arguments of synth, or a torch script), and its rows: arguments of reshard.
 SOURCES = {
     "gpt2-hf": (["--config", "gpt2.json", "--to", "hf"], {
         "megatron": "convert SRC OUT --to dcp --names megatron",

@@ -1,7 +1,7 @@
 #!/bin/bash
-# Checks a GPU against the CPU and prints how fast it is, each rate beside what the same run measured as its limit.
+# Checks a GPU against the CPU and prints rates, each next to the limit that the same run measured.
 # Needs this tree, nvcc (on the PATH or in $CUDA_HOME/bin) and a GPU; no network. Exit codes: 0 all checks hold, 1 one
-# failed (the figures are printed all the same), 2 it cannot be run, 77 there is no GPU.
+# failed (the rates are printed anyway), 2 it cannot be run, 77 there is no GPU.
 #
 #   tests/cuda/bench.sh [option ...] [option of the program ...]        bench --help lists the latter
 #
@@ -10,11 +10,11 @@
 #   --model NAME     what is loaded: a model that reshard synth knows (default: llama3-8b, 16 GB, made twice in --dir)
 #   --dir DIR        where files are made (default: /tmp)
 #   --no-load        no loads through the engine
-#   --bench PROGRAM  one that is built already
-#   --sanitize       the checks of our kernels under compute-sanitizer's tools instead, and no figures
+#   --bench PROGRAM  a bench that was built before
+#   --sanitize       instead check our kernels under compute-sanitizer's tools; no rates
 #
-# The exchange is left out where there is no NCCL: in $NCCL_HOME, or if that is not set beside CUDA, in the system, or in
-# a Python package. CUDA_ARCH (sm_90) is what is built for; default: the GPU that is there.
+# NCCL is searched in $NCCL_HOME or, if that is not set, next to CUDA, in the system and in a Python package. Without it
+# the exchange is left out. CUDA_ARCH (sm_90) is the architecture to build for; default: that of this GPU.
 set -eu -o pipefail
 cd "$(dirname "$0")/../.."
 
@@ -74,7 +74,7 @@ if [ -z "$bench" ]; then
   bench=$build/bench
 fi
 
-# One machine: NCCL need look for no network. As many queues as there are streams.
+# On one machine NCCL does not need to search for networks. Each stream gets a queue.
 export NCCL_SOCKET_IFNAME=${NCCL_SOCKET_IFNAME:-lo} NCCL_DEBUG=${NCCL_DEBUG:-WARN}
 export CUDA_DEVICE_MAX_CONNECTIONS=${CUDA_DEVICE_MAX_CONNECTIONS:-32}
 
@@ -118,7 +118,7 @@ read -r cached cold <<< "$(awk '/^limits of a load: / { print $(NF - 4), $(NF - 
 work=$(mktemp -d "$dir/reshard-load-XXXXXX")
 trap 'rm -rf "$build" "$work"' EXIT
 printf '\n| %-52s | %8s | %s |\n| --- | ---: | ---: |\n' "load of $model through the engine" "GB/s" "of the slower of files and transfer"
-# "load 2: 16.1 GB in 0.512 s, 31.37 GB/s on cuda:0 ..." -> a row with the best of some loads, beside its limit.
+# "load 2: 16.1 GB in 0.512 s, 31.37 GB/s on cuda:0 ..." -> a row with the best of some loads, next to its limit.
 row() {
   awk -v what="$1" -v limit="${2:-0}" '
     /^load [0-9]+: / { for (i = 1; i <= NF; ++i) if ($i == "GB/s" && $(i - 1) > rate) rate = $(i - 1) }
@@ -138,7 +138,7 @@ for shape in hf dcp-tp8; do
     code=1
     continue
   fi
-  # Out of the page cache, as far as the kernel is willing.
+  # Drops files from the page cache, as far as the kernel permits.
   find "$work/model" -type f -exec dd if={} iflag=nocache count=0 status=none \; || true
   "$load_cuda" "$work/model" --memory 2GiB --time 1 > "$work/out" 2> "$work/err" || cat "$work/err" >&2
   row "$shape, cold" "${cold:-}" < "$work/out" || code=1

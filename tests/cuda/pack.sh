@@ -10,7 +10,7 @@ out=$1 built=${2:-build/release}
 mkdir -p "$out/lib"
 cp "$built/reshard" "$built/samples/programs/load_cuda" "$out"
 strip "$out/reshard" "$out/load_cuda"
-# All but the C library and what comes with the driver.
+# All except the C library and the driver's libraries.
 ldd "$out/reshard" "$out/load_cuda" | awk '/=> \// { print $3 }' | sort -u |
   grep -vE '/(ld-linux|libc|libm|libdl|libpthread|librt|libcuda|libnvidia)[-.]' | xargs -r cp -Lt "$out/lib"
 du -sh "$out" | cut -f 1

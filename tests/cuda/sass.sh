@@ -1,6 +1,6 @@
 #!/bin/bash
-# What the compiler made of the kernels: registers, memory that spills take, instructions, and how wide they read.
-# Fails where a kernel spills. Needs nvcc and cuobjdump (on the PATH, in $CUDA_HOME/bin, or $CUOBJDUMP), which needs
+# Prints the compiled kernels' registers, spilled bytes, instructions and width of reads. Fails if a kernel
+# spills. Needs nvcc and cuobjdump (on the PATH, in $CUDA_HOME/bin, or $CUOBJDUMP), which needs
 # nvdisasm; no GPU.
 #
 #   tests/cuda/sass.sh [OBJECT]        an object of kernels.cu; default: compiled here for CUDA_ARCH (sm_90)

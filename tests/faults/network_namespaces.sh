@@ -4,11 +4,11 @@
 #
 #   tests/faults/network_namespaces.sh RANKS_ON_EACH PROGRAM [ARGUMENT ...]
 #
-# Exit code 77: this machine does not let us make namespaces.
+# Exit code 77: namespaces cannot be made on this machine.
 set -u
 
 if [ "${1:-}" = agent ]; then
-  # mpirun starts its helper on a host through this, where others have ssh: agent HOST COMMAND ...
+  # mpirun starts its helper on a host through this instead of ssh: agent HOST COMMAND ...
   host=$2
   shift 2
   exec ip netns exec "$RESHARD_TEST_NET-${host##*.}" sh -c "$*"

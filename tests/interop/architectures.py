@@ -35,7 +35,7 @@ import architectures as derivation
 import generate
 
 RESHARD = os.environ.get("RESHARD", str(ROOT / "build/release/reshard"))
-MOST_ELEMENTS = 50_000_000  # of a model that is written
+MOST_ELEMENTS = 50_000_000  # of models that are written
 LAYERS = re.compile(r"((?:^|.*?\.)(?:layers?|h|blocks?))\.(\d+)\.")
 
 
@@ -137,7 +137,7 @@ def audit(arguments):
 
 # ---- convert
 
-LARGE = 64  # a number of a config that is made smaller
+LARGE = 64  # larger numbers of a config are reduced
 
 
 def small_config(model_type, cls):

@@ -1,6 +1,6 @@
 #!/bin/bash
-# Prints the path of a python that has jax and orbax-checkpoint: the one of an environment outside the checkout, made on
-# the first call (about 500 MB). RESHARD_JAX_PYTHON names one of your own.
+# Prints the path of a python that has jax and orbax-checkpoint, in an environment outside the checkout that is made
+# on the first call (about 500 MB). RESHARD_JAX_PYTHON names one of your own.
 set -u
 
 [ -n "${RESHARD_JAX_PYTHON:-}" ] && echo "$RESHARD_JAX_PYTHON" && exit

@@ -21,7 +21,7 @@ sys.modules.setdefault("pathlib._local", pathlib)
 
 def run(ranks, job, argument):
     with tempfile.TemporaryDirectory() as directory:
-        # Forked from a process that has imported torch and started no thread: its import takes seconds a rank.
+        # Fork from a process that has imported torch, which takes seconds, and started no threads.
         multiprocessing.set_forkserver_preload(["torch.distributed.checkpoint", "torch.distributed.tensor"])
         mp.start_processes(_rank, args=(ranks, job, argument, os.path.join(directory, "store")), nprocs=ranks,
                            start_method="forkserver")
@@ -104,7 +104,7 @@ def save_on_two_ranks(rank, ranks, argument):
     elif variant in ("hf_sharded", "hf_consolidated"):
         writer = dcp.HuggingFaceStorageWriter(path=directory, save_distributed=True,
                                               enable_consolidation=variant == "hf_consolidated")
-        # safetensors takes contiguous tensors only, and the consolidation leaves scalars out.
+        # safetensors requires contiguous tensors, and the consolidation omits scalars.
         dcp.save({k: v.contiguous() for k, v in state.items() if v.dim()}, storage_writer=writer)
     else:
         raise ValueError(variant)

@@ -237,7 +237,7 @@ class ToDcp(Case):
                     continue
                 box = next((b for b in owners if b[0] == tuple(index.offset)), None)
                 if box is None:
-                    continue  # an empty box, whoever holds it
+                    continue  # an empty box
                 writer = int(info.relative_path.removeprefix("__").split("_")[0])
                 stage, within = divmod(writer, sizes[0] * sizes[1] * sizes[2])
                 self.assertEqual(within, owners[box][0], f"{name} {box}")
@@ -329,7 +329,7 @@ class Loading(Case):
     @unittest.skipUnless(shutil.which("mpirun"), "no mpirun")
     def test_ranks_that_read_for_each_other(self):
         sample = ROOT / "samples/checkpoints/fsdp4_tp2"
-        self.out("session").mkdir()  # two that begin at once may fail to make Open MPI's common directory
+        self.out("session").mkdir()  # two jobs that start together may fail to make Open MPI's common directory
         run = ["mpirun", "--mca", "orte_tmpdir_base", self.out("session"), "--oversubscribe",
                *(["--allow-run-as-root"] if os.geteuid() == 0 else []), "-n", "4"]
         self.load([*run, LOAD_RANKS, sample / "checkpoint", "tp=2,dp_shard=2", "--names", "hf", "--exchange"],
@@ -663,7 +663,7 @@ TINY_MODELS |= {
         **_ERNIE, "num_hidden_layers": 4, "moe_layer_start_index": 0, "moe_layer_interval": 2, "moe_num_shared_experts": 0,
         "tie_word_embeddings": False}),
 }
-# With what sees for a language model.
+# The config of the vision part.
 _SIGHT = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28,
           "patch_size": 14}
 _QWEN_SIGHT = {"depth": 1, "hidden_size": 16, "intermediate_size": 24, "num_heads": 2, "out_hidden_size": 32}
@@ -905,7 +905,7 @@ class Families(Case):
         wanted = self.published(raw_safetensors(narrow / "model.safetensors"))
         self.assertIn("F32", {dtype for dtype, _, _ in wanted.values()})
         self.assertIn("0 warnings", reshard("verify", narrow))
-        for source in (wide, narrow):  # of what is narrow already there is nothing to round
+        for source in (wide, narrow):  # values of a narrow source need no rounding
             reshard("convert", source, self.out("out"), "--to", "hf", "--dtype", dtype, "--force", "--quiet")
             self.assertEqual(raw_safetensors(self.out("out") / "model.safetensors"), wanted)
 
@@ -1098,7 +1098,7 @@ class OfNoFamily(Case):
         model.save_pretrained(self.out("files"))
         self.out("run").mkdir()
         state = {"model": model.state_dict()}
-        if outer == "optimizer":  # which is none yet: get_state_dict makes one step, of no gradient
+        if outer == "optimizer":  # has no state yet: get_state_dict makes one step without gradients
             optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, weight_decay=0.0)
             state["model"], state["optimizer"] = get_state_dict(model, optimizer)
         dcp.save({outer: state} if outer == "app" else state, checkpoint_id=self.out("run/step-1"), no_dist=True)
@@ -1106,7 +1106,7 @@ class OfNoFamily(Case):
         said = reshard("convert", self.out("run/step-1"), self.out("hf"), "--to", "hf")
         self.assertIn(f"names, shapes and rows are the source's own: {self.out('run/config.json')}", said)
         reshard("verify", self.out("files"))
-        if same_ends:  # of names in memory and in files
+        if same_ends:  # if names in memory and in files have equal ends
             reshard("verify", self.out("run/step-1"), "--against", self.out("files"))
         loaded, info = auto.from_pretrained(self.out("hf"), output_loading_info=True, dtype=torch.bfloat16)
         self.assertFalse(info["missing_keys"] or info["unexpected_keys"], info)
@@ -1257,7 +1257,7 @@ class Adapters(Case):
         reshard("convert", saved, self.out("apart"), "--to", "hf")
         by_peft = raw_safetensors(self.out("by_peft/adapter_model.safetensors"))
         self.assertEqual(raw_safetensors(self.out("apart/adapter/adapter_model.safetensors")),
-                         {k: v for k, v in by_peft.items() if ".base_layer." not in k})  # an embedding's own weight
+                         {k: v for k, v in by_peft.items() if ".base_layer." not in k})  # the embedding's weight
         import transformers
         base = transformers.AutoModelForCausalLM.from_pretrained(self.out("apart"))
         again = peft.PeftModel.from_pretrained(base, self.out("apart/adapter"), autocast_adapter_dtype=False)
@@ -1482,7 +1482,7 @@ class BlockScales(Float8):
         (saved / "config.json").write_text(json.dumps(config))
         save_file(tensors, saved / "model.safetensors")
         self.assertIn("0 errors, 0 warnings", reshard("verify", saved))
-        # As ranks would hold it in memory, and out of that into files, the scales applied.
+        # Under the names in memory for two ranks, and from there to files with the scales applied.
         reshard("convert", saved, self.out("ranks"), "--to", "dcp", "--mesh", "tp=2", "--names", "transformers")
         reshard("convert", self.out("ranks"), self.out("plain"), "--to", "hf", "--config", saved / "config.json", "--dtype",
                 "bfloat16")
@@ -1945,8 +1945,8 @@ class TorchCheckpointing(Case):
             for mesh in MESHES:
                 with self.subTest(sample=sample.name, mesh=mesh):
                     step = self.out("step-1")
-                    # 257 rows over 4 x 2: torch 2.15's own formula gives ranks other rows than fully_shard does, and the
-                    # loader with it cannot load even what the library saves.
+                    # 257 rows over 4 x 2: torch 2.15's loader computes other rows than fully_shard holds, so it cannot
+                    # even load what torch saved.
                     is_uneven = mesh == "dp_shard=2,cp=2,tp=2" and any(257 in v.shape[:1] for v in tensors.values())
                     reshard("convert", sample / "checkpoint", step, "--to", "torch_checkpointing", "--mesh", mesh,
                             "--force", "--quiet", code=4 if is_uneven else 0)
@@ -2321,7 +2321,7 @@ class Orbax(Case):
         one, even = self.restored(self.out("one"), self.out("even"))
         self.assertEqual(one, wanted)
         self.assertEqual(even, wanted)
-        # Three ranks' sharding is of more devices than there are: a target says which to use.
+        # The recorded sharding has more devices than exist, so a target must name others.
         with self.assertRaisesRegex(AssertionError, "reshape|devices"):
             self.restored(self.out("uneven"))
 
@@ -2651,7 +2651,7 @@ class Hdf5(Case):
         ways = {"gzip": dict(chunks=(16, 8), compression="gzip", shuffle=True), "tiles": dict(chunks=(10, 20)),
                 "zstd": dict(chunks=(30, 70), **hdf5plugin.Zstd(clevel=2)),
                 "sum": dict(chunks=(20, 10), fletcher32=True, shuffle=True, compression="gzip")}
-        for libver in ("earliest", "v110"):  # files of the latest version are not for libhdf5 1.10
+        for libver in ("earliest", "v110"):  # libhdf5 1.10 cannot read files of the latest version
             path = self.out(f"{libver}.h5")
             with h5py.File(path, "w", libver=(libver, "v110")) as file:
                 for name, array in arrays.items():

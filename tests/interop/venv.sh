@@ -1,6 +1,6 @@
 #!/bin/bash
-# Prints the path of a python that has torch, safetensors, transformers and numpy: the one of an environment outside the
-# checkout, made on the first call. RESHARD_VENV names another place for it, or one of your own.
+# Prints the path of a python that has torch, safetensors, transformers and numpy, in an environment outside the
+# checkout that is made on the first call. RESHARD_VENV names another place for it, or an environment of your own.
 set -u
 
 venv=${RESHARD_VENV:-${XDG_CACHE_HOME:-$HOME/.cache}/reshard/interop-venv}
@@ -11,7 +11,7 @@ pip() { "$python" -m pip install --quiet --disable-pip-version-check "$@" >&2; }
 if ! has "torch, safetensors, transformers, numpy"; then
   echo "interop: making a python environment in $venv (once; some minutes)" >&2
   mkdir -p "$(dirname "$venv")" && python3 -m venv "$venv" || exit 1
-  # The build without CUDA is a tenth of the size; where its index cannot be reached, the ordinary one does.
+  # The build without CUDA is a tenth of the size; if its index cannot be reached, the ordinary build is used.
   has torch || pip --retries 1 --timeout 20 --index-url https://download.pytorch.org/whl/cpu torch || pip torch || exit 1
   pip numpy safetensors transformers || exit 1
 fi

@@ -1,6 +1,6 @@
 #!/bin/bash
-# Prints the path of a python that has vLLM for CPUs and the reshard package: the one of an environment outside the
-# checkout, made on the first call (about 3 GB). Needs a wheel of reshard as its argument.
+# Prints the path of a python that has vLLM for CPUs and the reshard package, in an environment outside the checkout
+# that is made on the first call (about 3 GB). Needs a wheel of reshard as its argument.
 #
 #   tests/interop/vllm_venv.sh WHEEL
 set -u

@@ -46,7 +46,7 @@ def train(run, steps, pause=0.0, every=SAVE_EVERY, digests=None, models=None, **
     made = transformers.LlamaConfig(**config(**shape))
     model = transformers.LlamaForCausalLM(made).to(getattr(torch, config(**shape)["torch_dtype"]))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    pattern = torch.arange(made.vocab_size).roll(1)  # each token has one that follows it, so that there is something to learn
+    pattern = torch.arange(made.vocab_size).roll(1)  # a fixed token follows each, so the model can learn
     for step in range(1, steps + 1):
         tokens = torch.randint(made.vocab_size, (4, 1))
         tokens = torch.cat([tokens, pattern[tokens], pattern[pattern[tokens]]], dim=1)

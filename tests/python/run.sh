@@ -1,10 +1,10 @@
 #!/bin/bash
-# Makes a wheel, and runs the tests of the Python package from it twice: in an environment of its own that has NumPy and
-# nothing else, with no compiler in reach; and with the torch and ml_dtypes of the Python that is given.
+# Makes a wheel and tests it twice: in a new environment that has only NumPy and no compiler, and with the torch and
+# ml_dtypes of the given Python.
 #
 #   tests/python/run.sh PYTHON      RESHARD_BUILD_DIR: as of packaging/build_wheel.sh
 #
-# Without RESHARD_BUILD_DIR the wheel is compiled, and a Python without NumPy is not asked the second time.
+# Without RESHARD_BUILD_DIR the wheel is compiled. The second test is skipped if that Python has no NumPy.
 #
 # The last line is `python: N passed, N failed, N skipped`.
 set -u -o pipefail
@@ -15,7 +15,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 passed=0 failed=0 skipped=0
 
-# Runs the tests with a command, and counts.
+# Runs the tests with a command and counts them.
 run() {
   local line
   line=$("$@" tests/python/test_reshard.py 2>&1 | tee /dev/stderr | tail -n 1)

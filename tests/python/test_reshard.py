@@ -343,7 +343,7 @@ class Reading(Case):
             self.assertEqual(tensor.__dlpack_device__(), (1, 0))
             array = numpy.from_dlpack(tensor)
             self.assert_same(array, raw_safetensors(WHOLE)["layers.0.w1"])
-            tensor.__dlpack__()  # a capsule that nobody takes frees what it holds
+            tensor.__dlpack__()  # a capsule that is not used frees its tensor
             with self.assertRaises(BufferError):
                 tensor.__dlpack__(copy=False)
             with self.assertRaises(BufferError):
@@ -547,7 +547,7 @@ class Loading(Case):
         self.assertTrue(reshard.verify(self.tmp / "titan", part="optimizer", config=config, fail_on="error").ok)
         with reshard.open(self.tmp / "optimizer") as alone:
             self.assertEqual(len(alone), count)
-        with self.assertRaises(reshard.CorruptError):  # a model that is cut is one still
+        with self.assertRaises(reshard.CorruptError):  # a model that is cut is a model, too
             reshard.load(self.tmp / "titan", part="model", names="hf", config=self.more_layers(config))
 
     def more_layers(self, config):
@@ -736,7 +736,7 @@ class Loading(Case):
             self.assert_same(arrays[name], array)
 
 
-# What a rank of Modules.test_fsdp2_and_tensor_parallel_models does.
+# The program of a rank in Modules.test_fsdp2_and_tensor_parallel_models.
 RANK = """
 import os, sys, torch, torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
@@ -882,7 +882,7 @@ class Modules(Case):
             self.assert_same(bits(f.get_tensor("model.norm.weight")), bits(f["model.norm.weight"].numpy()))
 
     def test_a_mesh_of_torch(self):
-        class Mesh:  # as torch's DeviceMesh says it
+        class Mesh:  # has the members of torch's DeviceMesh
             def __init__(self, names, sizes, at):
                 self.mesh_dim_names, self.mesh, self.at = names, numpy.zeros(sizes), at
 
@@ -930,7 +930,7 @@ class Served(Case):
         from reshard._stream import stream
 
         expected = reshard.load(self.tmp / "model")
-        for chunk_bytes in (1, 1 << 16, 1 << 30):  # by layers, by some of them, all at once
+        for chunk_bytes in (1, 1 << 16, 1 << 30):  # each layer, some layers, all layers at once
             names = []
             for name, tensor in stream(self.saved, chunk_bytes=chunk_bytes):
                 names.append(name)
@@ -1133,7 +1133,7 @@ class Process(Case):
 
     def setUp(self):
         super().setUp()
-        # Who runs tests in the background has them ignore it, and the processes that they start.
+        # Tests that run in the background ignore SIGINT, and so do the processes that they start.
         self.addCleanup(signal.signal, signal.SIGINT, signal.signal(signal.SIGINT, signal.default_int_handler))
 
     def python(self, code, **more):
@@ -1174,7 +1174,7 @@ class Process(Case):
                 to="hf",
                 progress=lambda *_: signal.raise_signal(signal.SIGINT),
             )
-        # The work may have been done by then; a part of it is not left.
+        # The work may be complete by then; otherwise no part of it is left.
         self.assertFalse((self.tmp / "output.partial").exists())
         with self.assertRaises(KeyboardInterrupt):
             reshard.load(self.tmp / "source", progress=lambda *_: signal.raise_signal(signal.SIGINT))

@@ -139,7 +139,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         with open(path, "rb") as f:
             f.seek(begin)
             body = f.read(end - begin)
-        if self.server.state.options.replace == str(path):  # by the same bytes, later
+        if self.server.state.options.replace == str(path):  # with the same bytes and a later time
             os.utime(path)
         self.reply(206 if wanted else 200, body[:len(body) // 2] if short else body, headers, len(body))
         if short:
@@ -235,7 +235,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         new.write_bytes(b"".join(parts))
         ETAGS[str(path)] = new.stat().st_mtime_ns, f'"{etag}"'
         new.rename(path)
-        with self.server.state.lock:  # for a server that takes over
+        with self.server.state.lock:  # for a server started later
             self.server.state.etags.write_text(json.dumps(ETAGS))
         return f'"{etag}"'
 
@@ -316,7 +316,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             parts = dict(known[1]) if known and known[0] == str(state.root / target) else None
         if parts is None:
             return self.xml_error(404, "NoSuchUpload", "The specified upload does not exist.")
-        size, after = 2, int(query.get("part-number-marker", ["0"])[0])  # of a page
+        size, after = 2, int(query.get("part-number-marker", ["0"])[0])  # parts per page
         numbers = [n for n in sorted(parts) if n > after]
         rows = "".join(f"<Part><PartNumber>{n}</PartNumber><ETag>&quot;{hashlib.md5(parts[n]).hexdigest()}&quot;</ETag>"
                        f"<Size>{len(parts[n])}</Size></Part>" for n in numbers[:size])
@@ -376,7 +376,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             root = state.root / m[1]
             files = sorted(p for p in root.rglob("*"))
             page = int(urllib.parse.parse_qs(self.path.partition("?")[2]).get("cursor", ["0"])[0])
-            size = 3  # files of a page
+            size = 3  # files per page
             rows = [{"type": "file" if p.is_file() else "directory", "path": p.relative_to(root).as_posix(),
                      "size": p.stat().st_size if p.is_file() else 0, "oid": "0" * 40}
                     for p in files[page * size:(page + 1) * size]]

@@ -70,7 +70,7 @@ def same(a, b):
         assert torch.equal(a[k], b[k]), k
 
 
-# ---- litgpt: copy(hf -> lit), and back where it has that of its own output
+# ---- litgpt: hf -> lit, and back if it can read its own output
 
 def litgpt(there, back=None, mlp="LLaMAMLP", name="", check=True):
     def make(hf, c, wheels):
@@ -178,7 +178,7 @@ CASES = {
     "litgpt_gemma_tied": ("gemma", TIED, litgpt(llama_way, of_llama, mlp="GemmaMLP")),
     "litgpt_gemma2_tied": ("gemma2", TIED, litgpt(way("copy_weights_gemma_2", "qkv"), back("copy_weights_gemma_2"))),
     "litgpt_gemma3_tied": ("gemma3_text", TIED, litgpt(way("copy_weights_gemma_3", "qkv"), back("copy_weights_gemma_3"))),
-    # The way back knows the norms by other names than its own output.
+    # Its way back expects other names of the norms than it writes.
     "litgpt_olmo2": ("olmo2", SMALL, litgpt(way("copy_weights_olmo2", "config", "qkv"))),
     "litgpt_phi": ("phi", MHA, litgpt(way("copy_weights_phi", "config", "qkv"), back("copy_weights_phi"), name="phi-2")),
     "litgpt_phi3": ("phi3", SMALL, litgpt(way("copy_weights_phi", "config", "qkv"), back("copy_weights_phi"), name="Phi-3-mini")),
@@ -246,7 +246,7 @@ if __name__ == "__main__":
     wheels, out, names = sys.argv[1], sys.argv[2], sys.argv[3:]
     if len(names) == 1:
         make(names[0], wheels, out)
-    else:  # each in a process of its own: the packages' modules are there once
+    else:  # each in its own process, because a process can import only one version of a package
         for name in names or CASES:
             done = subprocess.run([sys.executable, __file__, wheels, out, name])
             print(name, "ok" if done.returncode == 0 else "FAILED", flush=True)

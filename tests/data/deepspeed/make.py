@@ -135,7 +135,7 @@ def rank_main(rank, v, ckpt, store):
     engine.backward(loss)
     engine.step()
     if getattr(engine.optimizer, "_hp_optimizer_states_linked", False):
-        # DeepSpeed links the state after the first group's step; later groups had none yet then. Link again.
+        # DeepSpeed links the state after the first group's step, when later groups have none. Link again.
         engine.optimizer._hp_optimizer_states_linked = False
         engine.optimizer._lazy_init_hp_params_optimizer_state()
     if v.get("zero", {}).get("round_robin_gradients"):

@@ -82,7 +82,7 @@ for name, config in (("fsdp_dtensor", DENSE), ("fsdp_dtensor_moe", MOE)):
             continue
         for n, t in mg.items():
             state.setdefault("module.module." + n, {"step": torch.tensor(3.0)})[kind] = t
-    # The groups' options are kept by parameter, and not by halves.
+    # The groups' options are stored by parameter, not by half.
     metas = {n.removesuffix("_w"): dict(lr=0.001, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1 if t.dim() > 1 else 0.0)
              for n, t in held.items() if not n.endswith("_v")}
     root = f"{sys.argv[1]}/{name}"

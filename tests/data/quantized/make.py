@@ -394,7 +394,7 @@ def compressed_nvfp4():
     for i, (outputs, inputs) in enumerate([(12, 64), (5, 48)]):
         packed = {"weight_packed": torch.randint(0, 256, (outputs, inputs // 2), dtype=torch.uint8),
                   "weight_scale": float8_scales(outputs, inputs // 16),
-                  # torch promotes a tensor of one dimension to float32, and one without dimensions not.
+                  # torch promotes by a tensor of one dimension, but not by one without dimensions.
                   "weight_global_scale": torch.tensor([1234.567] if i == 0 else 1235.678)}
         for key, value in packed.items():
             stored[f"layers.{i}.proj.{key}"] = value

@@ -130,7 +130,7 @@ class Mount:
         return f"<reshard.Mount {self.path!r}>"
 
 
-# Like the other functions, so that a call says in Python what it says on the command line; `as` is a keyword.
+# The format is `to` as in the other functions, because `as` is a keyword.
 def mount(src, directory, *, to, names=None, dtype=None, keep_dtype=None, quantize=None, include=None, exclude=None,
           max_shard_size=None, config=None, family=None, family_file=None, source_names=None, part=None,
           strip_prefix=None, rename=None, weights=None, source_layout=None, source_mesh=None, allow=None, check=False,
