@@ -42,7 +42,7 @@ struct UploadFile {
 class Upload {
  public:
   struct Options {
-    std::string facts;  // what the output's bytes depend on
+    std::string facts = {};  // what the output's bytes depend on
     Resume resume = Resume::kAuto;
     std::function<void(const std::string& note)> tell = nullptr;
     const std::atomic<bool>* interrupt = nullptr;
