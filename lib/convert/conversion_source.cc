@@ -10,7 +10,7 @@ const Catalog& view_before_changes(const Draft& draft) {
   return draft.changes.before ? *draft.changes.before : draft.view.catalog;
 }
 
-// Those of its tensors that lie in files as they are read: before a merge, or before quantization changes.
+// Returns the view's tensors as they are stored in files: before a merge, or before quantization changes.
 const Catalog& tensors_in_files(const Draft& draft) {
   if (draft.merge) return draft.merge->stored;
   if (draft.requantized.stored) return *draft.requantized.stored;

@@ -30,7 +30,7 @@ class ConversionSource {
   Index checksums_checked() const;
 
  private:
-  // The tensors of a catalog in files.
+  // Reads the tensors of a catalog from files.
   class Stored {
    public:
     Stored(const Catalog& catalog, FilePool& files, bool check)

@@ -28,7 +28,7 @@ Result<Conversion::Outcome> Conversion::upload(OutputPath destination) {
   const std::uint64_t plan_fingerprint = fingerprint(plan_, source_view(), target_view());
   TRY(check_same_plan(plan_fingerprint));
   if (rank_count(run.ranks) > 1 && run.strategy != Strategy::kDirect)
-    return usage_error("ranks that write to a bucket each read what they write: --strategy direct");
+    return usage_error("several ranks can write to a bucket only if each reads what it writes: add --strategy direct");
   destination.inputs.push_back(options_.source_path);
   for (std::string& path : inputs()) destination.inputs.push_back(std::move(path));
   TRY(check_spares_inputs(destination.path, destination.inputs));

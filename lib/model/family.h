@@ -49,7 +49,7 @@ struct ConventionInfo {
   bool needs_config = false;     // models of several families have the same names, so only a config tells them apart
   bool must_be_listed = false;   // a family that extends another has it only if its file mentions it
   bool has_twin = false;         // another convention has the same names, and other row orders
-  bool pads_vocabulary = false;  // its writers add rows that are no words
+  bool pads_vocabulary = false;  // its writers add rows that stand for no token
   bool in_pairs = false;         // rows that its tables call "pairs" are in rotary pairs
   bool layers_apart = false;     // writes each layer under a name of its own if its tables have both
   std::string_view models = {};  // the models that use it, if another convention has the same names

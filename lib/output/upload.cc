@@ -285,7 +285,7 @@ Status Upload::begin() {
   return write_journal(false);
 }
 
-// Tells the other ranks which uploads there are.
+// Sends the list of uploads to the other ranks.
 Status Upload::share_uploads() {
   if (rank_count(options_.ranks) == 1) return {};
   Json uploads = Json::array();
@@ -313,7 +313,7 @@ Status Upload::share_uploads() {
   return {};
 }
 
-// Gives the ETags of all parts that were sent to rank 0.
+// Sends the ETags of all uploaded parts to rank 0.
 Status Upload::gather_etags() {
   if (rank_count(options_.ranks) == 1) return {};
   Json mine = Json::array();

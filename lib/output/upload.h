@@ -5,11 +5,9 @@
 //      file, or finds those of a killed run, and records them in a journal, the object DST.partial/.reshard-partial.
 //   2. send() computes the parts, several at a time, and uploads them. All uploads stay invisible. A part that a killed
 //      run has uploaded is computed again and is not sent if its ETag is the MD5 of the same bytes: so whatever has
-//      changed in between, the output is that of this run.
-//      Each of several ranks sends its share of them.
+//      changed in between, the output is that of this run. Each of several ranks sends its share of the parts.
 //   3. publish(), on rank 0, removes the old checkpoint, completes the uploads, writes the other files in their order
-//   (the metadata
-//      last), compares sizes and ETags with those that the store lists, and removes the journal.
+//      (the metadata last), compares sizes and ETags with those that the store lists, and removes the journal.
 #pragma once
 
 #include <atomic>
