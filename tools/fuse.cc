@@ -173,6 +173,17 @@ class Tree {
     return s;
   }
 
+  bool has_cheap_start(fuse_ino_t number) const {
+    const Inode* const inode = find(number);
+    return inode && !inode->is_directory && files_->cheap_start(inode->file) > 0;
+  }
+
+  // Returns the length of a direct read that does not go beyond a cheap start.
+  Index cheap_length(const Inode& inode, Index offset, Index length) const {
+    const Index start = files_->cheap_start(inode.file);
+    return offset < start ? std::min(length, start - offset) : length;
+  }
+
   const Inode* find(fuse_ino_t number) const { return number < inodes_.size() ? &inodes_[number] : nullptr; }
 
   void read(fuse_req_t request, const Inode& inode, Index offset, Index length) {
@@ -262,21 +273,27 @@ void on_getattr(fuse_req_t request, fuse_ino_t number, fuse_file_info*) {
   fuse().reply_attr(request, &attributes, kForever);
 }
 
-void on_open(fuse_req_t request, fuse_ino_t, fuse_file_info* info) {
+void on_open(fuse_req_t request, fuse_ino_t number, fuse_file_info* info) {
   Tree& tree = tree_of(request);
   if ((info->flags & O_ACCMODE) != O_RDONLY) {
     fuse().reply_err(request, EROFS);
   } else if (!tree.can_be_read() || tree.check_source()) {
     fuse().reply_err(request, EIO);
   } else {
-    info->keep_cache = 1;
+    // Only direct reads may be answered with less than was requested, and are not widened by readahead.
+    info->direct_io = tree.has_cheap_start(number);
+    info->keep_cache = !info->direct_io;
     fuse().reply_open(request, info);
   }
 }
 
-void on_read(fuse_req_t request, fuse_ino_t number, std::size_t size, off_t offset, fuse_file_info*) {
+void on_read(fuse_req_t request, fuse_ino_t number, std::size_t size, off_t offset, fuse_file_info* info) {
   Tree& tree = tree_of(request);
-  tree.read(request, *tree.find(number), offset, static_cast<Index>(size));
+  const Inode& inode = *tree.find(number);
+  // Direct reads have an owner. Those that fill pages, of a mapping, have none and must be answered in full.
+  const bool is_direct = info && info->lock_owner != 0;
+  tree.read(request, inode, offset,
+            is_direct ? tree.cheap_length(inode, offset, static_cast<Index>(size)) : static_cast<Index>(size));
 }
 
 void on_readdir(fuse_req_t request, fuse_ino_t number, std::size_t size, off_t offset, fuse_file_info*) {

@@ -82,8 +82,19 @@ Result<std::unique_ptr<ConvertedImage>> ConvertedImage::open(Conversion& c, bool
   Image& image = *out->image_;
   if (out->manifest_inside_)
     image.add_text(*out->manifest_inside_, [shown = out.get()] { return shown->manifest_text(); });
-  for (FileBeside& file : TRY(out->files_beside()))
-    image.add_text({image.add_file(file.entry.path, file.entry.size), 0, file.entry.size}, std::move(file.make));
+  for (FileBeside& file : TRY(out->files_beside())) {
+    const std::uint32_t number = image.add_file(file.entry.path, file.entry.size);
+    const Index head = std::ssize(file.head);
+    if (head > 0) {
+      out->manifest_file_ = number;
+      out->manifest_head_ = head;
+      image.add_text({number, 0, head}, [text = std::move(file.head)] { return text; });
+    }
+    image.add_text({number, head, file.entry.size - head},
+                   [make = std::move(file.make), head]() -> Result<std::string> {
+                     return TRY(make()).substr(static_cast<std::size_t>(head));
+                   });
+  }
   return out;
 }
 
@@ -114,8 +125,9 @@ Result<std::vector<ConvertedImage::FileBeside>> ConvertedImage::files_beside() {
   if (manifest_inside_) return out;
   for (const SideFile& file : TRY(conversion_.side_files()))
     out.push_back({{file.name, TRY(file.size())}, [file] { return file.read(); }});
-  const Index length = manifest_length(conversion_);
-  out.push_back({{std::string(kManifestFile), length}, [this] { return manifest_text(); }});
+  ManifestOutline outline = outline_manifest(conversion_);
+  out.push_back(
+      {{std::string(kManifestFile), outline.length}, [this] { return manifest_text(); }, std::move(outline.head)});
   return out;
 }
 

@@ -50,6 +50,9 @@ class ConvertedImage {
   Conversion::Outcome outcome() const { return outcome_; }  // after prove()
 
   Image& image() { return *image_; }
+  // Returns how many bytes at the start of a file are known although the rest is computed from all tensors: those of
+  // the manifest before its digests. 0: the rest is not more expensive. A read that ends there is cheap.
+  Index cheap_start(std::uint32_t file) const { return manifest_file_ == file ? manifest_head_ : 0; }
   // Fails (I/O), naming the file, if a file that the output is computed from has changed. Thread-safe.
   Status unchanged() const;
   Listing listing() const;
@@ -58,6 +61,7 @@ class ConvertedImage {
   struct FileBeside {
     Image::FileEntry entry;
     std::function<Result<std::string>()> make;
+    std::string head = {};  // the start of what make() returns, if that is known without it
   };
   ConvertedImage(Conversion& conversion, bool check);
   static Result<std::unique_ptr<ConvertedImage>> open(Conversion& conversion, bool check,
@@ -74,6 +78,8 @@ class ConvertedImage {
   ConversionSource origin_;
   std::optional<SourceManifest> recorded_;
   std::optional<Extent> manifest_inside_;  // of an output that is a file
+  std::optional<std::uint32_t> manifest_file_;
+  Index manifest_head_ = 0;  // bytes
   bool proves_ = false;
   std::mutex proving_;
   std::optional<std::vector<TensorProof>> proofs_;  // after prove()

@@ -119,12 +119,16 @@ std::string manifest(const Conversion& c, const std::vector<TensorProof>& proofs
   return text;
 }
 
-Index manifest_length(const Conversion& c) {
-  Index length = 0;
+ManifestOutline outline_manifest(const Conversion& c) {
+  ManifestOutline out;
+  std::size_t parts = 0;
   const auto sources = c.merge() ? std::make_unique<MergeDigests>(*c.merge()) : nullptr;
-  write_manifest(c, std::vector<TensorProof>(c.plan().tensors.size()), sources.get(),
-                 [&](std::string_view part) { length += std::ssize(part); });
-  return length;
+  write_manifest(c, std::vector<TensorProof>(c.plan().tensors.size()), sources.get(), [&](std::string_view part) {
+    if (parts++ == 0) out.head = part;
+    out.length += std::ssize(part);
+  });
+  if (parts == 1) out.head.clear();
+  return out;
 }
 
 }  // namespace reshard

@@ -20,7 +20,11 @@ void write_manifest(const Conversion& conversion, const std::vector<TensorProof>
 std::string manifest(const Conversion& conversion, const std::vector<TensorProof>& proofs,
                      const MergeDigests* sources = nullptr);
 
-// Returns the length of the manifest in bytes, which does not depend on the digests.
-Index manifest_length(const Conversion& conversion);
+// What is known of a manifest before the digests are.
+struct ManifestOutline {
+  Index length = 0;  // bytes
+  std::string head;  // the text before the first tensor; empty if there is none
+};
+ManifestOutline outline_manifest(const Conversion& conversion);
 
 }  // namespace reshard

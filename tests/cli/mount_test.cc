@@ -123,6 +123,34 @@ TEST_F(Mount, IsReadAsACheckpoint) {
   EXPECT_EQ(r.exit_code, 0) << r.out << r.err;
 }
 
+// What commands read of a manifest when they open a checkpoint is known without the tensors' digests.
+TEST_F(Mount, IsOpenedWithoutReadingTheTensors) {
+  const std::string source = sample("fsdp2_tp2_optim") + "/checkpoint";
+  for (const char* as : {"hf", "ranks", "colossalai"}) {
+    ASSERT_EQ(mount(source, as).exit_code, 0);
+    const auto bytes_read = [&] {
+      const std::string io = read_file("/proc/" + std::to_string(process_) + "/io");
+      return std::stoll(io.substr(io.find("rchar: ") + 7));
+    };
+    const auto before = bytes_read();
+    const CommandResult r = reshard_cli({"inspect", seen_});
+    EXPECT_EQ(r.exit_code, 0) << r.err;
+    EXPECT_THAT(r.out, HasSubstr("made from")) << as;  // from the manifest
+    const auto opened = bytes_read();
+    EXPECT_LT(opened - before, 100'000) << as;
+    const std::string manifest = seen_ + "/reshard_manifest.json", text = read_file(manifest);
+    EXPECT_THAT(text, HasSubstr("\"digest\"")) << as;
+    EXPECT_GT(bytes_read() - opened, 400'000) << as;
+    const int fd = ::open(manifest.c_str(), O_RDONLY);
+    void* const mapped = ::mmap(nullptr, text.size(), PROT_READ, MAP_PRIVATE, fd, 0);
+    ASSERT_NE(mapped, MAP_FAILED) << as;
+    EXPECT_TRUE(std::string_view(static_cast<const char*>(mapped), text.size()) == text) << as;
+    ::munmap(mapped, text.size());
+    ::close(fd);
+    end();
+  }
+}
+
 TEST_F(Mount, CanBeMappedAndNotWritten) {
   ASSERT_EQ(mount(sample("tp8") + "/checkpoint", "hf").exit_code, 0);
   const std::string file = seen_ + "/model.safetensors";
