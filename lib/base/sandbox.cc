@@ -128,8 +128,7 @@ constexpr std::uint32_t kAllowed[] = {
     __NR_setitimer, __NR_getitimer,
     // information about the process and the machine
     __NR_getpid, __NR_getppid, __NR_getpgid, __NR_getsid, __NR_getuid, __NR_geteuid, __NR_getgid, __NR_getegid,
-    __NR_getgroups, __NR_getrlimit, __NR_setrlimit, __NR_prlimit64, __NR_getrusage, __NR_sysinfo, __NR_uname,
-    __NR_getrandom,
+    __NR_getgroups, __NR_getrlimit, __NR_setrlimit, __NR_getrusage, __NR_sysinfo, __NR_uname, __NR_getrandom,
 #if RESHARD_LEAKS_ARE_LOOKED_FOR
     __NR_ptrace,  // LeakSanitizer stops the threads of its own process
 #endif
@@ -170,8 +169,8 @@ constexpr sock_filter if_at_least(std::uint32_t value) { return {BPF_JMP | BPF_J
 // Both architectures are little-endian, so the low half of an argument comes first.
 constexpr std::size_t argument(std::size_t i) { return offsetof(seccomp_data, args) + i * sizeof(std::uint64_t); }
 
-// Builds the filter: the calls of kAllowed, those of kNetwork if it is wanted; ioctl with kTerminalRequests; clone
-// without namespaces, and not clone3, whose flags a filter cannot read.
+// Builds the filter: the calls of kAllowed, those of kNetwork if it is wanted; ioctl with kTerminalRequests; prlimit64
+// of this process; clone without namespaces, and not clone3, whose flags a filter cannot read.
 std::vector<sock_filter> call_filter(bool network) {
   std::vector<sock_filter> program = {
       load(offsetof(seccomp_data, arch)),
@@ -192,6 +191,12 @@ std::vector<sock_filter> call_filter(bool network) {
   for (const std::uint32_t call : kAllowed) allow_call(call);
   if (network)
     for (const std::uint32_t call : kNetwork) allow_call(call);
+  // prlimit64 changes the limits of any process of the user: only this one's, which is process 0 to it.
+  program.push_back({BPF_JMP | BPF_JEQ | BPF_K, 0, 4, __NR_prlimit64});
+  program.push_back(load(argument(0)));
+  program.push_back(if_equal(0));
+  program.push_back(kAllow);
+  program.push_back(kRefuse);
   constexpr auto requests = static_cast<std::uint8_t>(2 * std::size(kTerminalRequests) + 2);
   program.push_back({BPF_JMP | BPF_JEQ | BPF_K, 0, requests, __NR_ioctl});
   program.push_back(load(argument(1)));

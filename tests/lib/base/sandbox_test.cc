@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <sched.h>
 #include <sys/ioctl.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -145,6 +146,11 @@ TEST_F(SandboxTest, RefusesEveryCallThatTheDocumentNames) {
       {"utimes", [&] { return ::utimes(beside.c_str(), nullptr); }},
       {"setxattr", [&] { return ::setxattr(beside.c_str(), "user.x", "1", 1, 0); }},
       {"syslog", [] { return ::syscall(SYS_syslog, 3, nullptr, 0); }},
+      {"another process's limits",
+       [] {
+         rlimit limit{};
+         return ::syscall(SYS_prlimit64, ::getppid(), RLIMIT_NOFILE, nullptr, &limit);
+       }},
       {"io_uring", [] { return ::syscall(425, 1, nullptr); }},
       {"bpf", [] { return ::syscall(SYS_bpf, 0, nullptr, 0); }},
       {"perf_event_open", [] { return ::syscall(SYS_perf_event_open, nullptr, 0, -1, -1, 0); }},
