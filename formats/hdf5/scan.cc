@@ -445,8 +445,11 @@ Status scan_in_child(const std::string& path, bool external_too) {
     if (::getppid() != parent) ::_exit(0);  // the parent was already killed
     for (const int signal : {SIGALRM, SIGPROF, SIGINT, SIGTERM}) std::signal(signal, SIG_DFL);
     handle_crashes();
-    // Damaged metadata keep libhdf5 busy. A child that waits has met a slow disk, or a lock that another thread of the
-    // parent held during the fork; the C library releases its own.
+    // Other threads (Python's) may hold locks during the fork, which nobody releases here. The library's is ours. The C
+    // library makes its allocator, stdio and loader usable again, and nothing else below takes a lock: Scanner only
+    // allocates and calls libhdf5 (tests/formats/hdf5: IsTriedInAChildWhileThreadsHoldLocks). Under another allocator
+    // the child could wait for good; the alarm then ends it.
+    // Damaged metadata keep libhdf5 busy, and a child that waits has met a slow disk.
     const itimerval busy = {{}, {kScanSeconds, 0}};
     ::setitimer(ITIMER_PROF, &busy, nullptr);
     ::alarm(kWaitSeconds);

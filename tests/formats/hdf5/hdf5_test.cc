@@ -4,8 +4,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <filesystem>
+#include <fstream>
+#include <functional>
 #include <random>
+#include <stdexcept>
+#include <thread>
 
 #include "formats/encoding/key_path.h"
 #include "formats/hdf5/memory_driver.h"
@@ -174,6 +179,37 @@ TEST(Hdf5, NamesADamagedChunk) {
   EXPECT_THAT(status.error().message(), HasSubstr(at("a.h5", second.extent.offset)));
   EXPECT_THAT(status.error().message(), HasSubstr("tensor 'w' [512:1024, 0:1000]"));
   EXPECT_FALSE(fs::exists(dir / "out"));
+}
+
+// The process that tries a file first has the locks of threads that it does not have.
+TEST(Hdf5, IsTriedInAChildWhileThreadsHoldLocks) {
+  const TempDir dir;
+  const std::string path = dir / "a.h5", other = dir / "b.h5";
+  for (const std::string& to : {path, other})
+    ASSERT_EQ(reshard_cli({"convert", sample("tp8") + "/hf.safetensors", to, "--to", "hdf5", "-q"}).exit_code, 0);
+  std::atomic<bool> stop{false};
+  const std::vector<std::function<void()>> works = {
+      [] { const std::vector<std::string> all(100, std::string(3000, 'x')); },
+      [] {
+        try {
+          throw std::runtime_error("busy");
+        } catch (const std::exception&) {
+        }
+      },
+      [&] { std::ofstream(dir / "said") << "busy" << std::endl; },
+      [&] { EXPECT_TRUE(open_checkpoint(other)); },
+  };
+  std::vector<std::thread> threads;
+  for (const auto& work : works)
+    threads.emplace_back([&] {
+      while (!stop) work();
+    });
+  for (int i = 0; i < 12; ++i) {
+    const auto opened = open_checkpoint(path);
+    EXPECT_TRUE(opened) << opened.error().message();
+  }
+  stop = true;
+  for (std::thread& thread : threads) thread.join();
 }
 
 // A file that is truncated at any length, or has any byte of its metadata changed, gives an error or the same tensors.
