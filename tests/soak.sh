@@ -61,7 +61,7 @@ else
 fi
 
 heading "vLLM, from a training checkpoint"
-if wheel=$(packaging/build_wheel.sh 2> "$logs/soak-wheel.log") && python=$(tests/interop/vllm_venv.sh "$wheel"); then
+if wheel=$(tools/packages/build_wheel.sh 2> "$logs/soak-wheel.log") && python=$(tests/interop/vllm_venv.sh "$wheel"); then
   "$python" tests/interop/vllm_serve.py build/release/reshard > "$logs/soak-vllm.log" 2>&1 || status=1
   tail -n 6 "$logs/soak-vllm.log"
 else

@@ -39,6 +39,7 @@ from tests.interop import ranks
 from tests.interop.ranks import same_bits
 from tests.interop.test_buckets import Buckets
 from tests.interop.test_html import HtmlPages  # pages in a browser, counted with the rest
+from tests.interop.test_site import Description, Site
 
 RESHARD = os.environ.get("RESHARD", str(ROOT / "build/release/reshard"))
 SAMPLES = sorted(p for p in (ROOT / "samples/checkpoints").iterdir() if (p / "checkpoint/.metadata").exists())

@@ -30,6 +30,8 @@ has ml_dtypes || pip ml_dtypes || true  # its tests skip without
 has "moto.server, boto3, flask, s3fs" || pip "moto[server,s3]" boto3 s3fs || true  # a server of S3 and its clients; likewise
 has axe_core_python || pip --no-deps axe-core-python || true  # checks HTML reports; its test skips without
 has mypy || pip mypy || true  # likewise
+has mkdocs || pip mkdocs || true  # likewise; the documentation's site
+has "nbclient, ipykernel" || pip nbclient ipykernel || true  # likewise; the notebook of samples
 # ColossalAI's source, for its checkpoint reader alone; nothing of it is installed or built.
 colossalai=colossalai-0.5.0
 if [ ! -d "$venv/$colossalai" ]; then

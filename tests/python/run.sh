@@ -2,7 +2,7 @@
 # Makes a wheel and tests it twice: in a new environment that has only NumPy and no compiler, and with the torch and
 # ml_dtypes of the given Python.
 #
-#   tests/python/run.sh PYTHON      RESHARD_BUILD_DIR: as of packaging/build_wheel.sh
+#   tests/python/run.sh PYTHON      RESHARD_BUILD_DIR: as of tools/packages/build_wheel.sh
 #
 # Without RESHARD_BUILD_DIR the wheel is compiled. The second test is skipped if that Python has no NumPy.
 #
@@ -30,7 +30,7 @@ run() {
 
 install() { "$1" -m pip install --quiet --disable-pip-version-check "${@:2}"; }
 
-if wheel=$(RESHARD_WHEELS=$work packaging/build_wheel.sh "$python" 2> "$work/log") &&
+if wheel=$(RESHARD_WHEELS=$work tools/packages/build_wheel.sh "$python" 2> "$work/log") &&
   "$python" -m venv "$work/venv" && install "$work/venv/bin/python" "$wheel" &&
   install "$python" --no-deps --target "$work/package" "$wheel"; then
   echo "$(basename "$wheel"): $(stat -c %s "$wheel") bytes"

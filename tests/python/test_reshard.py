@@ -44,6 +44,7 @@ WHOLE = DATA / "fsdp/fsdp2_tp2.safetensors"  # the same in one file
 HAS_TORCH = importlib.util.find_spec("torch") is not None
 HAS_ML_DTYPES = importlib.util.find_spec("ml_dtypes") is not None
 HAS_DLPACK = hasattr(numpy, "from_dlpack")
+HAS_NBCLIENT = all(importlib.util.find_spec(name) for name in ("nbclient", "ipykernel"))
 HAS_MYPY = importlib.util.find_spec("mypy") is not None
 NUMPY_TYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "i1",
                "U8": "u1", "BOOL": "?", "F8_E4M3": "u1", "F8_E5M2": "u1"}  # fmt: skip
@@ -1305,6 +1306,24 @@ reshard.open("a", weights="both")
                                   capture_output=True, text=True, timeout=300)  # fmt: skip
             lines = {line.split(":")[1] for line in done.stdout.splitlines() if ": error:" in line}
             self.assertEqual(len(lines), errors, done.stdout + done.stderr)
+
+
+@unittest.skipUnless(HAS_NBCLIENT and HAS_ML_DTYPES, "nbclient, ipykernel or ml_dtypes is not installed")
+class Notebook(Case):
+    def test_it_runs_and_its_kept_output_is_what_it_prints(self):
+        import nbclient
+        import nbformat
+
+        def printed(notebook):
+            return ["".join(o["text"] for o in cell.outputs) for cell in notebook.cells if cell.cell_type == "code"]
+
+        notebook = nbformat.read(ROOT / "samples/notebook.ipynb", as_version=4)
+        kept = printed(notebook)
+        self.assertGreater(len([text for text in kept if text]), 4)
+        resources = {"metadata": {"path": str(ROOT / "samples")}}
+        with unittest.mock.patch.dict(os.environ, TMPDIR=str(self.tmp)):
+            nbclient.NotebookClient(notebook, timeout=120, kernel_name="python3", resources=resources).execute()
+        self.assertEqual(printed(notebook), kept)
 
 
 class EveryName(Case):
