@@ -131,7 +131,7 @@ TEST_F(ClassTable, NumbersThatAreComputedFromThemselvesAreUnknown) {
 // A config that describes more tensors than any model has is refused at once, even if no formula gives their shapes.
 TEST_F(ClassTable, AConfigOfTooManyLayersIsRefused) {
   make(config());
-  for (const std::string& more : {R"(,"depth":1000000000000000)", R"(,"depth":1000000000000000,"inner":-1)"}) {
+  for (const char* const more : {R"(,"depth":1000000000000000)", R"(,"depth":1000000000000000,"inner":-1)"}) {
     dir_.write("config.json", replaced(config(), R"(,"depth":2)", more));
     const CommandResult result = verify();
     EXPECT_THAT(result.out + result.err, HasSubstr("more than 500,000 tensors")) << more;

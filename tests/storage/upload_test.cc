@@ -353,7 +353,7 @@ TEST_F(Uploads, SurviveFaultsOfAnyKindAtAnyTime) {
       files = files_in(here);
     }
     std::string faults;
-    for (unsigned i = 0, n = 1 + random() % 3; i < n; ++i) {
+    for (unsigned long i = 0, n = 1 + random() % 3; i < n; ++i) {
       const std::vector<std::string> names = {"500",    "slow-down",  "reset",     "short",         "error-200",
                                               "denied", "lost-reply", "lost-part", "expired-token", "region"};
       const std::vector<std::string> methods = {"GET", "PUT", "POST", "DELETE"};
