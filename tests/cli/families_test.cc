@@ -7,6 +7,7 @@
 #include "lib/base/file.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/digests.h"
+#include "tests/support/expect_run.h"
 #include "tests/support/run_command.h"
 #include "tests/support/temp_dir.h"
 
@@ -289,6 +290,25 @@ TEST_F(WrongExperts, UnderTwoNames) {
   const std::string name = "model.layers.1.mlp.experts.0.gate_proj.weight";
   memory_.emplace(name, files_.at(name));
   expect_refused(memory_, AllOf(HasSubstr("is stored twice, under two names"), HasSubstr(name)));
+}
+
+// A tied head that only the view has is named in no message and no manifest.
+TEST(TiedHeads, AreNotNamedWhereTheyAreNotStored) {
+  const TempDir dir;
+  dir.write("config.json", R"({"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "hidden_size": 40,
+    "intermediate_size": 56, "num_hidden_layers": 2, "num_attention_heads": 10, "num_key_value_heads": 2, "head_dim": 4,
+    "vocab_size": 149, "tie_word_embeddings": true, "torch_dtype": "bfloat16"})");
+  const std::string config = dir / "config.json", padded = dir / "padded";
+  expect_success(reshard_cli({"synth", padded, "--config", config, "--to", "dcp", "--names", "megatron", "--shape",
+                              "*embed_tokens.weight=152x40", "-q"}));
+  const CommandResult refused = reshard_cli({"convert", padded, dir / "out", "--to", "hf", "--config", config});
+  expect_refusal(refused, 3, HasSubstr("tensor 'model.embed_tokens.weight': "));
+  const CommandResult cut =
+      reshard_cli({"convert", padded, dir / "out", "--to", "hf", "--config", config, "--repair", "vocab"});
+  expect_success(cut);
+  EXPECT_THAT(cut.out, HasSubstr("model.embed_tokens.weight."));
+  for (const std::string& text : {refused.err, cut.out + cut.err, read_file(dir / "out/reshard_manifest.json")})
+    EXPECT_EQ(text.find("lm_head"), std::string::npos) << text;
 }
 
 }  // namespace

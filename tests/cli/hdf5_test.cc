@@ -5,6 +5,7 @@
 #include <filesystem>
 
 #include "tests/support/checkpoints.h"
+#include "tests/support/expect_run.h"
 #include "tests/support/run_command.h"
 #include "tests/support/soak.h"
 #include "tests/support/temp_dir.h"
@@ -18,8 +19,6 @@ using testing::HasSubstr;
 
 // Runs reshard with additional memory for the sanitizers.
 CommandResult with_room(std::vector<std::string> args) { return reshard_cli(std::move(args), {"--memory", "1GiB"}); }
-
-void expect_success(const CommandResult& r) { ASSERT_EQ(r.exit_code, 0) << r.out << r.err; }
 
 TEST(Hdf5Cli, ThereAndBackIsTheSameCheckpoint) {
   const TempDir dir;

@@ -11,6 +11,7 @@
 #include "lib/base/json.h"
 #include "lib/layout/descriptor.h"
 #include "tests/support/checkpoints.h"
+#include "tests/support/expect_run.h"
 #include "tests/support/run_command.h"
 #include "tests/support/soak.h"
 #include "tests/support/temp_dir.h"
@@ -20,8 +21,6 @@ namespace {
 
 using testing::HasSubstr;
 using testing::StartsWith;
-
-void expect_success(const CommandResult& r) { ASSERT_EQ(r.exit_code, 0) << r.out << r.err; }
 
 void expect_failure(const std::vector<std::string>& args, int code, const std::string& message) {
   const CommandResult r = reshard_cli(args);

@@ -1,0 +1,136 @@
+// Tests the program on files of ranks: what they are called, how they are cut, and how they join.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <filesystem>
+
+#include "lib/base/json.h"
+#include "tests/support/checkpoints.h"
+#include "tests/support/expect_run.h"
+#include "tests/support/temp_dir.h"
+
+namespace reshard {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::AllOf;
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+CommandResult convert(const std::string& from, const std::string& to, const std::vector<std::string>& options) {
+  std::vector<std::string> args = {"convert", from, to, "-q"};
+  args.insert(args.end(), options.begin(), options.end());
+  return reshard_cli(args);
+}
+
+std::vector<std::string> names_in(const std::string& directory) {
+  std::vector<std::string> out;
+  for (const auto& e : fs::directory_iterator(directory)) out.push_back(e.path().filename());
+  std::sort(out.begin(), out.end());
+  return out;
+}
+
+std::string checkpoint(const std::string& name) { return sample(name) + "/checkpoint"; }
+
+// Returns the digests in a manifest by name.
+std::map<std::string, std::string> digests(const std::string& directory) {
+  const Json manifest = *parse_json(read_file(directory + "/reshard_manifest.json"), "manifest");
+  std::map<std::string, std::string> out;
+  const auto tensors = manifest.get_object("tensors");
+  if (!tensors) return out;
+  for (const Json::Member& m : *tensors) out[m.key] = std::string(*m.value.get_string("digest"));
+  return out;
+}
+
+TEST(RankFilesByProgram, HaveAFileForEachRank) {
+  const TempDir dir;
+  expect_success(convert(checkpoint("tp8"), dir / "ranks", {"--to", "ranks", "--mesh", "tp=4,pp=2"}));
+  EXPECT_THAT(
+      names_in(dir / "ranks"),
+      ElementsAre("config.json", "rank-00000.safetensors", "rank-00001.safetensors", "rank-00002.safetensors",
+                  "rank-00003.safetensors", "rank-00004.safetensors", "rank-00005.safetensors",
+                  "rank-00006.safetensors", "rank-00007.safetensors", "reshard_layout.json", "reshard_manifest.json"));
+}
+
+TEST(RankFilesByProgram, FusedTensorsAreCutSectionBySection) {
+  const TempDir dir;
+  const std::string config = dir.write("config.json", R"({"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"],
+    "vocab_size": 50, "n_positions": 16, "n_embd": 8, "n_head": 2, "n_layer": 2})");
+  expect_success(reshard_cli({"synth", dir / "gpt2", "--config", config, "--to", "hf", "-q"}));
+  expect_success(convert(dir / "gpt2", dir / "ranks", {"--to", "ranks", "--mesh", "tp=2"}));
+  expect_success(convert(dir / "ranks", dir / "back", {"--to", "hf"}));
+  expect_success(reshard_cli({"verify", dir / "back", "--against", dir / "gpt2"}));
+  const Json layout = *parse_json(read_file(dir / "ranks/reshard_layout.json"), "l");
+  EXPECT_THAT(to_text(layout), HasSubstr("\"groups\":3"));
+}
+
+TEST(RankFilesByProgram, LayoutsOfWholeFilesAreTakenAsTheyLieOnTheRanks) {
+  const TempDir dir;
+  expect_success(convert(checkpoint("fsdp4_tp2"), dir / "hf", {"--to", "hf"}));
+  const CommandResult made =
+      convert(dir / "hf", dir / "ranks",
+              {"--to", "ranks", "--layout", "torchtitan-llama", "--names", "torchtitan", "--mesh", "tp=2,dp_shard=2"});
+  expect_success(made);
+  expect_success(convert(dir / "ranks", dir / "back", {"--to", "hf"}));
+  EXPECT_EQ(digests(dir / "back"), digests(dir / "hf"));
+}
+
+TEST(RankFilesByProgram, DumpsOfRanksJoinByTheFamilysTable) {
+  const TempDir dir;
+  const std::string dumps = checkpoint("per_rank_tp2");
+  const CommandResult seen = reshard_cli({"inspect", dumps});
+  expect_success(seen);
+  EXPECT_THAT(seen.out, AllOf(HasSubstr("tp=2"), HasSubstr("joined      tp=2 certain: with this layout")));
+  const TensorValues got = load_checkpoint(dumps), full = load_checkpoint(sample("per_rank_tp2") + "/full.safetensors");
+  ASSERT_EQ(got.size(), full.size());
+  for (const auto& [name, value] : full) {
+    const TensorValue& joined = got.at(name);
+    if (value.shape[0] == 1002) {
+      EXPECT_EQ(joined.shape, (Dims{1024, 64}));
+      EXPECT_EQ(joined.bytes.substr(0, value.bytes.size()), value.bytes) << name;
+    } else {
+      EXPECT_TRUE(joined == value) << name;
+    }
+  }
+  // Without the config, the files' contents show how they join.
+  fs::copy(dumps, dir / "alone");
+  EXPECT_TRUE(load_checkpoint(dir / "alone") == got);
+  EXPECT_THAT(reshard_cli({"inspect", dir / "alone"}).out,
+              HasSubstr("joined      tp=2 likely: the tensors that family"));
+  // One file was copied: replicas, or tp ranks with equal parts.
+  fs::copy_file(dir / "alone/model-rank0.bin", dir / "alone/model-rank1.bin", fs::copy_options::overwrite_existing);
+  expect_refusal(reshard_cli({"inspect", dir / "alone"}), 4, HasSubstr("all ranks hold the same bytes"));
+  // With a layout they are joined, whatever they contain.
+  expect_success(
+      reshard_cli({"inspect", dir / "alone", "--source-layout", "colossalai-llama", "--source-mesh", "tp=2"}));
+  expect_refusal(reshard_cli({"inspect", dir / "alone", "--source-mesh", "tp=2"}), 2,
+                 HasSubstr("needs --source-layout"));
+  expect_refusal(
+      reshard_cli({"inspect", dir / "alone", "--source-layout", "colossalai-llama", "--source-mesh", "tp=4"}), 5,
+      HasSubstr("the file of rank 2 and those after it are missing"));
+}
+
+TEST(RankFilesByProgram, DamagedRankFilesAreErrors) {
+  const TempDir dir;
+  expect_success(
+      convert(checkpoint("tp8"), dir / "ranks", {"--to", "ranks", "--mesh", "tp=2", "--shard-format", "bin"}));
+  const std::string path = dir / "ranks/rank-00001.bin", good = read_file(path);
+  for (std::size_t n = 0; n < good.size(); n += good.size() / 17) {
+    write_file(path, good.substr(0, n));
+    const CommandResult r = reshard_cli({"inspect", dir / "ranks"});
+    EXPECT_EQ(r.exit_code, 3) << n << r.err;
+  }
+  std::string flipped = good;
+  flipped[flipped.size() / 2] ^= 1;  // in a tensor
+  write_file(path, flipped);
+  const CommandResult r = convert(dir / "ranks", dir / "out", {"--to", "hf"});
+  EXPECT_EQ(r.exit_code, 3) << r.err;
+  EXPECT_FALSE(fs::exists(dir / "out"));
+  write_file(path, good);
+  write_file(dir / "ranks/reshard_layout.json", "{}");
+  EXPECT_EQ(reshard_cli({"inspect", dir / "ranks"}).exit_code, 3);
+}
+
+}  // namespace
+}  // namespace reshard

@@ -1,0 +1,20 @@
+// What tests expect of a run of the program.
+#pragma once
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "tests/support/run_command.h"
+
+namespace reshard {
+
+inline void expect_success(const CommandResult& r) { ASSERT_EQ(r.exit_code, 0) << r.out << r.err; }
+
+inline void expect_refusal(const CommandResult& r, int code, const testing::Matcher<std::string>& message) {
+  EXPECT_EQ(r.exit_code, code) << r.out << r.err;
+  EXPECT_THAT(r.err, message);
+}
+
+}  // namespace reshard
