@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // reshard families: the model families that the program knows.
+#include <algorithm>
 #include <cstdio>
+#include <string>
+#include <vector>
 
 #include "lib/base/text.h"
 #include "lib/model/family_file.h"
@@ -23,17 +26,29 @@ Json strings(const std::vector<std::string>& list) {
   return out;
 }
 
+constexpr std::size_t kFamilyWidth = 18, kTypesWidth = 44;  // widths of columns
+
+// Prints one family in three columns, the last two wrapped.
+void print_family(const Family& family, const std::vector<std::string>& conventions) {
+  const std::size_t screen = std::max(screen_width(), kFamilyWidth + 2 * kTypesWidth);
+  const auto types = split(wrapped(join(family.model_types, ", "), 0, 0, kTypesWidth - 2), '\n');
+  const auto names = split(wrapped(join(conventions, ", "), 0, 0, screen - kFamilyWidth - kTypesWidth), '\n');
+  for (std::size_t i = 0; i < std::max(types.size(), names.size()); ++i) {
+    std::string line = padded(i == 0 ? family.name : "", kFamilyWidth) + (i < types.size() ? types[i] : "");
+    if (i < names.size()) line = padded(line, kFamilyWidth + kTypesWidth) + names[i];
+    std::printf("%s\n", line.c_str());
+  }
+}
+
 Result<int> families(bool as_json) {
-  constexpr std::size_t kName = 18, kTypes = 44;
   Json list = Json::array();
   const std::size_t n = builtin_families().size();
   if (!as_json)
-    std::printf("%s%s%s\n", colored(padded("family", kName), "1").c_str(),
-                colored(padded("model_type", kTypes), "1").c_str(), colored("naming conventions", "1").c_str());
+    std::printf("%s%s%s\n", colored(padded("family", kFamilyWidth), "1").c_str(),
+                colored(padded("model_type", kTypesWidth), "1").c_str(), colored("naming conventions", "1").c_str());
   for (std::size_t i = 0; i < n; ++i) {
     const Family& family = *builtin_family(i);
     const std::vector<std::string> conventions = conventions_of(family);
-    const std::string types = join(family.model_types, ", ");
     if (as_json)
       list.push_back(Json::object()
                          .set("name", family.name)
@@ -41,8 +56,7 @@ Result<int> families(bool as_json) {
                          .set("model_types", strings(family.model_types))
                          .set("conventions", strings(conventions)));
     else
-      std::printf("%s%s%s%s\n", padded(family.name, kName).c_str(), padded(types, kTypes).c_str(),
-                  width_of(types) < kTypes ? "" : "  ", in_column(join(conventions, ", "), kName + kTypes).c_str());
+      print_family(family, conventions);
   }
   if (as_json) show_json(answer_json("families").set("families", std::move(list)), 2);
   return 0;
