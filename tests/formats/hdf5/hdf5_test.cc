@@ -181,7 +181,7 @@ TEST(Hdf5, NamesADamagedChunk) {
   EXPECT_FALSE(fs::exists(dir / "out"));
 }
 
-// The process that tries a file first has the locks of threads that it does not have.
+// The child that tries a file first inherits locks that threads of its parent hold.
 TEST(Hdf5, IsTriedInAChildWhileThreadsHoldLocks) {
   const TempDir dir;
   const std::string path = dir / "a.h5", other = dir / "b.h5";
