@@ -38,6 +38,7 @@ FormatTable& formats() {
                             &kHfFormat,
                             &kBinFormat,
                             &kOrbaxFormat,
+                            &kOrbaxZarr2Format,
                             &kHdf5Format,
                             &kHdf5ViewFormat,
                             &kGgufFormat});

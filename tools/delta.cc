@@ -14,10 +14,10 @@
 namespace reshard::tools {
 namespace {
 
-// Returns the format of deltas: what did not change must take no space.
+// Returns the format of deltas: one compressed file, as what did not change must take no space.
 const Format& compressed_format() {
   const auto& all = formats();
-  return **std::find_if(all.begin(), all.end(), [](const Format* f) { return f->takes_compression; });
+  return **std::find_if(all.begin(), all.end(), [](const Format* f) { return f->is_file && f->takes_compression; });
 }
 
 struct DeltaLine : ConvertOptions {

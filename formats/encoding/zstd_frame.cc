@@ -97,4 +97,51 @@ Index window_bytes(Bytes start) {
   return to_index(header.windowSize).value_or(INT64_MAX);
 }
 
+// ---- Encoding
+
+struct FrameEncoder::Context {
+  ~Context() { ZSTD_freeCCtx(zstd); }
+  ZSTD_CCtx* zstd = ZSTD_createCCtx();
+  std::vector<std::byte> frame;
+};
+
+FrameEncoder::FrameEncoder(int level, Index limit) : level_(level), limit_(limit) {}
+FrameEncoder::~FrameEncoder() = default;
+
+std::unique_ptr<FrameEncoder::Context> FrameEncoder::take() {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!idle_.empty()) {
+      auto out = std::move(idle_.back());
+      idle_.pop_back();
+      return out;
+    }
+  }
+  auto out = std::make_unique<Context>();
+  out->frame.resize(ZSTD_compressBound(static_cast<std::size_t>(limit_)));
+  if (!out->zstd) return out;
+  ZSTD_CCtx_setParameter(out->zstd, ZSTD_c_compressionLevel, level_);
+  ZSTD_CCtx_setParameter(out->zstd, ZSTD_c_checksumFlag, 1);
+  return out;
+}
+
+Status FrameEncoder::encode(Bytes bytes, const std::function<Status(Bytes frame)>& use) {
+  auto context = take();
+  if (!context->zstd) return io_error("out of memory for zstd");
+  std::vector<std::byte>& frame = context->frame;
+  const std::size_t length = ZSTD_compress2(context->zstd, frame.data(), frame.size(), bytes.data(), bytes.size());
+  if (ZSTD_getErrorCode(length) == ZSTD_error_memory_allocation) return io_error("out of memory for zstd");
+  if (ZSTD_isError(length)) return internal_error(std::string("zstd: ") + ZSTD_getErrorName(length));
+  TRY(use(Bytes(frame).first(length)));
+  const std::lock_guard lock(mutex_);
+  idle_.push_back(std::move(context));
+  return {};
+}
+
+Index FrameEncoder::memory(int level, Index limit) {
+  const ZSTD_compressionParameters parameters = ZSTD_getCParams(level, static_cast<unsigned long long>(limit), 0);
+  return static_cast<Index>(ZSTD_estimateCCtxSize_usingCParams(parameters)) +
+         static_cast<Index>(ZSTD_compressBound(static_cast<std::size_t>(limit)));
+}
+
 }  // namespace reshard::zstd

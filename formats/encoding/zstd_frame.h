@@ -1,10 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Decodes a zstd frame around a whole item, as DCP's stream.zstd/1 transform writes it: without content size or
-// checksum. Written by: torch/distributed/checkpoint/_extension.py (ZStandard). Frame format: RFC 8878.
+// checksum. Written by: torch/distributed/checkpoint/_extension.py (ZStandard). Frame format: RFC 8878. Encodes frames
+// with both.
 #pragma once
 
+#include <functional>
+#include <memory>
+#include <mutex>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "lib/base/file.h"
 
@@ -22,5 +27,26 @@ Result<std::string> decode(Bytes frame, Index limit, const std::string& place);
 // Returns how many decoded bytes a decoder of this frame must keep (its window), from the frame's first bytes; 18 are
 // enough. 0 if they do not begin a frame.
 Index window_bytes(Bytes start);
+
+// Makes frames with a content size and a checksum. Thread-safe.
+class FrameEncoder {
+ public:
+  // `limit` is the largest number of bytes in a frame.
+  FrameEncoder(int level, Index limit);
+  ~FrameEncoder();
+
+  // Calls use(frame) with a frame of `bytes`, which is valid during the call.
+  Status encode(Bytes bytes, const std::function<Status(Bytes frame)>& use);
+  // Returns the memory in bytes that each thread takes.
+  static Index memory(int level, Index limit);
+
+ private:
+  struct Context;
+  std::unique_ptr<Context> take();
+  const int level_;
+  const Index limit_;
+  std::mutex mutex_;  // protects idle_
+  std::vector<std::unique_ptr<Context>> idle_;
+};
 
 }  // namespace reshard::zstd

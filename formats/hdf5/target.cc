@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <array>
-#include <map>
 #include <mutex>
 
 #include "formats/encoding/key_path.h"
@@ -14,6 +13,7 @@
 #include "formats/hdf5/types.h"
 #include "formats/tensor_files/parameter_lists.h"
 #include "lib/base/text.h"
+#include "lib/device/chunk_assembler.h"
 #include "lib/device/codec.h"
 
 namespace reshard::hdf5 {
@@ -22,7 +22,6 @@ namespace {
 constexpr Index kChunkBytes = Index{1} << 20;
 constexpr Index kAlignFrom = Index{64} << 10;      // larger allocations begin at a page
 constexpr Index kMetadataBlock = Index{16} << 10;  // size of the blocks in which metadata are allocated
-constexpr Index kMaxPartial = Index{64} << 20;     // limit for incomplete chunks
 constexpr unsigned kNothingApplied = 0b11;         // filter mask of a chunk that is neither shuffled nor compressed
 
 // The chunks of a tensor: `count` indices of dimension `dim`, one index of each dimension before it, all of those after
@@ -74,12 +73,6 @@ struct Item {
   Index first_chunk = 0;  // number of its first chunk; an unchunked tensor counts as one chunk
 };
 
-// A chunk of which only some bytes have arrived.
-struct Partial {
-  std::vector<std::byte> bytes;
-  Index filled = 0;
-};
-
 class Hdf5Target : public Target, private DataEncoder, private SingleFile {
  public:
   explicit Hdf5Target(LayoutRequest request) : request_(std::move(request)) {
@@ -117,7 +110,6 @@ class Hdf5Target : public Target, private DataEncoder, private SingleFile {
   Result<Index> address_of(const Handle& dataset, const std::string& name);
   Status add_blob(const TargetBlob& blob, Index number);
   Status encode_chunked(const Item& item, Index begin, Bytes bytes, const EmitChunk& emit);
-  Status add_part(const Item& item, Index chunk, Index at, Index expected, Bytes bytes, const EmitChunk& emit);
   Status store_chunk(const Item& item, Index chunk, Bytes whole, const EmitChunk& emit);
   std::unique_ptr<ChunkEncoder> take_encoder();
   void close() const;
@@ -131,9 +123,9 @@ class Hdf5Target : public Target, private DataEncoder, private SingleFile {
   std::vector<Index> blob_places_;
   Index chunks_ = 0;
 
-  std::vector<std::byte> unread_;                        // a buffer of a chunk's size, protected by the library's lock
-  std::mutex mutex_;                                     // protects the members below
-  std::map<std::pair<Index, Index>, Partial> partials_;  // by the tensor's position in the image, and chunk
+  std::vector<std::byte> unread_;  // a buffer of a chunk's size, protected by the library's lock
+  ChunkAssembler assembler_;
+  std::mutex mutex_;  // protects idle_
   std::vector<std::unique_ptr<ChunkEncoder>> idle_;
 };
 
@@ -283,36 +275,17 @@ Status Hdf5Target::encode_chunked(const Item& item, Index begin, Bytes bytes, co
     const Index length = std::min(c.bytes, c.column_bytes - (within - at));  // bytes of this chunk
     const Index n = std::min(length - at, std::ssize(bytes));
     const Bytes part = bytes.first(static_cast<std::size_t>(n));
-    TRY(n == c.bytes ? store_chunk(item, chunk, part, emit) : add_part(item, chunk, at, length, part, emit));
+    if (n == c.bytes) {
+      TRY(store_chunk(item, chunk, part, emit));
+    } else {
+      const auto what = [&] { return tensor_text(catalog_.tensors()[item.tensor].name); };
+      const auto done = TRY(assembler_.add({item.first_chunk + chunk, at, length, c.bytes}, part, what));
+      if (!done.empty()) TRY(store_chunk(item, chunk, done, emit));
+    }
     bytes = bytes.subspan(part.size());
     begin += n;
   }
   return {};
-}
-
-// Collects the bytes of a chunk until all `expected` have arrived. A chunk at the tensor's end is stored in full,
-// padded with zeros.
-Status Hdf5Target::add_part(const Item& item, Index chunk, Index at, Index expected, Bytes bytes,
-                            const EmitChunk& emit) {
-  Partial done;
-  {
-    const std::lock_guard lock(mutex_);
-    const auto key = std::pair(item.begin, chunk);
-    const auto [it, is_new] = partials_.try_emplace(key);
-    if (is_new) {
-      if (std::ssize(partials_) * kChunkBytes > kMaxPartial)
-        return unsupported(tensor_text(catalog_.tensors()[item.tensor].name) +
-                           ": its elements come in an order that fills too many chunks at once; --codec none can");
-      it->second.bytes.resize(static_cast<std::size_t>(item.chunking->bytes));
-    }
-    Partial& partial = it->second;
-    std::copy(bytes.begin(), bytes.end(), partial.bytes.begin() + at);
-    partial.filled += std::ssize(bytes);
-    if (partial.filled < expected) return {};
-    done = std::move(partial);
-    partials_.erase(it);
-  }
-  return store_chunk(item, chunk, done.bytes, emit);
 }
 
 std::unique_ptr<ChunkEncoder> Hdf5Target::take_encoder() {
@@ -361,9 +334,8 @@ Result<Index> Hdf5Target::place(const EncodedChunk& chunk) {
 
 Status Hdf5Target::seal(const PayloadCrc&, const EmitBytes& emit) const {
   const LibraryLock lock;
-  if (!partials_.empty())
-    return internal_error("tensor at " + std::to_string(partials_.begin()->first.first) +
-                          ": a chunk was not written completely");
+  if (const auto number = assembler_.incomplete())
+    return internal_error("chunk " + std::to_string(*number) + " was not written completely");
   close();
   for (std::size_t i = 0; i < blob_places_.size(); ++i)
     if (!request_.blobs[i].bytes.empty()) TRY(emit(0, blob_places_[i], reshard::as_bytes(request_.blobs[i].bytes)));

@@ -14,7 +14,8 @@ constexpr std::string_view kJsonFile = "metadata";  // the file of a JSON item
 constexpr std::string_view kV1Marker = "orbax.checkpoint";
 // Names that CheckpointManager, MaxText, Flax and v1 use for an item of arrays: needed to recognise a step without
 // metadata of its own.
-constexpr std::string_view kUsualItems[] = {"default", "items", "state", "params", "pytree", "train_state", "model"};
+constexpr std::string_view kUsualItems[] = {"default", "items",       "state",          "params",
+                                            "pytree",  "train_state", "training_state", "model"};
 
 bool is_unfinished(std::string_view name) { return name.find(kUnfinished) != std::string_view::npos; }
 
@@ -22,6 +23,9 @@ bool has_processes(const PathSnapshot& place) {
   return std::any_of(place.entries().begin(), place.entries().end(),
                      [](const DirectoryEntry& e) { return e.is_directory && e.name.starts_with(kProcessPrefix); });
 }
+
+// Files that Levanter and EasyDeL (eformer) put into the directory of a step.
+constexpr std::string_view kStepFiles[] = {"metadata.json", "tensorstore_index.json", "checkpoint_metadata.json"};
 
 // Returns whether the subdirectories are arrays. Without a database and metadata, only the first few are checked.
 Result<bool> has_array_directories(const PathSnapshot& place) {
@@ -33,6 +37,27 @@ Result<bool> has_array_directories(const PathSnapshot& place) {
     if (const auto text = TRY(array.text_of("zarr.json", Index{1} << 20));
         text && text->find("\"array\"") != text->npos)
       return true;
+  }
+  return false;
+}
+
+// Returns whether arrays are in directories of directories, as Levanter and EasyDeL save a tree:
+// `model/layers/w/.zarray`. Follows the first directory of each level.
+Result<bool> has_nested_arrays(const PathSnapshot& place) {
+  constexpr int kMaxDepth = 12;
+  const bool has_files = std::any_of(std::begin(kStepFiles), std::end(kStepFiles),
+                                     [&](std::string_view name) { return place.has_file(name); });
+  const bool is_usual =
+      std::find(std::begin(kUsualItems), std::end(kUsualItems), place.name()) != std::end(kUsualItems);
+  if (!has_files && !is_usual) return false;
+  const PathSnapshot* at = &place;
+  for (int depth = 0; depth < kMaxDepth; ++depth) {
+    const auto& entries = at->entries();
+    const auto first =
+        std::find_if(entries.begin(), entries.end(), [](const DirectoryEntry& e) { return e.is_directory; });
+    if (first == entries.end()) return false;
+    at = TRY(at->inside(first->name));
+    if (TRY(has_array_directories(*at))) return true;
   }
   return false;
 }
@@ -86,21 +111,38 @@ Result<Parts> find_parts_of(const PathSnapshot& place) {
     const bool is_usual = std::find(std::begin(kUsualItems), std::end(kUsualItems), name) != std::end(kUsualItems);
     if (is_step || is_usual) TRY(sort_out(place, entry, out));
   }
-  if (out.items.empty() && (is_step || is_unfinished(place.name()) || TRY(has_array_directories(place))))
+  if (!out.items.empty()) return out;
+  if (is_step || is_unfinished(place.name()) || TRY(has_array_directories(place))) {
     out.items.push_back({"", &place});
+  } else if (TRY(has_nested_arrays(place))) {
+    out.items.push_back({"", &place});
+    out.others.clear();
+  }
   return out;
 }
 
 }  // namespace orbax
 
-const Format kOrbaxFormat = {
+namespace orbax {
+namespace {
+
+constexpr Format kRow = {
     .name = "orbax",
     .title = "Orbax",
-    .recognises = orbax::recognises,
-    .open = orbax::open,
-    .lay_out = orbax::lay_out,
+    .recognises = recognises,
+    .open = open,
+    .lay_out = lay_out,
     .sharding = Sharding::kBoxes,
+    .takes_compression = true,
     .max_file_bytes = Index{2} << 30,  // ocdbt_target_data_file_size
 };
+
+}  // namespace
+}  // namespace orbax
+
+constinit const Format kOrbaxFormat = orbax::kRow;
+
+constinit const Format kOrbaxZarr2Format =
+    written_as(orbax::kRow, "orbax-zarr2", "Orbax with arrays of zarr 2", orbax::lay_out_zarr2);
 
 }  // namespace reshard

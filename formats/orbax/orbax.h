@@ -9,7 +9,8 @@
 //       _METADATA _sharding array_metadatas/ _strings.json    (item_metadata.h)
 //       manifest.ocdbt d/          a database (ocdbt.h) of arrays (zarr.h), merged from those of the processes
 //       ocdbt.process_N/           the database of each process, which keeps its large chunks
-//       params.w/.zarray ...       without a database: a directory for each array
+//       params.w/.zarray ...       without a database: a directory for each array. Levanter and EasyDeL nest them:
+//                                  model/layers/w/.zarray is read as model.layers.w
 //     meta/metadata                an item that is JSON
 //
 // A save is written under a name with ".orbax-checkpoint-tmp" and renamed; the databases of processes are merged last.
@@ -24,6 +25,7 @@
 namespace reshard {
 
 extern const Format kOrbaxFormat;
+extern const Format kOrbaxZarr2Format;  // written only, for versions of Orbax that do not read zarr 3
 
 namespace orbax {
 
@@ -51,10 +53,11 @@ Result<Parts> find_parts_of(const PathSnapshot& place);
 // Opens a step, an item or one of an item's files. Fails (corrupt) if the save did not finish.
 Result<std::unique_ptr<Reader>> open(const PathSnapshot& place, const OpenOptions& options);
 
-// Lays out an item: arrays in uncompressed chunks, cut as the mesh cuts tensors. Strings are leaves of the tree; other
-// objects are in files of reshard's own, which JAX ignores. Fails with kUnsupported for a dtype that zarr has
-// no name for.
+// Lays out an item: arrays of zarr 3 in chunks, cut as the mesh cuts tensors, that are compressed if the request says
+// so. Strings are leaves of the tree; other objects are in files of reshard's own, which JAX ignores. Fails
+// with kUnsupported for a dtype that zarr has no name for.
 Result<std::unique_ptr<Target>> lay_out(LayoutRequest request);
+Result<std::unique_ptr<Target>> lay_out_zarr2(LayoutRequest request);
 
 }  // namespace orbax
 }  // namespace reshard

@@ -19,6 +19,7 @@
 #include "lib/base/names.h"
 #include "lib/base/parallel.h"
 #include "lib/base/text.h"
+#include "lib/device/blosc.h"
 #include "lib/device/codec.h"
 #include "lib/device/crc32.h"
 #include "lib/source/tensor_source.h"
@@ -119,7 +120,7 @@ class OrbaxReader : public TensorFileReader {
   Status locate_in_shard(Job& job);
   Status decode_to_spool(const Job& job, Fragment& chunk, Index at);
   Result<Index> decode_frame(const File& file, const Extent& frame, Index limit, Index at);
-  Status decode_whole(const std::vector<ChunkFilter>& filters, const File& file, Fragment& chunk, Index bytes, Index at,
+  Status decode_whole(const ChunkLayout& layout, const File& file, Fragment& chunk, Index bytes, Index at,
                       const std::string& place);
   Result<Json> value_of(const RandomKey& key);
 
@@ -270,7 +271,7 @@ Result<Fragment> OrbaxReader::whole_chunk(const Tensor& tensor, const Stored& st
                                           const Extent& extent) {
   const ZarrArray& array = stored.array;
   const Index bytes = chunk_bytes(array);
-  const bool is_plain = array.chunk.filters.empty();
+  const bool is_plain = array.chunk.is_plain();
   // Incompressible data grows only a little.
   const Index longest = is_plain ? bytes : checked_add(bytes, bytes / 8 + 4096).value_or(bytes);
   if (extent.length > longest || (is_plain && extent.length != bytes))
@@ -286,7 +287,8 @@ Result<Fragment> OrbaxReader::whole_chunk(const Tensor& tensor, const Stored& st
 }
 
 bool is_read_in_place(const Tensor& tensor, const ZarrArray& array) {
-  return array.chunk.filters.empty() || (chunk_bytes(array) <= kMaxInPlace && tensor.bytes() <= kMaxTensorInPlace);
+  if (array.chunk.is_plain() || array.chunk.is_blosc) return !array.chunk.is_blosc;
+  return chunk_bytes(array) <= kMaxInPlace && tensor.bytes() <= kMaxTensorInPlace;
 }
 
 // Returns the chunk or shard with this number: its location if it is stored, and its encoding if the tensor is located.
@@ -315,7 +317,7 @@ Status OrbaxReader::add_chunks(Reading& now, const std::string& name, Tensor& te
     return unsupported(tensor_text(tensor.name) + ": more than " + with_commas(kMaxChunks) + " chunks");
   TRY(may_take(*count * kBytesOfChunk, [&] { return tensor_text(tensor.name) + ": " + count_of(*count, "chunk"); }));
   tensor.located = !array.shards && is_read_in_place(tensor, array);
-  if (!array.chunk.filters.empty())
+  if (!array.chunk.filters.empty() && !array.chunk.is_blosc)
     stored.encoding = std::make_shared<ChunkEncoding>(ChunkEncoding{array.chunk.filters, chunk_bytes(array)});
   tensor.fragments.reserve(static_cast<std::size_t>(*count));
   Dims number = Dims::filled(counts.rank(), 0);
@@ -351,7 +353,9 @@ Status OrbaxReader::add_array(Reading& now, std::size_t value, std::string_view 
   const std::string_view key = now.values.key(value);
   const std::string name(key.substr(0, key.size() - suffix.size()));
   if (now.key_kinds.contains(name) && archives_.contains(now.prefix + name)) {
-    for (std::size_t i = value + 1; i-- > 0 && now.values.key(i).starts_with(name + "/");) now.used[i] = true;
+    const auto is_its_own = [&](std::size_t i) { return now.values.key(i).starts_with(name + "/"); };
+    for (std::size_t i = value + 1; i-- > 0 && is_its_own(i);) now.used[i] = true;
+    for (std::size_t i = value; i < now.values.size() && is_its_own(i); ++i) now.used[i] = true;
     return {};  // the object is the same
   }
   const std::string place = path_join(now.place->path(), key);
@@ -366,6 +370,8 @@ Status OrbaxReader::add_array(Reading& now, std::size_t value, std::string_view 
   }
   Tensor tensor;
   tensor.name = now.prefix + name;
+  // Keys of Orbax may contain slashes; the trees of others are nested directories.
+  if (!now.metadata && !now.place->has_file(kManifest)) std::replace(tensor.name.begin(), tensor.name.end(), '/', '.');
   tensor.dtype = array.dtype;
   tensor.shape = array.shape;
   const Leaf* leaf = nullptr;
@@ -680,7 +686,7 @@ Status OrbaxReader::locate_item(Job& job) {
     TRY(locate_in_shard(job));
   else
     job.chunks.push_back(TRY(whole_chunk(*job.tensor, *job.stored, job.item.box, job.item.extent)));
-  if (array.chunk.filters.empty()) return {};
+  if (array.chunk.is_plain()) return {};
   if (!is_read_in_place(*job.tensor, array)) {
     for (std::size_t i = 0; i < job.chunks.size(); ++i)
       if (!job.stored->is_fill(job.chunks[i]))
@@ -741,7 +747,8 @@ Status OrbaxReader::decode_to_spool(const Job& job, Fragment& chunk, Index at) {
   const ZarrArray& array = job.stored->array;
   const auto file = TRY(files_.open(catalog_.file_path(chunk.extent.file)));
   const std::string place = reshard::at(file->path(), chunk.extent.offset) + ": " + text_of(*job.tensor, chunk.box);
-  std::vector<ChunkFilter> filters = array.chunk.filters;
+  ChunkLayout layout = array.chunk;
+  std::vector<ChunkFilter>& filters = layout.filters;
   while (!filters.empty() && filters.back().kind == ChunkFilter::Kind::kCrc32c) {
     TRY(take_crc(*file, chunk.extent, place));
     filters.pop_back();
@@ -751,8 +758,8 @@ Status OrbaxReader::decode_to_spool(const Job& job, Fragment& chunk, Index at) {
   Index length = chunk.extent.length;
   if (is_frame)
     length = TRY(decode_frame(*file, chunk.extent, bytes, at).context(text_of(*job.tensor, chunk.box)));
-  else if (!filters.empty())
-    return decode_whole(filters, *file, chunk, bytes, at, place);
+  else if (!layout.is_plain())
+    return decode_whole(layout, *file, chunk, bytes, at, place);
   if (length != bytes)
     return corrupt(place + ": chunk: expected " + bytes_of(static_cast<std::uint64_t>(bytes)) + ", got " +
                    std::to_string(length));
@@ -775,17 +782,25 @@ Result<Index> OrbaxReader::decode_frame(const File& file, const Extent& frame, I
 }
 
 // Decodes a chunk of other codecs in memory, then writes it to the spool.
-Status OrbaxReader::decode_whole(const std::vector<ChunkFilter>& filters, const File& file, Fragment& chunk,
-                                 Index bytes, Index at, const std::string& place) {
-  if (bytes > kMaxChunkBytes || chunk.extent.length > 2 * kMaxChunkBytes)
+Status OrbaxReader::decode_whole(const ChunkLayout& layout, const File& file, Fragment& chunk, Index bytes, Index at,
+                                 const std::string& place) {
+  constexpr Index kMaxWhole = Index{1} << 30;
+  if (bytes > kMaxWhole || chunk.extent.length > 2 * kMaxWhole)
     return unsupported(place + ": a chunk of " + human_bytes(bytes) + "; of these codecs, at most " +
-                       human_bytes(kMaxChunkBytes) + " are read");
+                       human_bytes(kMaxWhole) + " are read");
   const std::unique_lock lock(large_window_);
   TRY(may_take(chunk.extent.length + 2 * bytes, [&] { return place; }));
   std::vector<std::byte> stored(static_cast<std::size_t>(chunk.extent.length));
   TRY(file.read_at(chunk.extent.offset, stored));
-  ChunkDecoder decoder;
-  TRY(spool_->write_at(at, TRY(decoder.decode(stored, {filters, bytes}, place))));
+  if (layout.is_blosc) {
+    std::vector<std::byte> decoded(static_cast<std::size_t>(bytes));
+    if (const std::size_t length = TRY(unblosc_chunk(stored, decoded, place)); length != decoded.size())
+      return corrupt(place + ": chunk: expected " + bytes_of(decoded.size()) + ", got " + std::to_string(length));
+    TRY(spool_->write_at(at, decoded));
+  } else {
+    ChunkDecoder decoder;
+    TRY(spool_->write_at(at, TRY(decoder.decode(stored, {layout.filters, bytes}, place))));
+  }
   chunk.extent = {spool_file_, at, bytes};
   return {};
 }

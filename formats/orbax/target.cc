@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Writes an item as the first process of a save would: a database of arrays (zarr 3) whose chunks are uncompressed, so
-// that every offset is known before a byte is written.
+// Writes an item as the first process of a save would: a database of arrays (zarr.h). Every offset of an uncompressed
+// chunk is known before a byte is written. Compressed chunks replace those in the files of chunks, in the same order
+// and without the gaps between them.
 //
 //   _METADATA _sharding array_metadatas/process_0 _strings.json _CHECKPOINT_METADATA
 //   _reshard_objects.json _reshard_objects.bin           objects that JAX has no type for (item_metadata.h)
@@ -15,6 +16,7 @@
 #include "formats/encoding/key_path.h"
 #include "formats/encoding/pickle.h"
 #include "formats/encoding/torch_archive.h"
+#include "formats/encoding/zstd_frame.h"
 #include "formats/orbax/item_metadata.h"
 #include "formats/orbax/ocdbt.h"
 #include "formats/orbax/ocdbt_writer.h"
@@ -24,14 +26,16 @@
 #include "formats/tensor_files/parameter_lists.h"
 #include "lib/base/json.h"
 #include "lib/base/text.h"
+#include "lib/device/chunk_assembler.h"
 
 namespace reshard::orbax {
 namespace {
 
 // A chunk is read whole by JAX, even if a device needs only a part of it.
 constexpr Index kMaxChunk = Index{32} << 20;
-constexpr Index kAlignFrom = Index{64} << 10;  // larger chunks begin at a page
-constexpr Index kMaxBytes = Index{1} << 62;    // limit for all tensors
+constexpr Index kMaxCompressedChunk = Index{4} << 20;  // smaller, as several wait for their bytes
+constexpr Index kAlignFrom = Index{64} << 10;          // larger chunks begin at a page
+constexpr Index kMaxBytes = Index{1} << 62;            // limit for all tensors
 
 using EmitText = std::function<Status(std::string_view text)>;
 
@@ -47,9 +51,9 @@ Index parts_of(Index n, Index least, bool may_be_uneven) {
   return n;
 }
 
-// Returns the shape of a tensor's chunks: what one rank of the mesh holds, cut further into at most kMaxChunk bytes.
-// Only rows are cut unevenly, so that the padding of a chunk follows its elements.
-Dims chunk_shape_of(const TargetTensor& tensor, const Mesh& mesh) {
+// Returns the shape of a tensor's chunks: what one rank of the mesh holds, cut further into at most `limit` bytes. Only
+// rows are cut unevenly, so that the padding of a chunk follows its elements.
+Dims chunk_shape_of(const TargetTensor& tensor, const Mesh& mesh, Index limit) {
   Dims grid = tensor.shape;
   for (const Split& split : tensor.placement->splits) {
     Index ranks = 1;
@@ -62,7 +66,7 @@ Dims chunk_shape_of(const TargetTensor& tensor, const Mesh& mesh) {
   }
   if (volume(grid) == 0) return Dims::filled(grid.rank(), 1);
   for (int d = 0; d < grid.rank(); ++d) {
-    const Index parts = ceil_div(volume(grid) * byte_size(tensor.dtype), kMaxChunk);
+    const Index parts = ceil_div(volume(grid) * byte_size(tensor.dtype), limit);
     if (parts > 1) grid[d] = ceil_div(grid[d], parts_of(grid[d], std::min(parts, grid[d]), d == 0));
   }
   return grid;
@@ -74,16 +78,18 @@ Dims counts_of(const Dims& shape, const Dims& grid) {
   return out;
 }
 
-// Calls `visit` with the key of each chunk, as it follows the array's name, and with its row-major number, in the order
-// of the keys.
+// Calls `visit` with the key of each chunk, which begins with `key`, and with its row-major number, in the order of the
+// keys. `separator` precedes the position in dimension `d`; `next` those in the dimensions after it.
 template <class Visit>
-Status each_key(const Dims& counts, int d, const std::string& key, Index number, const Visit& visit) {
+Status each_key(const Dims& counts, int d, const std::string& key, std::string_view separator, std::string_view next,
+                Index number, const Visit& visit) {
   if (d == counts.rank()) return visit(key, number);
   std::vector<std::string> texts;
   for (Index i = 0; i < counts[d]; ++i) texts.push_back(std::to_string(i));
   std::sort(texts.begin(), texts.end());
   for (const std::string& text : texts)
-    TRY(each_key(counts, d + 1, key + "/" + text, number * counts[d] + std::stoll(text), visit));
+    TRY(each_key(counts, d + 1, key + std::string(separator) + text, next, next, number * counts[d] + std::stoll(text),
+                 visit));
   return {};
 }
 
@@ -150,12 +156,6 @@ class JsonRun {
   const EmitText& emit_;
 };
 
-Json list_of(const Dims& dims) {
-  Json out = Json::array();
-  for (const Index n : dims) out.push_back(n);
-  return out;
-}
-
 std::string member(std::string_view key, const Json& value) { return to_text(Json(key)) + ": " + to_text(value); }
 
 // ---- The target
@@ -207,9 +207,12 @@ std::optional<RandomKey> random_key_of(const pickle::Value& value) {
   return is_whole ? std::optional(std::move(out)) : std::nullopt;
 }
 
-class OrbaxTarget : public Target {
+class OrbaxTarget : public Target, private DataEncoder {
  public:
-  explicit OrbaxTarget(LayoutRequest request) : request_(std::move(request)) {}
+  OrbaxTarget(LayoutRequest request, int zarr_version)
+      : request_(std::move(request)), form_{zarr_version, request_.compression.zstd_level} {
+    if (is_compressed()) encoder_ = this;
+  }
 
   Status lay_out();
   bool wants_crcs() const override { return false; }
@@ -217,6 +220,25 @@ class OrbaxTarget : public Target {
   Status seal_at(const Extent& place, const PayloadCrc& crc, const EmitBytes& emit) const override;
 
  private:
+  // The place of a compressed chunk.
+  struct Stored {
+    Index offset = 0, length = 0;
+  };
+
+  Status encode(Index offset, Bytes bytes, const EmitChunk& emit) override;
+  Index chunk_count() const override { return std::ssize(stored_); }
+  Result<Index> place(const EncodedChunk& chunk) override;
+  Index worker_bytes() const override {
+    return kMaxCompressedChunk + zstd::FrameEncoder::memory(form_.zstd_level, kMaxCompressedChunk);
+  }
+  bool is_compressed() const { return form_.zstd_level > 0; }
+  Index stored_bytes(std::size_t tensor) const {
+    return volume(grids_[tensor]) * byte_size(catalog_.tensors()[tensor].dtype);
+  }
+  std::size_t tensor_at(Index offset) const;
+  std::size_t chunk_at(std::size_t tensor, Index offset) const;
+  Status measure_texts();
+  Status store_chunk(Index number, Bytes chunk, const EmitChunk& emit);
   // A text file, whose content is computed each time it is needed.
   struct Text {
     std::uint32_t file = 0;
@@ -244,7 +266,8 @@ class OrbaxTarget : public Target {
   KeyPath path_of(const std::string& name, const KeyPath& path) const;
   Status seal_gap(const Extent& gap, const EmitBytes& emit) const;
 
-  LayoutRequest request_;     // its tensors' names move to the catalog
+  LayoutRequest request_;  // its tensors' names move to the catalog
+  const ZarrForm form_;
   std::vector<Dims> grids_;   // of each tensor
   std::vector<Extent> gaps_;  // bytes of the chunks' files that belong to no tensor, in order
   // The arrays in the order of their database keys. Numbers after those of the tensors are random keys.
@@ -254,6 +277,13 @@ class OrbaxTarget : public Target {
   std::vector<RandomKey> keys_;
   std::uint32_t chunk_files_ = 0;
   std::vector<Text> texts_;
+
+  // Of compressed chunks.
+  std::vector<Index> first_chunk_;       // of each tensor: the number of its first chunk
+  std::vector<Stored> stored_;           // by number
+  Index placed_ = 0, placed_bytes_ = 0;  // chunks that have a place
+  ChunkAssembler assembler_;
+  zstd::FrameEncoder frames_{form_.zstd_level, kMaxCompressedChunk};
 };
 
 std::string hex_name(std::string_view directory, Index number) {
@@ -264,14 +294,15 @@ std::string hex_name(std::string_view directory, Index number) {
 
 // Returns the place of a chunk whose `stored` bytes contain `bytes` bytes of elements.
 Extent OrbaxTarget::place_chunk(Index bytes, Index stored) {
-  if (chunk_files_ == 0 ||
-      (catalog_.files.back().size > 0 && stored > request_.max_file_bytes - catalog_.files.back().size)) {
+  if (chunk_files_ == 0 || (!is_compressed() && catalog_.files.back().size > 0 &&
+                            stored > request_.max_file_bytes - catalog_.files.back().size)) {
     ++chunk_files_;
     catalog_.files.push_back({hex_name(std::string(kProcessPrefix) + "0/d/", chunk_files_), 0});
   }
   const auto file = static_cast<std::uint32_t>(catalog_.files.size() - 1);
   Index& size = catalog_.files.back().size;
-  const Index begin = stored >= kAlignFrom ? ceil_div(size, File::kDirectUnit) * File::kDirectUnit : size;
+  const bool is_aligned = stored >= kAlignFrom && !is_compressed();
+  const Index begin = is_aligned ? ceil_div(size, File::kDirectUnit) * File::kDirectUnit : size;
   if (begin > size) gaps_.push_back({file, size, begin - size});
   size = begin + stored;
   if (stored > bytes) gaps_.push_back({file, begin + bytes, stored - bytes});
@@ -283,8 +314,8 @@ Status OrbaxTarget::add_tensor(TargetTensor& wanted) {
   const auto bytes = elements ? checked_mul(*elements, byte_size(wanted.dtype)) : std::nullopt;
   if (!bytes || *bytes > kMaxBytes) return unsupported(tensor_text(wanted.name) + ": 2^62 bytes or more");
   if (!is_utf8(wanted.name)) return unsupported(tensor_text(wanted.name) + ": the name is not UTF-8");
-  const Dims grid = chunk_shape_of(wanted, request_.mesh);
-  if (!zarr3_of_raw_chunks(wanted.dtype, wanted.shape, grid))
+  const Dims grid = chunk_shape_of(wanted, request_.mesh, is_compressed() ? kMaxCompressedChunk : kMaxChunk);
+  if (!zarr_text(form_, wanted.dtype, wanted.shape, grid))
     return unsupported(tensor_text(wanted.name) + ": zarr has no dtype for " +
                        std::string(info(wanted.dtype).torch_name) + "; choose another with --dtype");
   Tensor tensor;
@@ -294,6 +325,10 @@ Status OrbaxTarget::add_tensor(TargetTensor& wanted) {
   const Index stored = volume(grid) * byte_size(wanted.dtype);
   const Dims counts = counts_of(wanted.shape, grid);
   const Index chunks = volume(counts);
+  if (is_compressed()) {
+    first_chunk_.push_back(std::ssize(stored_));
+    stored_.resize(stored_.size() + static_cast<std::size_t>(chunks));
+  }
   if (chunks == 0) tensor.fragments.add(whole(wanted.shape), place_chunk(0, 0));
   for (Index i = 0; i < chunks; ++i) {
     Box box{Dims::filled(counts.rank(), 0), grid};
@@ -381,13 +416,15 @@ Status OrbaxTarget::add_texts() {
   const auto fixed = [](std::string text) {
     return [text = std::move(text)](const EmitText& emit) { return emit(text); };
   };
-  std::string manifest;
   TRY(add_text(hex_name("d/", 1), [this](const EmitText& emit) {
     std::string unused;
     return write_database(emit, unused);
   }));
-  TRY(write_database([](std::string_view) { return Status(); }, manifest));
-  TRY(add_text(std::string(kManifest), fixed(std::move(manifest))));
+  TRY(add_text(std::string(kManifest), [this](const EmitText& emit) -> Status {
+    std::string manifest;
+    TRY(write_database([](std::string_view) { return Status(); }, manifest));
+    return emit(manifest);
+  }));
   TRY(add_text(std::string(kItemMetadata), [this](const EmitText& emit) { return write_item_metadata(emit); }));
   TRY(add_text(std::string(kArrayMetadatas) + "/process_0",
                [this](const EmitText& emit) { return write_array_metadata(emit); }));
@@ -428,10 +465,23 @@ Status OrbaxTarget::write_arrays(DatabaseWriter& database) const {
       if (is_key) return database.add_inline(key, random_key(i).numbers);
       Extent place = catalog_.tensors()[i].fragments.extent(static_cast<std::size_t>(number));
       place.length = volume(grid) * byte_size(dtype);  // with its padding
+      if (is_compressed()) {
+        const Stored& stored = stored_[static_cast<std::size_t>(first_chunk_[i] + number)];
+        place = {0, stored.offset, stored.length};
+      }
       return database.add(key, place);
     };
-    if (volume(counts) > 0) TRY(each_key(counts, 0, name + "/c", 0, add));
-    TRY(database.add_inline(name + std::string(kZarr3), *zarr3_of_raw_chunks(dtype, shape, grid)));
+    // A random key's array is not compressed.
+    const ZarrForm form{form_.version, is_key ? 0 : form_.zstd_level};
+    const auto add_metadata = [&] {
+      return database.add_inline(name + std::string(form.metadata_suffix()), *zarr_text(form, dtype, shape, grid));
+    };
+    if (form.version == 2) TRY(add_metadata());
+    const bool is_scalar = shape.rank() == 0;
+    if (volume(counts) > 0 && form.version == 3) TRY(each_key(counts, 0, name + "/c", "/", "/", 0, add));
+    if (volume(counts) > 0 && form.version == 2)
+      TRY(each_key(counts, 0, name + (is_scalar ? "/0" : "/"), "", ".", 0, add));
+    if (form.version == 3) TRY(add_metadata());
   }
   return {};
 }
@@ -477,9 +527,8 @@ Status OrbaxTarget::write_item_metadata(const EmitText& emit) const {
   }
   for (const ObjectLeaf& leaf : leaves_)
     TRY(leaves.add(leaf_text(path_of(leaf.blob->name, leaf.blob->path), value(leaf.type, leaf.type != "string"))));
-  return leaves.end(
-      "}, \"use_ocdbt\": true, \"use_zarr3\": true, \"store_array_data_equal_to_fill_value\": true, "
-      "\"custom_metadata\": null}");
+  return leaves.end("}, \"use_ocdbt\": true, \"use_zarr3\": " + std::string(form_.version == 3 ? "true" : "false") +
+                    ", \"store_array_data_equal_to_fill_value\": true, \"custom_metadata\": null}");
 }
 
 Status OrbaxTarget::write_array_metadata(const EmitText& emit) const {
@@ -575,12 +624,85 @@ Status OrbaxTarget::seal_gap(const Extent& gap, const EmitBytes& emit) const {
 }
 
 Status OrbaxTarget::seal(const PayloadCrc&, const EmitBytes& emit) const {
-  for (const Extent& gap : gaps_) TRY(seal_gap(gap, emit));
+  if (const auto number = assembler_.incomplete())
+    return internal_error("chunk " + std::to_string(*number) + " was not written completely");
+  for (std::size_t i = 0; i < gaps_.size() && !is_compressed(); ++i) TRY(seal_gap(gaps_[i], emit));
   for (const Text& text : texts_) {
     Index at = 0;
     TRY(text.write([&](std::string_view bytes) -> Status {
       TRY(emit(text.file, at, as_bytes(bytes)));
       at += std::ssize(bytes);
+      return {};
+    }));
+  }
+  return {};
+}
+
+// ---- Compression
+
+// The uncompressed chunks are one file, the first, and so are the compressed ones, in the same order.
+
+// Returns the tensor that has bytes at this offset of the uncompressed file.
+std::size_t OrbaxTarget::tensor_at(Index offset) const {
+  const auto& tensors = catalog_.tensors();
+  const auto next = std::upper_bound(tensors.begin(), tensors.end(), offset, [](Index place, const Tensor& tensor) {
+    return place < tensor.fragments.extent(0).offset;
+  });
+  return static_cast<std::size_t>(next - tensors.begin()) - 1;  // the first tensor begins at offset 0
+}
+
+// Returns the number of a tensor's chunk at this offset.
+std::size_t OrbaxTarget::chunk_at(std::size_t tensor, Index offset) const {
+  const FragmentList& chunks = catalog_.tensors()[tensor].fragments;
+  std::size_t begin = 0, end = chunks.size();
+  while (end - begin > 1) {
+    const std::size_t middle = begin + (end - begin) / 2;
+    (chunks.extent(middle).offset <= offset ? begin : end) = middle;
+  }
+  return begin;
+}
+
+Status OrbaxTarget::encode(Index offset, Bytes bytes, const EmitChunk& emit) {
+  const std::size_t tensor = tensor_at(offset);
+  const Index all = stored_bytes(tensor);  // of a chunk, with its padding
+  const auto what = [&] { return tensor_text(catalog_.tensors()[tensor].name); };
+  while (!bytes.empty()) {
+    const std::size_t chunk = chunk_at(tensor, offset);
+    const Extent extent = catalog_.tensors()[tensor].fragments.extent(chunk);
+    const Index at = offset - extent.offset, number = first_chunk_[tensor] + static_cast<Index>(chunk);
+    if (at >= extent.length) return internal_error(what() + ": bytes to encode reach past it");
+    const Bytes part = bytes.first(static_cast<std::size_t>(std::min(extent.length - at, std::ssize(bytes))));
+    if (std::ssize(part) == all) {
+      TRY(store_chunk(number, part, emit));
+    } else {
+      const auto done = TRY(assembler_.add({number, at, extent.length, all}, part, what));
+      if (!done.empty()) TRY(store_chunk(number, done, emit));
+    }
+    bytes = bytes.subspan(part.size());
+    offset += std::ssize(part);
+  }
+  return {};
+}
+
+Status OrbaxTarget::store_chunk(Index number, Bytes chunk, const EmitChunk& emit) {
+  return frames_.encode(chunk, [&](Bytes frame) { return emit({number, std::ssize(frame)}, frame); });
+}
+
+Result<Index> OrbaxTarget::place(const EncodedChunk& chunk) {
+  const Index out = std::exchange(placed_bytes_, placed_bytes_ + chunk.bytes);
+  stored_[static_cast<std::size_t>(chunk.number)] = {out, chunk.bytes};
+  if (++placed_ == chunk_count()) TRY(measure_texts());
+  return out;
+}
+
+// Sets the lengths of the files, which the sizes of all chunks decide.
+Status OrbaxTarget::measure_texts() {
+  catalog_.files[0].size = placed_bytes_;
+  for (const Text& text : texts_) {
+    Index& size = catalog_.files[text.file].size;
+    size = 0;
+    TRY(text.write([&](std::string_view bytes) -> Status {
+      size += std::ssize(bytes);
       return {};
     }));
   }
@@ -609,11 +731,19 @@ Status OrbaxTarget::seal_at(const Extent& place, const PayloadCrc&, const EmitBy
 
 }  // namespace
 
-Result<std::unique_ptr<Target>> lay_out(LayoutRequest request) {
+namespace {
+
+Result<std::unique_ptr<Target>> lay_out_version(LayoutRequest request, int zarr_version) {
   TRY(rename_parameter_lists(request));
-  auto target = std::make_unique<OrbaxTarget>(std::move(request));
+  auto target = std::make_unique<OrbaxTarget>(std::move(request), zarr_version);
   TRY(target->lay_out());
   return std::unique_ptr<Target>(std::move(target));
 }
+
+}  // namespace
+
+Result<std::unique_ptr<Target>> lay_out(LayoutRequest request) { return lay_out_version(std::move(request), 3); }
+
+Result<std::unique_ptr<Target>> lay_out_zarr2(LayoutRequest request) { return lay_out_version(std::move(request), 2); }
 
 }  // namespace reshard::orbax

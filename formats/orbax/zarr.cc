@@ -154,13 +154,26 @@ std::string_view id_of(const Json& codec, std::string_view key) {
   return id ? *id : std::string_view("without a name");
 }
 
-// Returns a codec that transforms bytes to bytes.
-Result<ChunkFilter> filter_of(std::string_view name) {
-  if (name == "zstd") return ChunkFilter{ChunkFilter::Kind::kZstd};
-  if (name == "gzip") return ChunkFilter{ChunkFilter::Kind::kGzip};
-  if (name == "zlib") return ChunkFilter{ChunkFilter::Kind::kDeflate};
-  if (name == "crc32c") return ChunkFilter{ChunkFilter::Kind::kCrc32c};
-  return unsupported("codec '" + printable(name) + "' is not read; those read are zstd, gzip, zlib and crc32c");
+// Adds a codec that transforms bytes to bytes.
+Status add_filter(std::string_view name, ChunkLayout& chunk) {
+  if (name == "blosc") {
+    if (!chunk.is_plain()) return unsupported("codec 'blosc' is not read after another one");
+    chunk.is_blosc = true;
+  } else if (name == "crc32c") {
+    chunk.filters.push_back({ChunkFilter::Kind::kCrc32c});
+  } else if (chunk.is_blosc) {
+    return unsupported("codec '" + printable(name) + "' is not read after blosc");
+  } else if (name == "zstd") {
+    chunk.filters.push_back({ChunkFilter::Kind::kZstd});
+  } else if (name == "gzip") {
+    chunk.filters.push_back({ChunkFilter::Kind::kGzip});
+  } else if (name == "zlib") {
+    chunk.filters.push_back({ChunkFilter::Kind::kDeflate});
+  } else {
+    return unsupported("codec '" + printable(name) +
+                       "' is not read; those read are zstd, gzip, zlib, blosc and crc32c");
+  }
+  return {};
 }
 
 // Returns the settings of a version 3 codec; an empty object if it has none.
@@ -247,7 +260,7 @@ Status read_codecs(std::span<const Json> codecs, ZarrArray& out, int depth) {
     const std::string_view name = id_of(codec, "name");
     if (has_bytes) {
       if (out.shards && depth == 0) return unsupported("codec '" + printable(name) + "' around shards is not read");
-      out.chunk.filters.push_back(TRY(filter_of(name)));
+      TRY(add_filter(name, out.chunk));
     } else if (name == "transpose") {
       TRY(transpose(codec, out.chunk.order));
     } else if (name == "bytes") {
@@ -293,7 +306,7 @@ Result<ZarrArray> zarr2_of(const Json& json) {
   if (filters && filters->size() > 0)
     return unsupported("filter '" + printable(id_of(TRY(filters->as_array())[0], "id")) + "' is not read");
   if (const Json* const compressor = json.find("compressor"); compressor && !compressor->is_null())
-    out.chunk.filters.push_back(TRY(filter_of(id_of(*compressor, "id"))));
+    TRY(add_filter(id_of(*compressor, "id"), out.chunk));
   out.separator = ".";
   if (const Json* const separator = json.find("dimension_separator"))
     out.separator = TRY(separator->as_string().context("dimension_separator"));
@@ -363,27 +376,51 @@ std::string ZarrArray::key_of(const Dims& number) const {
 Result<ZarrArray> parse_zarr2(std::string_view text, const std::string& place) { return parse(text, place, zarr2_of); }
 Result<ZarrArray> parse_zarr3(std::string_view text, const std::string& place) { return parse(text, place, zarr3_of); }
 
-std::optional<std::string> zarr3_of_raw_chunks(DType dtype, const Dims& shape, const Dims& grid) {
+Json list_of(const Dims& dims) {
+  Json out = Json::array();
+  for (const Index n : dims) out.push_back(n);
+  return out;
+}
+
+namespace {
+
+Json configured(std::string_view name, Json configuration) {
+  return Json::object().set("name", name).set("configuration", std::move(configuration));
+}
+
+// Returns the dtype as version 2 names it: by numpy's code if numpy has the type.
+std::string name_in_version2(DType dtype, std::string_view name) {
+  for (const NamedType& type : kNumpyTypes)
+    if (type.dtype == dtype) return (byte_size(dtype) == 1 ? "|" : "<") + std::string(type.name);
+  return std::string(name);
+}
+
+}  // namespace
+
+std::optional<std::string> zarr_text(const ZarrForm& form, DType dtype, const Dims& shape, const Dims& grid) {
   const auto is_named = [&](const NamedType& t) { return t.dtype == dtype && !t.name.ends_with("int4"); };
   const auto type = std::find_if(std::begin(kNamedTypes), std::end(kNamedTypes), is_named);
   if (type == std::end(kNamedTypes)) return std::nullopt;
-  const auto list = [](const Dims& dims) {
-    Json out = Json::array();
-    for (const Index n : dims) out.push_back(n);
-    return out;
-  };
-  const auto configured = [](std::string_view name, std::string_view key, Json value) {
-    return Json::object().set("name", name).set("configuration", Json::object().set(key, std::move(value)));
-  };
+  Json out = Json::object();
+  out.set("zarr_format", form.version).set("shape", list_of(shape));
+  if (form.version == 2) {
+    out.set("chunks", list_of(grid)).set("dtype", name_in_version2(dtype, type->name)).set("fill_value", Json());
+    out.set("order", "C").set("filters", Json()).set("dimension_separator", ".");
+    Json compressor;
+    if (form.zstd_level > 0) compressor = Json::object().set("id", "zstd").set("level", form.zstd_level);
+    return to_text(out.set("compressor", std::move(compressor)));
+  }
   Json fill = is_floating(dtype) ? Json(0.0) : Json(0);
   if (dtype == DType::kBool) fill = false;
   if (dtype == DType::kComplex64 || dtype == DType::kComplex128) fill = Json::array().push_back(0.0).push_back(0.0);
-  Json out = Json::object();
-  out.set("zarr_format", 3).set("node_type", "array").set("shape", list(shape)).set("data_type", type->name);
-  out.set("chunk_grid", configured("regular", "chunk_shape", list(grid)));
-  out.set("chunk_key_encoding", configured("default", "separator", "/")).set("fill_value", std::move(fill));
-  out.set("codecs", Json::array().push_back(configured("bytes", "endian", "little")));
-  return to_text(out);
+  out.set("node_type", "array").set("data_type", type->name);
+  out.set("chunk_grid", configured("regular", Json::object().set("chunk_shape", list_of(grid))));
+  out.set("chunk_key_encoding", configured("default", Json::object().set("separator", "/")));
+  out.set("fill_value", std::move(fill));
+  Json codecs = Json::array().push_back(configured("bytes", Json::object().set("endian", "little")));
+  if (form.zstd_level > 0)
+    codecs.push_back(configured("zstd", Json::object().set("level", form.zstd_level).set("checksum", true)));
+  return to_text(out.set("codecs", std::move(codecs)));
 }
 
 // ---- shards

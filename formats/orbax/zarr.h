@@ -3,14 +3,15 @@
 // tensorstore/driver/zarr3/metadata.cc, codec/sharding_indexed.cc).
 //
 //   NAME/.zarray      {"zarr_format": 2, "shape": [16, 12], "chunks": [4, 6], "dtype": "<f4" | "bfloat16" | ...,
-//                      "compressor": null | {"id": "zstd" | "gzip" | "zlib", ...}, "filters": null, "order": "C" | "F",
-//                      "fill_value": null | 0.0, "dimension_separator": "." | "/"}
+//                      "compressor": null | {"id": "zstd" | "gzip" | "zlib" | "blosc", ...}, "filters": null, "order":
+//                      "C" | "F", "fill_value": null | 0.0, "dimension_separator": "." | "/"}
 //   NAME/1.0          a chunk, always of the full shape: the compressor's output
 //
 //   NAME/zarr.json    {"zarr_format": 3, "node_type": "array", "shape": [16, 12], "data_type": "bfloat16",
 //                      "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [4, 6]}},
 //                      "chunk_key_encoding": {"name": "default" | "v2", "configuration": {"separator": "/"}},
-//                      "fill_value": 0.0, "codecs": [transpose..., bytes | sharding_indexed, zstd | gzip | crc32c ...]}
+//                      "fill_value": 0.0, "codecs": [transpose..., bytes | sharding_indexed, zstd | gzip | blosc |
+//                      crc32c ...]}
 //   NAME/c/1/0        a chunk; or, with the codec sharding_indexed, a shard: inner chunks in any order, and an index
 //                     at its end or start: u64 offset and length of each inner chunk in row-major order (2^64-1 twice:
 //                     not stored), and most often a CRC-32C
@@ -38,7 +39,10 @@ inline constexpr Index kMaxArrayJson = Index{4} << 20;                         /
 struct ChunkLayout {
   Dims shape;                        // of the chunk, in the order of the array's dimensions
   Dims order;                        // the array's dimensions, the slowest-varying in memory first
+  bool is_blosc = false;             // the elements are in a buffer of c-blosc, to which the filters were applied
   std::vector<ChunkFilter> filters;  // in the order in which the writer applied them
+
+  bool is_plain() const { return filters.empty() && !is_blosc; }
 
   Dims strides() const;  // in elements, for each of the array's dimensions
 };
@@ -74,9 +78,21 @@ struct ZarrArray {
 Result<ZarrArray> parse_zarr2(std::string_view text, const std::string& place);
 Result<ZarrArray> parse_zarr3(std::string_view text, const std::string& place);
 
-// Returns the metadata (version 3) of an array of uncompressed chunks of the shape `grid`; nothing if zarr has no such
-// dtype. Its keys are those of key_of() with the prefix "c" and the separator "/".
-std::optional<std::string> zarr3_of_raw_chunks(DType dtype, const Dims& shape, const Dims& grid);
+// Returns the sizes as a JSON array.
+Json list_of(const Dims& dims);
+
+// The form of an array that is written: row-major chunks of the shape `grid`, each a zstd frame unless `zstd_level` is
+// 0.
+struct ZarrForm {
+  int version = 3;  // or 2
+  int zstd_level = 0;
+
+  std::string_view metadata_suffix() const { return version == 3 ? kZarr3 : kZarr2; }
+};
+
+// Returns the metadata of an array; nothing if zarr has no such dtype. Keys of chunks are those of key_of() with the
+// prefix "c" and the separator "/", or in version 2 with no prefix and ".".
+std::optional<std::string> zarr_text(const ZarrForm& form, DType dtype, const Dims& shape, const Dims& grid);
 
 // An inner chunk of a shard. Its box and its bytes are relative to the shard.
 struct InnerChunk {

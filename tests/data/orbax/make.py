@@ -15,7 +15,8 @@ import sys
 
 OUT, SEED = pathlib.Path(sys.argv[1]).resolve(), int(sys.argv[2])
 WORDS = {"bfloat16": "BF16", "float32": "F32", "float64": "F64", "float16": "F16", "int32": "I32", "int64": "I64",
-         "uint32": "U32", "bool": "BOOL", "float8_e4m3fn": "F8_E4M3", "int4": "U8", "int8": "I8", "int16": "I16"}
+         "uint32": "U32", "bool": "BOOL", "float8_e4m3fn": "F8_E4M3", "int4": "U8", "uint8": "U8", "int8": "I8",
+         "int16": "I16"}
 
 
 def digest(array):
@@ -174,6 +175,36 @@ def make_tensorstore():
     write_truth("tensorstore", truth)
 
 
+# What T5X wrote: a directory for each array (zarr 2, compressed by gzip), "target.PATH" and "state.PATH", beside a
+# msgpack file of Flax. Other arrays are compressed by blosc, numcodecs' default, with each of its codecs and shuffles.
+def make_t5x():
+    path = fresh("t5x") / "checkpoint_1000"
+    path.mkdir(parents=True)
+    rng = np.random.default_rng([SEED, 3])
+    truth = {}
+
+    def write(name, array, chunks, compressor):
+        spec = {"driver": "zarr", "kvstore": {"driver": "file", "path": f"{path}/{name}/"}, "create": True, "metadata": {
+            "shape": list(array.shape), "chunks": chunks, "dtype": array.dtype.str, "compressor": compressor}}
+        ts.open(spec).result().write(array).result()
+        truth[name] = array
+
+    def floats(*shape):
+        return rng.standard_normal(shape).astype(np.float32)
+
+    write("target.encoder.layers_0.attention.query.kernel", floats(16, 24), [8, 24], {"id": "gzip", "level": 1})
+    write("state.param_states.encoder.layers_0.attention.query.kernel.v", floats(16, 24), [16, 12],
+          {"id": "gzip", "level": 1})
+    for codec in ("blosclz", "lz4", "lz4hc", "snappy", "zlib", "zstd"):
+        for shuffle in (0, 1, 2):
+            write(f"target.blosc.{codec}_{shuffle}", np.repeat(floats(20, 9), 4, axis=1), [16, 36],
+                  {"id": "blosc", "cname": codec, "clevel": 5, "shuffle": shuffle, "blocksize": 0})
+    write("target.blosc.noise", rng.integers(0, 255, (40, 30)).astype(np.uint8), [40, 30],
+          {"id": "blosc", "cname": "lz4", "clevel": 5, "shuffle": 1, "blocksize": 0})
+    (path / "checkpoint").write_bytes(b"\x80")  # msgpack's empty map
+    write_truth("t5x", truth)
+
+
 if __name__ == "__main__":
     is_child = len(sys.argv) > 3
     os.environ["JAX_PLATFORMS"] = "cpu"
@@ -190,6 +221,7 @@ if __name__ == "__main__":
     else:
         make_orbax()
         make_tensorstore()
+        make_t5x()
         fresh("two_processes")
         children = [subprocess.Popen([sys.executable, __file__, *sys.argv[1:], str(process)]) for process in (0, 1)]
         assert [child.wait() for child in children] == [0, 0]

@@ -72,6 +72,44 @@ TEST_F(OrbaxTarget, RoundTripsKeepEveryBit) {
   }
 }
 
+// The same of compressed chunks and of zarr 2, also by several ranks, whose chunks come in any order.
+TEST_F(OrbaxTarget, EveryFormKeepsEveryBit) {
+  const std::vector<std::string> forms[] = {
+      {"orbax", "--codec", "zstd:1"}, {"orbax-zarr2"}, {"orbax-zarr2", "--codec", "zstd:9"}};
+  for (const std::string name : {"zarr3", "tensorstore"})
+    for (const std::vector<std::string>& form : forms)
+      for (const std::string mesh : {"dp_shard=3", "dp_shard=2,tp=4"}) {
+        SCOPED_TRACE(name + " " + form.front() + " " + form.back() + " " + mesh);
+        std::vector<std::string> options = form;
+        options.insert(options.end(), {"--mesh", mesh, "--max-shard-size", "2KB"});
+        const std::string out = convert(test_data("orbax/" + name), "out", options);
+        EXPECT_EQ(digests_of(load_checkpoint(out)), read_digests(test_data("orbax/" + name) + ".json"));
+        EXPECT_EQ(reshard_cli({"verify", out, "--fail-on", "warning"}).exit_code, 0);
+      }
+}
+
+// Chunks of 4 MiB, filled row by row where a tensor is transposed or joined, and padded ones.
+TEST_F(OrbaxTarget, CompressedChunksAreFilledInAnyOrder) {
+  TensorValues values;
+  for (const Dims& shape : {Dims{3000, 1500}, Dims{5}, Dims{}, Dims{0, 3}, Dims{7, 1100, 600}}) {
+    TensorValue value = zeros(DType::kFloat32, shape);
+    for (std::size_t i = 0; i < value.bytes.size(); ++i) value.bytes[i] = static_cast<char>(i * i >> 9);
+    values["t" + std::to_string(values.size())] = value;
+  }
+  const std::string source = dir_ / "source";
+  write(values, source, 1, 4);  // columns
+  for (const std::string mesh : {"dp_shard=1", "dp_shard=3"}) {
+    const std::string out = convert(source, "out", {"orbax", "--codec", "zstd:3", "--mesh", mesh});
+    EXPECT_EQ(load_checkpoint(out), values);
+    EXPECT_LT(fs::file_size(out + "/ocdbt.process_0/d/00000000000000000000000000000001"), 20'000'000);
+    // A frame has a checksum of its own, so that a flipped byte is found.
+    std::string data = read_file(out + "/ocdbt.process_0/d/00000000000000000000000000000001");
+    data[data.size() / 2] ^= 1;
+    write_file(out + "/ocdbt.process_0/d/00000000000000000000000000000001", data);
+    EXPECT_EQ(reshard_cli({"verify", out, "--values"}).exit_code, 1);
+  }
+}
+
 TEST_F(OrbaxTarget, KeepsTheObjectsOfATrainingState) {
   const std::string source = sample("fsdp2_tp2_optim") + "/checkpoint";
   const std::string out = convert(source, "out", {"orbax", "--mesh", "dp_shard=2,tp=2"});
