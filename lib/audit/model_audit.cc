@@ -532,6 +532,14 @@ bool report_other_config(const DescribedModel& subject, const std::map<std::stri
 
 // ---- Dtypes
 
+// Returns whether the checkpoint stores other values than the parameter's, in float32 because rounding them would lose
+// bits of the parameter: MaxText's Gemma norms, which have 1 added.
+bool is_changed_in_float32(const DescribedModel& subject, const Parameter& p, std::string_view dtype) {
+  if (dtype != "float32" || !p.rule) return false;
+  const StoredRule* const stored = stored_rule(subject.family, *p.rule, subject.names);
+  return stored && stored->change.kind != ValueChange::Kind::kNone;
+}
+
 // Reports dtypes that differ from the config's. Returns ModelAudit::uniform_dtype.
 std::string report_dtypes(const DescribedModel& subject, const StoredModel& stored, FindingList& findings) {
   std::map<std::pair<std::string_view, std::string_view>, std::vector<std::string>>
@@ -544,6 +552,7 @@ std::string report_dtypes(const DescribedModel& subject, const StoredModel& stor
     ++compared;
     in_float32 += dtype == "float32";
     if (subject.config.float8 && subject.config.float8->is_chosen && dtype == "float8_e4m3fn") continue;
+    if (is_changed_in_float32(subject, p, dtype)) continue;
     // A parameter that transformers keeps in float32 may have been converted with the rest of the model.
     if (dtype != p.dtype && dtype != subject.config.dtype) by_dtype[{dtype, p.dtype}].push_back(found->name);
   }

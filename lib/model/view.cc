@@ -6,6 +6,7 @@
 #include <map>
 #include <set>
 
+#include "lib/base/memory_limit.h"
 #include "lib/base/names.h"
 #include "lib/base/text.h"
 #include "lib/layout/flat_boxes.h"
@@ -144,10 +145,25 @@ class ViewBuilder {
           TRY(put(renamed(tensor, std::move(canonical))));
       return {};
     }
-    for (const PackedPart& part : TRY(parts_of(parsed, tensor.shape, options_.config, options_.hf_rows, what(tensor))))
+    const auto parts = TRY(parts_of(parsed, tensor.shape, options_.config, options_.hf_rows, what(tensor)));
+    for (const PackedPart& part : parts) {
+      TRY(check_columns(tensor, part, std::ssize(parts)));
       TRY(is_section ? put_section(unpack(tensor, part, key.prefix + part.name + key.suffix), parsed)
                      : put(unpack(tensor, part, key.prefix + part.name + key.suffix)));
+    }
     return {};
+  }
+
+  // Fails if the pieces of one of `count` parts would exceed the memory granted: a part whose columns take turns with
+  // another's has a piece for each column of each stored piece.
+  static Status check_columns(const Tensor& tensor, const PackedPart& part, Index count) {
+    constexpr Index kBytesOfPiece = 200;  // in the view and in the plan
+    if (part.columns == 1) return {};
+    const auto stored = static_cast<Index>(tensor.fragments.size() + tensor.replicas.size());
+    const Index pieces = ceil_div(stored, count) * tensor.shape[tensor.shape.rank() - 1];
+    return may_take(pieces * kBytesOfPiece, [&] {
+      return what(tensor) + ", whose columns take turns with another's: " + count_of(pieces, "piece");
+    });
   }
 
   // Adds the section's boxes to those of the sections seen before.
