@@ -203,21 +203,32 @@ class SynthSource : public ComputedSource {
   }
 };
 
-// The metadata of a target without its data files.
+// The metadata of a target: its files without tensors or, if all have some, the last one.
 class MetadataOnly : public Target {
  public:
-  explicit MetadataOnly(const Target& whole) : whole_(whole) { catalog_.files = {whole.catalog().files.back()}; }
+  explicit MetadataOnly(const Target& whole) : whole_(whole), numbers_(whole.catalog().files.size()) {
+    const std::vector<CatalogFile>& files = whole.catalog().files;
+    std::vector<bool> has_tensors(files.size());
+    for (const Tensor& tensor : whole.catalog().tensors())
+      for (std::size_t i = 0; i < tensor.fragments.size(); ++i) has_tensors[tensor.fragments.extent(i).file] = true;
+    if (std::find(has_tensors.begin(), has_tensors.end(), false) == has_tensors.end()) has_tensors.back() = false;
+    for (std::size_t i = 0; i < files.size(); ++i) {
+      if (has_tensors[i]) continue;
+      numbers_[i] = static_cast<std::uint32_t>(catalog_.files.size());
+      catalog_.files.push_back(files[i]);
+    }
+  }
   bool wants_crcs() const override { return false; }
   Status seal(const PayloadCrc&, const EmitBytes& emit) const override {
-    const auto last = static_cast<std::uint32_t>(whole_.catalog().files.size() - 1);
     const PayloadCrc no_payload = [](const Extent&) { return 0u; };
     return whole_.seal(no_payload, [&](std::uint32_t file, Index offset, Bytes bytes) -> Status {
-      return file == last ? emit(0, offset, bytes) : Status();
+      return numbers_[file] ? emit(*numbers_[file], offset, bytes) : Status();
     });
   }
 
  private:
   const Target& whole_;
+  std::vector<std::optional<std::uint32_t>> numbers_;  // of the whole's files, those that are kept
 };
 
 // A target without its tensor data.
