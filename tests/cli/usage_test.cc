@@ -161,7 +161,7 @@ TEST_F(UsageTest, WrongValuesAreNamedWithWhatIsExpected) {
       {{"layout", "--builtin", "x"}, "unknown built-in layout 'x'; choose one of: "},
       {{"man", "konvert"}, "unknown command 'konvert'; choose one of: "},
       {{"convert", one_, to, "--to", "dcp", "--codec", "zstd:3"},
-       "--codec does not apply to --to dcp; it applies to hdf5"},
+       "--codec does not apply to --to dcp; it applies to orbax, orbax-zarr2, hdf5"},
   };
   for (const auto& [words, expected] : sampled(rows, 3)) {
     const CommandResult result = reshard_cli(words);
