@@ -65,7 +65,8 @@ TEST(Hdf5Cli, RefusesWhatMakesNoSense) {
   };
   for (const char* codec : {"zstd", "zstd:", "zstd:0", "zstd:20", "zstd:3x", "gzip", "zstd:-1"})
     refused({"--to", "hdf5", "--codec", codec}, "--codec: expected none or zstd:LEVEL with a level of 1 to 19");
-  refused({"--to", "hf", "--codec", "zstd:1"}, "--codec does not apply to --to hf; it applies to orbax, orbax-zarr2, hdf5");
+  refused({"--to", "hf", "--codec", "zstd:1"},
+          "--codec does not apply to --to hf; it applies to orbax, orbax-zarr2, hdf5");
   refused({"--to", "hdf5", "--mesh", "tp=2"},
           "--mesh does not apply to --to hdf5, whose files are not sharded by rank; it applies to megatron-legacy, "
           "megatron-legacy-local, megatron, dcp, torch_checkpointing, colossalai, vllm, vllm-0.13, ranks");
