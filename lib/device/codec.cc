@@ -130,7 +130,7 @@ Result<std::size_t> unzstd_chunk(ZSTD_DCtx* context, Bytes in, MutableBytes out,
   return length;
 }
 
-// The bytes before the checksum of this kind, which holds for them.
+// Checks the checksum that ends a chunk. Returns the bytes before it.
 Result<MutableBytes> without_sum(MutableBytes in, ChunkFilter::Kind kind, const std::string& place) {
   const bool is_crc = kind == ChunkFilter::Kind::kCrc32c;
   const std::string what = place + (is_crc ? ": crc32c" : ": fletcher32");

@@ -15,7 +15,8 @@ constexpr Index kPieceBytes = Index{256} << 10;  // the least size of one column
 constexpr Index kStoredRoom = 17 * File::kDirectUnit;
 
 Index wanted_slab(const WalkItem& item, Index usual, Index limit) {
-  if (item.orders.are_transposed()) return limit;  // so that contiguous runs, as long as its square root, are long
+  // The contiguous runs of a transposed slab are about as long as the square root of its size.
+  if (item.orders.are_transposed()) return limit;
   return std::clamp(kPieceBytes * item.columns, std::min(usual, limit), limit);
 }
 
