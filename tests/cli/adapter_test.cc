@@ -223,7 +223,7 @@ TEST_F(AdapterTest, AnAlphaOfZeroIsNotedAndMayBeGiven) {
 }
 
 TEST_F(AdapterTest, ItsConfigIsFoundWhereTrainersPutIt) {
-  for (const char* place : {"lora_adapter", "adapter", "default"}) {
+  for (const char* place : {"lora_adapter", "adapter", "default", "policy_lora"}) {
     SCOPED_TRACE(place);
     fs::create_directory(source_ + "/" + place);
     fs::rename(source_ + "/adapter_config.json", source_ + "/" + place + "/adapter_config.json");
@@ -233,6 +233,15 @@ TEST_F(AdapterTest, ItsConfigIsFoundWhereTrainersPutIt) {
     fs::rename(source_ + "/" + place + "/adapter_config.json", source_ + "/adapter_config.json");
     fs::remove_all(source_ + "/" + place);
   }
+  // Two directories of unknown names may describe two adapters: none is chosen.
+  for (const char* place : {"one", "other"}) {
+    fs::create_directory(source_ + "/" + place);
+    fs::copy(source_ + "/adapter_config.json", source_ + "/" + place + "/adapter_config.json");
+  }
+  fs::remove(source_ + "/adapter_config.json");
+  const CommandResult r = convert({"--merge-adapter", "--force"});
+  EXPECT_EQ(r.exit_code, 2) << r.out;
+  EXPECT_THAT(r.err, testing::HasSubstr("--lora-alpha"));
 }
 
 }  // namespace

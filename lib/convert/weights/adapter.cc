@@ -7,6 +7,7 @@
 #include <map>
 #include <set>
 
+#include "lib/base/file.h"
 #include "lib/base/json.h"
 #include "lib/base/text.h"
 #include "lib/convert/weights/fused_parameters.h"
@@ -184,12 +185,27 @@ class AdapterReader {
   }
 
   // Returns the path of adapter_config.json: next to the checkpoint, or in a directory for the adapter (lora_adapter in
-  // verl, adapter in our own outputs, default in PEFT); empty if there is none.
+  // verl, adapter in our own outputs, default in PEFT, or the only one that has it); empty if there is none.
   std::string find_adapter_config() const {
     const std::string file(kAdapterConfigFile);
     for (const std::string& name : {file, "lora_adapter/" + file, "adapter/" + file, "default/" + file})
       if (std::string path = find_beside(reader_.catalog(), name); !path.empty()) return path;
-    return {};
+    return only_below(reader_.catalog().root, file);
+  }
+
+  // Returns the path of a file that exactly one directory in `root` has; empty if none or several have it.
+  static std::string only_below(const std::string& root, const std::string& file) {
+    std::string found;
+    const auto entries = list_directory(root);
+    if (!entries) return {};
+    for (const DirectoryEntry& entry : *entries) {
+      if (!entry.is_directory) continue;
+      std::string path = path_join(path_join(root, entry.name), file);
+      if (!path_exists(path)) continue;
+      if (!found.empty()) return {};
+      found = std::move(path);
+    }
+    return found;
   }
 
   // Returns the module under the names of the weights. A model saved without its head lacks the prefix "model.", which
