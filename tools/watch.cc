@@ -11,9 +11,12 @@
 //   4. Run --then on each output that it has not succeeded on, kept or not.
 //   5. Remove the outputs of steps that are not kept and, with --prune-source, their sources, if this DST's record says
 //      that they were converted and that --then has succeeded.
+//   6. With --without-optimizer-after, rewrite the sources of older steps, of which the same is true.
 //
-// The record, DST/.reshard-watch.json, has each step that was converted and whether --then is done. It is replaced
-// atomically after each change. If it is lost, outputs are found again by their names, and --then runs again.
+// The record, DST/.reshard-watch.json, has each step that was converted and whether --then is done, and before that
+// each step whose conversion has started: its output appears only when it is proven, also if this process dies before
+// it records that. The record is replaced atomically after each change. If it is lost, outputs are found again by their
+// names, and --then runs again.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -31,6 +34,7 @@
 #include "lib/output/work_directory.h"
 #include "tools/child.h"
 #include "tools/commands.h"
+#include "tools/drop_optimizer.h"
 #include "tools/job_options.h"
 
 namespace reshard::tools {
@@ -44,10 +48,11 @@ using Seconds = std::chrono::duration<double>;
 
 struct WatchOptions : ConvertOptions {
   std::string keep_best, then;
-  Index every = 1, keep_last = 0, keep_every = 0;
+  Index every = 1, keep_last = 0, keep_every = 0, without_optimizer_after = 0;
   double interval = 30;
   bool once = false, prune_source = false;
 
+  bool changes_sources() const { return prune_source || without_optimizer_after > 0; }
   bool removes() const { return keep_last > 0 || keep_every > 0 || !keep_best.empty(); }
 };
 
@@ -71,6 +76,7 @@ struct Done {
   std::string source;
   bool proven = false;  // this record's watch has converted it
   bool then = false;    // --then has succeeded
+  bool small = false;   // the source has no optimizer (any more)
 };
 
 // Waits after a failure, longer each time.
@@ -115,7 +121,7 @@ class Watch {
     if (!lock_->is_held()) return usage_error(printable(root_) + ": another reshard watch writes there");
     is_file_ = TRY(find_format(options_.to))->is_file;
     TRY(remove_leftovers(root_));
-    if (options_.prune_source) {
+    if (options_.changes_sources()) {
       std::set<std::string> parents{run_};
       for (const Step& step : TRY(list_steps())) parents.insert(parent_path(step.source));
       for (const std::string& parent : parents) TRY(remove_leftovers(parent));
@@ -140,17 +146,25 @@ class Watch {
     for (const Json::Member& step : steps)
       done_[step.key] = {std::string(TRY(step.value.get_string("source").context(path))),
                          TRY(step.value.get_bool("proven").context(path)),
-                         TRY(step.value.get_bool("then").context(path))};
+                         TRY(step.value.get_bool("then").context(path)), step.value.contains("without_optimizer")};
+    if (!json.contains("started")) return {};
+    const std::span<const Json::Member> started = TRY(json.get_object("started").context(path));
+    for (const Json::Member& step : started) started_[step.key] = TRY(step.value.as_string().context(path));
     return {};
   }
 
   Status write_record() const {
     Json steps = Json::object();
-    for (const auto& [name, done] : done_)
-      steps.set(
-          name,
-          Json::object().set("source", valid_utf8(done.source)).set("proven", done.proven).set("then", done.then));
-    return replace_file(path_join(root_, kRecord), to_text(Json::object().set("steps", std::move(steps)), 1) + "\n");
+    for (const auto& [name, done] : done_) {
+      Json step = Json::object();
+      step.set("source", valid_utf8(done.source)).set("proven", done.proven).set("then", done.then);
+      if (done.small) step.set("without_optimizer", true);
+      steps.set(name, std::move(step));
+    }
+    Json started = Json::object();
+    for (const auto& [name, source] : started_) started.set(name, valid_utf8(source));
+    const Json record = Json::object().set("steps", std::move(steps)).set("started", std::move(started));
+    return replace_file(path_join(root_, kRecord), to_text(record, 1) + "\n");
   }
 
   Status pass() {
@@ -159,11 +173,14 @@ class Watch {
     std::erase_if(complete, [&](const Step& step) { return !is_complete(step); });
     const std::set<std::string> kept = TRY(kept_names(complete));
     for (const Step& step : complete) {
-      if (!kept.contains(step.name) && !awaits_then(step.name)) continue;
+      if (!kept.contains(step.name) && !awaits_then(step.name) && !awaits_record(step.name)) continue;
       TRY(take(step));
       if (interrupted()) return {};
     }
-    if (options_.removes() && !complete.empty()) TRY(remove_others(complete, kept));
+    if (complete.empty() || !gap_of_checkpoint(complete.back().source).empty())
+      return {};  // the newest has changed since; others may be needed
+    if (options_.removes()) TRY(remove_others(complete, kept));
+    if (options_.without_optimizer_after > 0) TRY(drop_optimizers(complete));
     return {};
   }
 
@@ -174,7 +191,7 @@ class Watch {
       step.name.erase(0, step.name.find_first_not_of('/'));
       std::replace(step.name.begin(), step.name.end(), '/', '-');
       step.number = last_number(step.name);
-      if (step.name.empty() || step.number % options_.every != 0) continue;
+      if (step.name.empty() || step.number % options_.every != 0 || base_name(source).starts_with(kRemoved)) continue;
       out.push_back(std::move(step));
     }
     return out;
@@ -193,6 +210,9 @@ class Watch {
     const auto done = done_.find(name);
     return !options_.then.empty() && done != done_.end() && !done->second.then && path_exists(output_of(name));
   }
+
+  // Returns whether an output appeared and this process was killed before it was recorded.
+  bool awaits_record(const std::string& name) const { return started_.contains(name) && path_exists(output_of(name)); }
 
   Result<std::set<std::string>> kept_names(const std::vector<Step>& complete) const {
     std::set<std::string> out;
@@ -217,32 +237,39 @@ class Watch {
 
   // Converts a step and runs --then, if that is not done. A failure is reported, and tried again later.
   Status take(const Step& step) {
-    const auto waits = failed_.find(step.name);
-    if (waits != failed_.end() && Clock::now() < waits->second.next) {
-      ++failures_;
-      return {};
-    }
-    const Status made = make(step);
-    if (made) {
-      failed_.erase(step.name);
-      return {};
-    }
-    if (interrupted()) return {};
+    if (must_wait(failed_, step)) return {};
+    report(failed_, step, make(step));
+    return {};
+  }
+
+  // Returns whether a step failed so recently that it is not tried again in this pass.
+  bool must_wait(const std::map<std::string, Backoff>& failed, const Step& step) {
+    const auto waits = failed.find(step.name);
+    if (waits == failed.end() || Clock::now() >= waits->second.next) return false;
+    ++failures_;
+    return true;
+  }
+
+  // Forgets earlier failures of a step after a success. Otherwise reports the failure and doubles the wait.
+  void report(std::map<std::string, Backoff>& failed, const Step& step, const Status& status) {
+    if (status) failed.erase(step.name);
+    if (status || interrupted()) return;
     ++failures_;
     constexpr Seconds kLongest{3600};
-    Backoff& backoff = failed_[step.name];
+    Backoff& backoff = failed[step.name];
     backoff.wait = std::min(kLongest, std::max(Seconds(options_.interval), 2 * backoff.wait));
     backoff.next = Clock::now() + std::chrono::duration_cast<Clock::duration>(backoff.wait);
-    tell("failed", step, made.error().message());
-    return {};
+    tell("failed", step, status.error().message());
   }
 
   Status make(const Step& step) {
     const std::string output = output_of(step.name);
     if (path_exists(output) && !done_.contains(step.name)) {
-      if (!path_exists(path_join(output, kManifestFile)))
+      const auto started = started_.find(step.name);
+      const bool proven = started != started_.end() && started->second == step.source;
+      if (!proven && !path_exists(path_join(output, kManifestFile)))
         return usage_error(printable(output) + ": exists, and reshard watch has not written it; move it away");
-      done_[step.name] = {step.source, false, false};  // the record was lost
+      TRY(set_converted(step, proven));  // this process was killed, or the record was lost
     }
     if (!path_exists(output)) {
       const auto start = Clock::now();
@@ -251,9 +278,10 @@ class Watch {
       one.destination = output;
       one.resources.quiet = true;
       one.as_json = false;
-      TRY(convert(one));
-      done_[step.name] = {step.source, true, false};
+      started_[step.name] = step.source;
       TRY(write_record());
+      TRY(convert(one));
+      TRY(set_converted(step, true));
       tell("converted", step, human_seconds(Seconds(Clock::now() - start).count()));
     }
     TRY(remove_work_of(output));
@@ -268,6 +296,12 @@ class Watch {
     return {};
   }
 
+  Status set_converted(const Step& step, bool proven) {
+    started_.erase(step.name);
+    done_[step.name] = {step.source, proven};
+    return write_record();
+  }
+
   // Removes the work directories of a run that was killed when its output had just appeared.
   static Status remove_work_of(const std::string& output) {
     for (const std::string& work : {work_directory(output), publishing_directory(output)}) {
@@ -279,7 +313,6 @@ class Watch {
   }
 
   Status remove_others(const std::vector<Step>& complete, const std::set<std::string>& kept) {
-    if (!gap_of_checkpoint(complete.back().source).empty()) return {};  // it has changed since; others may be needed
     for (const Step& step : complete) {
       if (kept.contains(step.name) || failed_.contains(step.name) || awaits_then(step.name)) continue;
       const auto done = done_.find(step.name);
@@ -290,9 +323,36 @@ class Watch {
     return {};
   }
 
+  // Rewrites the sources of proven steps without their optimizer, but not those of the newest ones.
+  Status drop_optimizers(const std::vector<Step>& complete) {
+    const auto spared = static_cast<std::size_t>(options_.without_optimizer_after);
+    for (std::size_t i = 0; i + spared < complete.size(); ++i) {
+      const Step& step = complete[i];
+      const auto done = done_.find(step.name);
+      if (done == done_.end() || !done->second.proven || done->second.small || !path_exists(step.source)) continue;
+      if (failed_.contains(step.name) || awaits_then(step.name) || must_wait(not_small_, step)) continue;
+      report(not_small_, step, drop_optimizer_of(step, done->second));
+      if (interrupted()) return {};
+    }
+    return {};
+  }
+
+  Status drop_optimizer_of(const Step& step, Done& done) {
+    const bool had = TRY(drop_optimizer(step.source, removed_name(step.source), options_.resources));
+    done.small = true;
+    TRY(write_record());
+    if (had) tell("rewritten", step, step.source + " without its optimizer");
+    return {};
+  }
+
+  // Returns the name that a path gets for its removal, and under which what replaces it is made.
+  static std::string removed_name(const std::string& path) {
+    return path_join(parent_path(path), std::string(kRemoved) + base_name(path));
+  }
+
   // Renames first, so that a half-removed checkpoint is not taken for one.
   Status remove_whole(const std::string& path, const Step& step) {
-    const std::string away = path_join(parent_path(path), std::string(kRemoved) + base_name(path));
+    const std::string away = removed_name(path);
     TRY(rename_no_replace(path, away));
     TRY(remove(away));
     tell("removed", step, path);
@@ -318,11 +378,13 @@ class Watch {
   const WatchOptions& options_;
   const std::string run_, root_;
   std::optional<DirectoryLock> lock_;
-  bool is_file_ = false;              // an output is one file
-  std::map<std::string, Done> done_;  // by name, as below
-  std::set<std::string> complete_;    // steps whose sources have been complete
-  std::map<std::string, Backoff> failed_;
-  int failures_ = 0;  // of the current pass
+  bool is_file_ = false;                        // an output is one file
+  std::map<std::string, Done> done_;            // by name, as below
+  std::map<std::string, std::string> started_;  // sources of steps whose conversion has started, by name
+  std::set<std::string> complete_;              // steps whose sources have been complete
+  std::map<std::string, Backoff> failed_;       // conversions and commands, by the step's name
+  std::map<std::string, Backoff> not_small_;    // rewrites without the optimizer, likewise
+  int failures_ = 0;                            // of the current pass
 };
 
 Result<int> watch(const WatchOptions& options) {
@@ -358,6 +420,10 @@ void add_watch(CommandLine& line) {
       .takes("FILE")
       .read();
   line.add_flag("--prune-source", options->prune_source, "Also remove the sources of removed outputs");
+  line.add_option("--without-optimizer-after", options->without_optimizer_after,
+                  "Rewrite proven sources but the last N without their optimizer")
+      .takes("N")
+      .within(Index{1}, Index{1} << 40);
   line.group("Run");
   line.add_flag("--once", options->once, "Make one pass and end; exits with 1 if a step failed").common();
   line.add_option("--interval", options->interval, "Seconds between two looks at the run")

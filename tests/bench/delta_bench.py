@@ -12,7 +12,7 @@ and times, each with its peak memory and the size of what it makes relative to t
   delta, patch    reshard's, on two threads
   zstd            zstd -1 -T2 of the new model by itself
   zstd patch      zstd -1 -T2 --patch-from=OLD, where it takes files of that size
-  xdelta3         xdelta3 -e -S none -s OLD
+  xdelta3         xdelta3 -e -S none -s OLD, once and only of models below 0.1 GB: it takes minutes
 Every output is removed before the next run. Figures go to docs/benchmarks.md with this command.
 """
 import os
@@ -26,7 +26,7 @@ sys.path.insert(0, os.path.join(interleaved.ROOT, "tests", "interop"))
 import watch_run
 
 SHAPE = {"hidden": 512, "layers": 8}
-TRAIN = "import sys, pathlib; sys.path.insert(0, {path!r}); import watch_run; watch_run.train(pathlib.Path({run!r}), {last}, every={every}, **{shape!r})"
+TRAIN = "import sys, pathlib; sys.path.insert(0, {path!r}); import watch_run; watch_run.train(pathlib.Path({run!r}), {last}, every=1, first={first}, **{shape!r})"
 CHANGE = """
 import numpy, sys
 data = numpy.memmap(sys.argv[1], mode="r+")
@@ -44,7 +44,7 @@ def trained(bench, dtype):
     run = pathlib.Path(bench.path(f"run-{dtype}"))
     if not run.exists():
         run.mkdir()
-        code = TRAIN.format(path=os.path.dirname(watch_run.__file__), run=str(run), last=21, every=1,
+        code = TRAIN.format(path=os.path.dirname(watch_run.__file__), run=str(run), first=20, last=21,
                             shape={**SHAPE, "dtype": dtype})
         subprocess.run([bench.args.python, "-W", "ignore", "-c", code], check=True)
     return [bench.made(f"{dtype}-{step}", "convert", str(run / f"step-{step}"), None, "--to", "hf") for step in (20, 21)]
@@ -80,9 +80,11 @@ def compare(bench, name, old, new):
     sides = {"delta": [bench.reshard, "delta", old, new, out, "-q", "--threads", "2"],
              "patch": [bench.reshard, "patch", old, delta, out, "--to", "hf", "-q", "--threads", "2"],
              "zstd": each("zstd -q -1 -T2 -c '{new}'"),
-             "zstd patch": each("zstd -q -1 -T2 --long=30 --patch-from='{old}' -c '{new}'"),
-             "xdelta3": each("xdelta3 -e -S none -c -s '{old}' '{new}'")}
+             "zstd patch": each("zstd -q -1 -T2 --long=30 --patch-from='{old}' -c '{new}'")}
     times, memory, made = bench.rounds(sides, out, before + after)
+    if size < 1e8:
+        seconds, usage, made["xdelta3"] = interleaved.run_once(each("xdelta3 -e -S none -c -s '{old}' '{new}'"), out)
+        times["xdelta3"], memory["xdelta3"] = [seconds], usage.ru_maxrss * 1024
     made["patch"] = size
     print(f"{name}: {size / 1e9:.2f} GB")
     rates = {side: size / 1e9 / seconds for side, seconds in interleaved.medians(times).items()}

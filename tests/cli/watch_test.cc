@@ -24,6 +24,7 @@ namespace {
 
 using testing::ElementsAre;
 using testing::HasSubstr;
+using testing::Not;
 
 class Watch : public testing::Test {
  protected:
@@ -119,6 +120,47 @@ TEST_F(Watch, RemovesNothingThatItHasNotProven) {
   std::filesystem::remove(models_ + "/.reshard-watch.json");
   ASSERT_EQ(watch({"--keep-last", "1", "--prune-source"}).exit_code, 0);
   EXPECT_THAT(names(run_), ElementsAre("step-100", "step-200"));
+}
+
+// A kill between the output's appearance and the record of it.
+TEST_F(Watch, KnowsOutputsThatAppearedWhenItWasKilled) {
+  for (const int step : {100, 200, 300}) save(step);
+  ASSERT_EQ(watch({}).exit_code, 0);
+  write_file(models_ + "/.reshard-watch.json",
+             R"({"steps": {}, "started": {"step-100": ")" + source(100) + R"(", "step-200": ")" + source(300) + "\"}}");
+  ASSERT_EQ(watch({"--keep-last", "1", "--prune-source"}).exit_code, 0);
+  EXPECT_THAT(names(models_), ElementsAre("step-300"));
+  EXPECT_THAT(names(run_), ElementsAre("step-200", "step-300"));  // nothing proves step-200
+}
+
+TEST_F(Watch, TakesTheOptimizerOutOfOlderStepsThatAreProven) {
+  const std::string config = sample("tp8") + "/config.json";
+  for (const int step : {100, 200, 300})
+    ASSERT_EQ(
+        reshard_cli({"synth", source(step), "--config", config, "--to", "dcp", "--mesh", "dp_shard=2", "--optimizer"})
+            .exit_code,
+        0);
+  std::filesystem::create_directory(source(100) + "/logs");
+  write_file(source(100) + "/logs/loss.txt", "1.5");
+  write_file(source(100) + "/config.json", read_file(config) + " ");
+  const auto state = [&](int step) { return reshard_cli({"inspect", source(step), "--filter", "*"}).out; };
+  const std::string whole = state(200);
+  EXPECT_EQ(watch({"--then", "false", "--without-optimizer-after", "2"}).exit_code, 1);
+  EXPECT_THAT(state(100), HasSubstr("exp_avg"));  // the command refused it
+  std::filesystem::create_symlink("config.json", source(100) + "/link");
+  EXPECT_THAT(watch({"--without-optimizer-after", "2"}).out, HasSubstr("neither a file nor a directory"));
+  EXPECT_THAT(state(100), HasSubstr("exp_avg"));
+  std::filesystem::remove(source(100) + "/link");
+  for (int k = 0; k < 2; ++k) ASSERT_EQ(watch({"--without-optimizer-after", "2"}).exit_code, 0);
+  EXPECT_THAT(state(100), Not(HasSubstr("exp_avg")));
+  EXPECT_EQ(state(200), whole);
+  EXPECT_EQ(reshard_cli({"diff", output(100), source(100)}).exit_code, 0);
+  EXPECT_EQ(reshard_cli({"verify", source(100)}).exit_code, 0);
+  EXPECT_EQ(read_file(source(100) + "/logs/loss.txt"), "1.5");
+  EXPECT_EQ(read_file(source(100) + "/config.json"), read_file(config) + " ");
+  EXPECT_TRUE(std::filesystem::exists(source(100) + "/__1_0.distcp"));  // as many files as before
+  for (const auto& entry : std::filesystem::directory_iterator(run_))
+    EXPECT_THAT(entry.path().filename(), testing::StartsWith("step-"));
 }
 
 // Each call is a new process, which knows of earlier failures by the record alone.

@@ -2488,7 +2488,7 @@ class Watching(Case):
     """`reshard watch` of a run of torch, killed at random. tests/soak.sh has the long form."""
 
     def test_each_save_is_converted_once_and_proven(self):
-        self.run_script("watch_run.py", RESHARD, "--kills", "3", "--steps", "15")
+        self.run_script("watch_run.py", RESHARD, "--kills", "3", "--steps", "20")
 
 
 class DeepSpeed(Case):

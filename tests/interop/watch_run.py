@@ -7,6 +7,7 @@ removes others with their sources. The watch and all that it has started are kil
 again. At the end:
   each save was converted exactly once, and its output had the bits of the model that was trained;
   what was removed had been converted and proven, and the newest and the kept are there;
+  the older of these have no optimizer any more, and the newest are as torch saved them;
   nothing half-written or half-removed is left.
 """
 import argparse
@@ -22,7 +23,7 @@ import sys
 import tempfile
 import time
 
-KEEP_LAST, KEEP_EVERY, SAVE_EVERY = 3, 20, 5
+KEEP_LAST, KEEP_EVERY, SAVE_EVERY, WITHOUT_OPTIMIZER_AFTER = 3, 20, 5, 2
 
 
 def config(hidden=64, layers=2, dtype="float32"):
@@ -31,8 +32,8 @@ def config(hidden=64, layers=2, dtype="float32"):
             "max_position_embeddings": 64, "tie_word_embeddings": False, "torch_dtype": dtype}  # fmt: skip
 
 
-def train(run, steps, pause=0.0, every=SAVE_EVERY, digests=None, models=None, **shape):
-    """Trains a Llama and saves it with its optimizer as run/step-N. Writes the digests of its tensors to digests/N.json.
+def train(run, steps, pause=0.0, every=SAVE_EVERY, first=1, digests=None, models=None, **shape):
+    """Trains a Llama and saves it with its optimizer as run/step-N, from step `first` on. Writes the digests of its tensors to digests/N.json.
 
     Waits while a save that is still to be kept has no output below `models`: on a busy machine, the watch would find it only
     when others are kept.
@@ -54,7 +55,7 @@ def train(run, steps, pause=0.0, every=SAVE_EVERY, digests=None, models=None, **
         optimizer.step()
         optimizer.zero_grad()
         time.sleep(pause)
-        if step % every == 0:
+        if step % every == 0 and step >= first:
             before = step - 2 * every
             while models and before > 0 and not (models / f"step-{before}").exists():
                 time.sleep(0.05)
@@ -95,7 +96,7 @@ class Run:
         then = shlex.join([sys.executable, os.path.abspath(__file__), "--compare", str(self.digests), str(self.log)])
         self.command = [reshard, "watch", self.run, self.models, "--to", "hf", "--config", directory / "config.json",
                         "--interval", "0.1", "--keep-last", str(KEEP_LAST), "--keep-every", str(KEEP_EVERY),
-                        "--prune-source", "--json", "--then", then + " {}"]  # fmt: skip
+                        "--without-optimizer-after", str(WITHOUT_OPTIMIZER_AFTER), "--prune-source", "--json", "--then", then + " {}"]  # fmt: skip
 
     def watch(self, *more):
         with open(self.events, "a") as out:
@@ -123,6 +124,12 @@ class Run:
             yield from (f"the {what} of step {s} is gone" for s in kept - there)
             yield from (f"the {what} of step {s} is left" for s in there - kept if what == "output")
             yield from (f"{p} is left" for p in directory.glob(".*") if p.name not in (".reshard-watch.json", ".reshard.lock"))
+        for source in self.run.glob("step-*"):
+            step = int(source.name.rsplit("-", 1)[1])
+            spared = step in sorted(saved)[-WITHOUT_OPTIMIZER_AFTER:]
+            text = subprocess.run([self.command[0], "inspect", source], capture_output=True, text=True).stdout
+            if ("exp_avg" in text) != spared:
+                yield f"{source}: {'lost' if spared else 'has'} its optimizer:\n{text}"
         yield from (f"unexpected text: {line}" for line in self.events.read_text().splitlines() if line and not line.startswith("{"))
 
 
