@@ -14,7 +14,7 @@ namespace reshard::tools {
 // tokenizer and manifest that may be read next to an input or above it.
 Action sparing_inputs(const Action& action, const PathsOfLine& paths);
 
-// Fails with a usage error if a URL is not a bucket's, the only ones that are written to.
+// Fails with a usage error for a URL outside a bucket, which cannot be written to.
 Status check_is_bucket(const std::string& url);
 
 // Returns the files of an open checkpoint.
