@@ -1,6 +1,6 @@
 """Serves one directory as S3, Google's XML interface, the Hugging Face hub and a plain web server.
 
-    python3 tests/storage/stand_in.py DIRECTORY [--key ID:SECRET] [--token TOKEN] [--delay SECONDS] [--deny-list] [--replace FILE]
+    python3 tests/storage/stand_in.py DIRECTORY [--key ID:SECRET] [--token TOKEN] [--delay SECONDS] [--deny-list] [--replace FILE] [--tls PEM]
 
 Prints its port. Paths:  /DIR/KEY and /DIR?list-type=2   S3, path style: DIR is the bucket
                          /web/PATH                        files with ranges, directories as pages
@@ -19,6 +19,7 @@ Nothing here is from another project: it is written to the letter of the interfa
 """
 import argparse
 import base64
+import contextlib
 import datetime
 import email.utils
 import hashlib
@@ -31,6 +32,7 @@ import pathlib
 import re
 import signal
 import socket
+import ssl
 import struct
 import sys
 import threading
@@ -38,6 +40,7 @@ import time
 import urllib.parse
 from xml.sax.saxutils import escape
 
+BESIDE = ".object"  # ends the file of an object whose key is also a prefix: a directory
 COMMIT = "c0ffee" * 6 + "beef"
 quote = urllib.parse.quote
 
@@ -173,7 +176,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         root = self.server.state.root / bucket
         rows = {}
         for path in root.rglob("*"):
-            key = path.relative_to(root).as_posix()
+            key = path.relative_to(root).as_posix().removesuffix(BESIDE)
             if not path.is_file() or not key.startswith(prefix):
                 continue
             rest = key[len(prefix):]
@@ -217,6 +220,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
                 return self.xml_error(403, "AccessDenied", "Access Denied")
             return self.list_bucket(bucket, query)
         path = state.root / bucket / key
+        if path.is_dir() and not key.endswith("/"):
+            path = path.parent / (path.name + BESIDE)
         if key.endswith("/") or not path.is_file():
             if state.options.deny_list:
                 return self.xml_error(403, "AccessDenied", "Access Denied")
@@ -401,6 +406,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         state = self.server.state
         self.body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        self.path = re.sub("^http://[^/]+", "", self.path)  # of a client that takes it for a proxy
         raw, _, query = self.path.partition("?")
         target = urllib.parse.unquote(raw).lstrip("/")
         if target == "_control":
@@ -455,6 +461,26 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     do_HEAD = do_POST = do_DELETE = do_GET
 
+    def do_CONNECT(self):
+        """A proxy's tunnel, to this machine whatever the host."""
+        with self.server.state.lock:
+            self.server.state.requests.append({"target": self.path, "method": "CONNECT"})
+        there = socket.create_connection(("127.0.0.1", int(self.path.rpartition(":")[2])))
+        self.send_response(200)
+        self.end_headers()
+
+        def copy(source, destination):
+            while data := source.recv(1 << 16):
+                destination.sendall(data)
+            with contextlib.suppress(OSError):  # it may be gone
+                destination.shutdown(socket.SHUT_WR)
+
+        back = threading.Thread(target=copy, args=(there, self.connection), daemon=True)
+        back.start()
+        copy(self.connection, there)
+        back.join()
+        self.close_connection = True
+
     def do_PUT(self):
         if self.path != "/_control":
             return self.do_GET()
@@ -483,11 +509,20 @@ def main():
     parser.add_argument("--deny-list", action="store_true")
     parser.add_argument("--query", help="what URLs of /web must end in: those are presigned")
     parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--tls", metavar="PEM", help="also serve https, with this key; the port goes to PEM.port")
     parser.add_argument("--least-part", type=int, default=5 << 20, help="bytes of a part that is not the last")
     parser.add_argument("--replace", metavar="FILE", help="replace this file whenever a range of it was read")
     options = parser.parse_args()
     server = Server(("127.0.0.1", options.port), Handler)
     server.state = State(options)
+    if options.tls:
+        secure = Server(("127.0.0.1", 0), Handler)
+        secure.state = server.state
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(options.tls)
+        secure.socket = context.wrap_socket(secure.socket, server_side=True)
+        pathlib.Path(options.tls + ".port").write_text(str(secure.server_port))
+        threading.Thread(target=secure.serve_forever, daemon=True).start()
     print(server.server_port, flush=True)
     try:
         server.serve_forever()

@@ -160,6 +160,7 @@ TEST_F(Stores, GetOverFaultsThatPass) {
                  {"slow-down", "model.safetensors", 2},
                  {"reset", "model.safetensors", 2},
                  {"short", "model.safetensors", 2},
+                 {"stall", "model.safetensors", 1},
                  {"500", "prefix", 1},
                  {"reset", "prefix", 1},
                  {"error-200", "prefix", 1},
@@ -168,7 +169,7 @@ TEST_F(Stores, GetOverFaultsThatPass) {
     SCOPED_TRACE(name + " " + match);
     server.set_faults(R"([{"fault": ")" + name + R"(", "times": )" + std::to_string(times) + R"(, "match": ")" + match +
                       R"("}])");
-    const CommandResult got = server.run({"verify", in_bucket("hf")});
+    const CommandResult got = server.run({"verify", in_bucket("hf")}, {"RESHARD_HTTP_TIMEOUT=1"});
     EXPECT_EQ(got.exit_code, 0) << got.out << got.err;
   }
 }
@@ -190,6 +191,7 @@ TEST_F(Stores, SayWhatToDo) {
       {"s3://org/nothing", "", kSigned, "s3://org/nothing: not found"},
       {"s3://org/model/hf", "expired-token", kSigned, "the session token has expired; get new credentials"},
       {"s3://org/model/hf", "clock-skew", kSigned, "this machine's clock is wrong: the server has"},
+      {"s3://org/model/hf", "stall", kSigned, "raise RESHARD_HTTP_TIMEOUT"},
       {"s3://org/model/hf", "500", kSigned, "the server failed or is overloaded; try again later"},
       {"hf://org/model/hf", "", {"HF_TOKEN=other"}, "the token may not read it"},
       {"hf://org/model/hf", "", {}, "it is private: set HF_TOKEN"},
@@ -205,12 +207,146 @@ TEST_F(Stores, SayWhatToDo) {
     SCOPED_TRACE(url + " " + says);
     server.set_faults(fault.empty() ? "[]" : R"([{"fault": ")" + fault + R"(", "times": 99}])");
     std::vector<std::string> all = variables;
-    all.emplace_back("RESHARD_HTTP_TRIES=1");
+    all.insert(all.end(), {"RESHARD_HTTP_TRIES=1", "RESHARD_HTTP_TIMEOUT=1"});
     const CommandResult got = server.run({"inspect", url}, all);
     EXPECT_THAT(got.exit_code, testing::AnyOf(2, 4, 5)) << got.out;
     EXPECT_THAT(got.err, HasSubstr(says));
     EXPECT_THAT(got.err, Not(HasSubstr("s3cr3t")));
     EXPECT_THAT(got.err, Not(HasSubstr("hf_t")));
+  }
+}
+
+// Returns what a command prints, without times, sizes of memory and disks, and the lines that only URLs have.
+std::string without_circumstances(const std::string& text, const std::string& root) {
+  std::istringstream lines(without_path(text, root));
+  std::string out;
+  for (std::string line; std::getline(lines, line);) {
+    static const std::regex own(R"x(^(memory|requests|done) |"(seconds|peak_memory|disk_free|requests_\w+)":)x");
+    static const std::regex measured(R"x([\d.]+ (ms|s)\b|disk free .*)x");
+    if (!std::regex_search(line, own)) out += std::regex_replace(line, measured, "N") + "\n";
+  }
+  return std::regex_replace(out, std::regex(R"x(\s+)x"), " ");  // a longer path wraps elsewhere
+}
+
+// Every command that reads, with every option that names a checkpoint or a config. "@" is the bucket or its local copy,
+// OUT an output.
+TEST_F(Stores, AnswerEveryCommandAsFilesDo) {
+  for (const char* step : {"run/step-100", "run/step-200"}) {
+    fs::create_directories(directory_ / "org/run");
+    fs::copy(kSamples + "/fsdp8/checkpoint", directory_ / ("org/" + std::string(step)), fs::copy_options::recursive);
+  }
+  fs::copy(kSamples + "/fsdp8/config.json", directory_ / "org/run/config.json");
+  const StandInServer server(directory_.path());
+  const std::vector<std::vector<std::string>> kLines = {
+      {"inspect", "@/run/step-100"},
+      {"inspect", "@/model/hf", "--json"},
+      {"inspect", "@/run"},
+      {"plan", "@/run/step-100", "--to", "hf"},
+      {"plan", "@/model/hf", "--to", "dcp", "--mesh", "tp=2", "--json"},
+      {"verify", "@/run/step-100", "--config", "@/run/config.json"},
+      {"verify", "@/model/hf", "--against", "@/run/step-100", "--json"},
+      {"verify", "@/run"},
+      {"diff", "@/run/step-100", "@/model/hf"},
+      {"check", "--config", "@/run/config.json", "--mesh", "tp=2"},
+      {"layout", "@/run/step-100"},
+      {"latest", "@/run"},
+      {"latest", "@/run", "--json"},
+      {"convert", "@/run/step-100", "OUT", "--to", "hf", "--config", "@/model/hf/config.json"},
+      {"convert", "@/model/hf", "OUT", "--to", "dcp", "--mesh", "tp=2"},
+      {"convert", "@/model/hf", "OUT", "--to", "hf", "--repair", "vocab", "--donor", "@/run/step-100"},
+      {"merge", "@/run/step-100", "@/model/hf", "OUT", "--average", "--to", "hf"},
+      {"watch", "@/run", "OUT", "--to", "hf", "--once"},
+      {"inspect", "@/nothing"},
+      {"diff", "@/run/step-100", "@/nothing"}};
+  const std::string here = directory_ / "org", there = "s3://org";
+  for (std::size_t i = 0; i < kLines.size(); ++i) {
+    SCOPED_TRACE(testing::PrintToString(kLines[i]));
+    const std::string out = directory_ / ("out-" + std::to_string(i)), kept = out + "-here";
+    const auto words = [&](const std::string& root) {
+      std::vector<std::string> line = kLines[i];
+      for (std::string& word : line) word = word == "OUT" ? out : word[0] == '@' ? root + word.substr(1) : word;
+      return line;
+    };
+    const CommandResult wanted = reshard_cli(words(here));
+    if (fs::exists(out)) fs::rename(out, kept);
+    const CommandResult got = server.run(words(there));
+    EXPECT_EQ(got.exit_code, wanted.exit_code) << got.out << got.err << wanted.err;
+    EXPECT_EQ(without_circumstances(got.out, there), without_circumstances(wanted.out, here)) << got.err;
+    EXPECT_EQ(without_circumstances(got.err, there), without_circumstances(wanted.err, here));
+    if (!fs::exists(kept)) continue;
+    for (const auto& entry : fs::recursive_directory_iterator(kept)) {
+      const std::string name = fs::relative(entry.path(), kept).string();
+      if (entry.is_regular_file() && !name.ends_with(".json") && name[0] != '.') {
+        EXPECT_TRUE(text_of(out + "/" + name) == text_of(entry.path().string())) << name;
+      }
+    }
+  }
+}
+
+TEST_F(Stores, ReadAKeyThatIsAnObjectAndAPrefix) {
+  fs::create_directories(local("both.safetensors"));
+  fs::copy(local("hf/model.safetensors"), local("both.safetensors.object"));
+  fs::copy(local("hf/model.safetensors"), local("both.safetensors/one.safetensors"));
+  fs::copy(local("hf/config.json"), local("both.safetensors/config.json"));
+  const StandInServer server(directory_.path());
+  for (const char* path : {"both.safetensors", "both.safetensors/", "both.safetensors/one.safetensors"}) {
+    SCOPED_TRACE(path);
+    const CommandResult got = server.run({"inspect", in_bucket(path)});
+    EXPECT_EQ(got.exit_code, 0) << got.out << got.err;
+  }
+  (void)server.take_requests();
+  ASSERT_EQ(server.run({"inspect", in_bucket("both.safetensors")}).exit_code, 0);
+  EXPECT_THAT(server.take_requests(), Not(HasSubstr("one.safetensors")));
+}
+
+// A certificate that the system does not know is refused with what to do, and is accepted if it is named. Proxies are
+// used, or not, as their variables say.
+TEST_F(Stores, TrustCertificatesAndUseProxiesThatTheEnvironmentNames) {
+  const std::string key = directory_ / "key.pem", certificate = directory_ / "cert.pem", pem = directory_ / "both.pem";
+  const CommandResult made =
+      run_command({"/usr/bin/env", "openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt",
+                   "ec_paramgen_curve:prime256v1", "-nodes", "-keyout", key, "-out", certificate, "-days", "2", "-subj",
+                   "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"},
+                  60);
+  if (made.exit_code != 0) GTEST_SKIP() << "no openssl to make a certificate: " << made.err;
+  directory_.write("both.pem", text_of(key) + text_of(certificate));
+  const StandInServer server(directory_.path(), {"--tls", pem});
+  const std::string store = "AWS_ENDPOINT_URL_S3=https://localhost:" + text_of(pem + ".port");
+  const std::string trusted = "AWS_CA_BUNDLE=" + certificate;
+  const auto inspect = [&](std::vector<std::string> variables) {
+    for (const char* name : {"AWS_CA_BUNDLE=", "CURL_CA_BUNDLE=", "REQUESTS_CA_BUNDLE=", "SSL_CERT_FILE="})
+      variables.insert(variables.begin(), name);  // the test's machine may have some; later ones count
+    variables.emplace_back("RESHARD_HTTP_TRIES=1");
+    return server.run({"inspect", in_bucket("hf")}, variables);
+  };
+  const CommandResult refused = inspect({store});
+  EXPECT_EQ(refused.exit_code, 5) << refused.out;
+  EXPECT_THAT(refused.err, HasSubstr("the server's certificate is not trusted: name its authority's file in"));
+  for (const char* name : {"AWS_CA_BUNDLE", "CURL_CA_BUNDLE", "REQUESTS_CA_BUNDLE", "SSL_CERT_FILE"}) {
+    const CommandResult got = inspect({store, name + ("=" + certificate)});
+    EXPECT_EQ(got.exit_code, 0) << name << got.err;
+  }
+  const struct {
+    std::vector<std::string> variables;
+    int exit_code;
+    bool is_tunnelled;
+  } kCases[] = {
+      {{store, trusted, "https_proxy=" + server.url()}, 0, true},
+      {{store, trusted, "HTTPS_PROXY=" + server.url()}, 0, true},
+      {{store, trusted, "https_proxy=" + server.url(), "no_proxy=localhost"}, 0, false},
+      {{store, trusted, "HTTPS_PROXY=http://127.0.0.1:1", "NO_PROXY=localhost"}, 0, false},
+      {{store, trusted, "https_proxy=http://127.0.0.1:1"}, 5, false},
+      {{"AWS_ENDPOINT_URL_S3=http://store.invalid", "http_proxy=" + server.url()}, 0, false},
+      {{"AWS_ENDPOINT_URL_S3=http://store.invalid", "http_proxy=" + server.url(), "no_proxy=.invalid"}, 5, false}};
+  for (const auto& [variables, exit_code, is_tunnelled] : kCases) {
+    SCOPED_TRACE(testing::PrintToString(variables));
+    (void)server.take_requests();
+    const CommandResult got = inspect(variables);
+    EXPECT_EQ(got.exit_code, exit_code) << got.out << got.err;
+    EXPECT_EQ(server.take_requests().find("CONNECT") != std::string::npos, is_tunnelled);
+    if (exit_code != 0) {
+      EXPECT_THAT(got.err, HasSubstr("proxy"));
+    }
   }
 }
 

@@ -185,6 +185,8 @@ std::string advice_for(CURLcode code) {
       return "; check the host's name, the network and the proxy";
     case CURLE_COULDNT_CONNECT:
       return "; check the endpoint, the network and the proxy (https_proxy)";
+    case CURLE_OPERATION_TIMEDOUT:
+      return "; the server or the network is too slow: try again later, or raise RESHARD_HTTP_TIMEOUT (seconds)";
     case CURLE_PEER_FAILED_VERIFICATION:
       return "; the server's certificate is not trusted: name its authority's file in AWS_CA_BUNDLE or SSL_CERT_FILE";
     default:
