@@ -96,8 +96,10 @@ if python=$(tests/interop/venv.sh 2> /dev/null); then
   "$python" -W ignore samples/families/generate.py kept --check || status=1
   "$python" -W ignore samples/families/generate.py orders --check || status=1
   "$python" -W ignore samples/families/generate.py transposed --check || status=1
-  "$python" -W ignore tests/interop/architectures.py audit > "$logs/architectures.log" || status=1
-  tail -n 1 "$logs/architectures.log"
+  for command in audit convert; do
+    "$python" -W ignore tests/interop/architectures.py $command --write > "$logs/architectures-$command.log" || status=1
+    tail -n 1 "$logs/architectures-$command.log"
+  done
 else
   echo "skipped: no Python with transformers"
 fi

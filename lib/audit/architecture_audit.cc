@@ -12,14 +12,6 @@
 namespace reshard {
 namespace {
 
-// Returns whether a shape is the expected one; kAnySize matches any size.
-bool fits(const Dims& shape, const Dims& expected) {
-  if (shape.rank() != expected.rank()) return false;
-  for (int d = 0; d < shape.rank(); ++d)
-    if (expected[d] != kAnySize && expected[d] != shape[d]) return false;
-  return true;
-}
-
 // Returns whether a formula uses one of these fields.
 bool uses(const std::string& formula, const std::set<std::string>& fields) {
   std::string name;
@@ -111,7 +103,7 @@ class ArchitectureComparison {
   void compare(const ArchitectureParameter& p, const Tensor& t) {
     if (!is_there(p)) return;
     if (known_.insert(&t).second) elements_ += t.elements();
-    if (fits(t.shape, p.shape)) return;
+    if (p.fits(t.shape)) return;
     for (int d = 0; d < p.shape.rank(); ++d)
       if (uses(p.row->dims[static_cast<std::size_t>(d)], contradicted_)) return;
     wrong_shapes_[p.row].push_back({&p, &t});
@@ -130,7 +122,7 @@ class ArchitectureComparison {
     Finding f{Severity::kError, "shape-other", {}, {}, {}, "", ""};
     for (const WrongShape& m : list) f.tensors.push_back(m.tensor->name);
     f.what = to_string(got) + "; " + config_.path + " expects " + text_of(want);
-    if (want.rank() == 2 && got.rank() == 2 && fits({got[1], got[0]}, want)) {
+    if (want.rank() == 2 && got.rank() == 2 && list[0].parameter->fits({got[1], got[0]})) {
       f.id = "shape-transposed";
       f.why.push_back("the two dimensions are exchanged");
       f.advice = "No data is lost; transpose it.";
@@ -172,9 +164,9 @@ class ArchitectureComparison {
       has_pooler = has_pooler || name.find("pooler.") != std::string::npos;
     }
     std::erase_if(missing_, [&](const ArchitectureParameter* p) {
-      const bool may_be_renamed = unknown.contains(p->shape) ||
-                                  std::any_of(unknown.begin(), unknown.end(),
-                                              [&](const Dims& shape) { return has_any(*p) && fits(shape, p->shape); });
+      const bool may_be_renamed =
+          unknown.contains(p->shape) ||
+          std::any_of(unknown.begin(), unknown.end(), [&](const Dims& shape) { return has_any(*p) && p->fits(shape); });
       return may_be_renamed || (!has_pooler && p->name.find("pooler.") != std::string::npos);
     });
   }

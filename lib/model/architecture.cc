@@ -287,6 +287,13 @@ Status check_fixed(const Json& config, const Json::Member& fixed) {
 
 }  // namespace
 
+bool ArchitectureParameter::fits(const Dims& stored) const {
+  if (stored.rank() != shape.rank()) return false;
+  for (int d = 0; d < stored.rank(); ++d)
+    if (shape[d] != kAnySize && shape[d] != stored[d]) return false;
+  return true;
+}
+
 std::optional<Architecture> find_architecture(std::string_view model_type, std::string_view name, Families families) {
   std::string_view line;
   if (families.own()) line = line_of(families.own()->class_table, model_type);

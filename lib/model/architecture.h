@@ -93,6 +93,8 @@ struct ArchitectureParameter {
   Dims shape;
   const ArchitectureRow* row = nullptr;
   bool is_required = false;
+
+  bool fits(const Dims& stored) const;  // kAnySize is any size
 };
 
 struct ArchitectureModel {

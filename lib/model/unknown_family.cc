@@ -8,6 +8,7 @@
 
 #include "lib/base/names.h"
 #include "lib/base/text.h"
+#include "lib/model/architecture.h"
 #include "lib/model/family.h"
 #include "lib/model/member_names.h"
 #include "lib/model/parameters.h"
@@ -154,6 +155,30 @@ bool has_other_names(const Catalog& catalog, Families families) {
   });
 }
 
+// Returns whether the table that is derived from the config's class lists these tensors, all of them and no others.
+bool is_of_class(const Catalog& catalog, const ModelConfig& config) {
+  const auto architecture = find_architecture(config.model_type, config.architecture, config.families);
+  if (!architecture || architecture->is_other_class || config.file.is_null()) return false;
+  const auto model = parameters_of(*architecture, config.file);
+  if (!model) return false;
+  std::map<std::string, const Tensor*, std::less<>> stored;
+  for (const Tensor& t : catalog.tensors()) {
+    const StateKey key = split_state_key(t.key());
+    if (key.kind == StateKind::kModel) stored.emplace(key.parameter, &t);
+  }
+  const auto first = stored.lower_bound(architecture->prefix);
+  const bool has_prefix = first != stored.end() && first->first.starts_with(architecture->prefix);
+  Index known = 0;
+  for (const ArchitectureParameter& p : model->parameters) {
+    const auto found = stored.find((p.row->is_base && has_prefix ? architecture->prefix : "") + p.name);
+    if (found == stored.end() && p.is_required && p.row->stands_in == StandsIn::kEverywhere) return false;
+    if (found == stored.end()) continue;
+    if (!p.fits(found->second->shape)) return false;
+    ++known;
+  }
+  return known > 0 && known == std::ssize(stored);
+}
+
 }  // namespace
 
 bool is_embedding(std::string_view parameter, Families families) {
@@ -161,6 +186,7 @@ bool is_embedding(std::string_view parameter, Families families) {
 }
 
 bool is_config_of(const Catalog& catalog, const ModelConfig& config) {
+  if (is_of_class(catalog, config)) return true;
   const Names names = names_of(catalog);
   Facts facts = facts_of(names, config);
   // If only the configs of parts describe the model, all parts must be present, and one of them has the words.

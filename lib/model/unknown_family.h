@@ -9,7 +9,8 @@
 
 namespace reshard {
 
-// Returns whether the config describes these tensors:
+// Returns whether the config describes these tensors: if a table of its class lists exactly them (architecture.h),
+// otherwise if:
 //
 //   1. Its vocabulary, width and number of layers are those of the tensors. A model without words is compared by its
 //      number of queries or the shape of its patch embedding.

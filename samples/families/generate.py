@@ -500,7 +500,15 @@ def architectures(arguments):
     return 0
 
 
-def architectures_report(lines, reports):
+def reason(why):
+    """Returns in a few words why a class was not derived."""
+    library = re.search(r"requires the (\w+) library", why)
+    if library:
+        return f"needs {library[1]}"
+    return why if why.startswith(("deriving", "its")) else "transformers cannot build its default config"
+
+
+def architectures_report(lines, reports, untried=0):
     """Returns what docs/families.md says about the types that were tried."""
     reports = {t: json.loads(report)["classes"] for t, report in reports.items()}
     classes = [c for t in lines for c in reports[t] if "rows" in c]
@@ -510,10 +518,15 @@ def architectures_report(lines, reports):
             f"configs of each class ({sum(c['configs'] == derivation.CONFIRMATIONS for c in classes)} classes) and for its default "
             f"({sum(c['default'] is True for c in classes)}).")
     out = textwrap.wrap(text, 120)
-    refused = sorted(t for t, found in reports.items() if not any("rows" in c for c in found))
+    refused = collections.defaultdict(list)
+    for t, found in sorted(reports.items()):
+        if not any("rows" in c for c in found):
+            refused[reason(found[0]["why"])].append(t)
     if refused:
-        text = f"Not derived, because transformers or a package that it needs fails: {', '.join(refused)}."
+        text = f"Not derived: {'; '.join(', '.join(types) + f' ({why})' for why, types in sorted(refused.items()))}."
         out += ["", *textwrap.wrap(text, 120)]
+    if untried:
+        out += ["", f"Not tried yet: {untried} further types."]
     return "\n".join(out) + "\n"
 
 

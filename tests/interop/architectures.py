@@ -11,9 +11,11 @@ convert: a small model of a random config, saved by torch as a DCP checkpoint {"
 converted to Hugging Face's files, is the same model to from_pretrained, in every bit. What transformers cannot load from its
 own save_pretrained is left out.
 
-All types, N drawn by a fixed seed, or those that are named. RESHARD is the program (default build/release/reshard).
+All classes of all types or of those that are named, or one class of each of N types, drawn by a fixed seed. --write puts the
+counts into docs/families.md. RESHARD is the program (default build/release/reshard).
 """
 import argparse
+import collections
 import copy
 import json
 import os
@@ -35,20 +37,19 @@ import architectures as derivation
 import generate
 
 RESHARD = os.environ.get("RESHARD", str(ROOT / "build/release/reshard"))
-MOST_ELEMENTS = 50_000_000  # of models that are written
+MARKS = "<!-- architectures.py: begin -->", "<!-- architectures.py: end -->"
+MOST_ELEMENTS = 50_000_000  # of a model that is written
 LAYERS = re.compile(r"((?:^|.*?\.)(?:layers?|h|blocks?))\.(\d+)\.")
 
 
-def types_of(arguments):
-    known = sorted(generate.by_type(generate.ARCHITECTURES))
-    if arguments.types:
-        return arguments.types
-    return sorted(random.Random(36).sample(known, arguments.draw)) if arguments.draw else known
-
-
-def classes_in_table(model_type):
-    line = json.loads(generate.by_type(generate.ARCHITECTURES)[model_type])
-    return [cls for cls in generate.classes_of(model_type) if cls.__name__ in line["classes"]]
+def classes_of(arguments):
+    """[(model type, class)] to look at."""
+    lines = {t: json.loads(line)["classes"] for t, line in sorted(generate.by_type(generate.ARCHITECTURES).items())}
+    draw = random.Random(36)
+    if arguments.draw:
+        lines = {t: [draw.choice(lines[t])] for t in sorted(draw.sample(sorted(lines), arguments.draw))}
+    types = arguments.types or lines
+    return [(t, cls) for t in types for cls in generate.classes_of(t) if cls.__name__ in lines[t]]
 
 
 def in_files(shapes):
@@ -84,13 +85,14 @@ def verify(shapes, config):
 
 
 def damages(shapes):
-    """(words of the finding, shapes) of three kinds of damage, where the model has something to damage."""
+    """{kind: (words of the finding, shapes)} of three kinds of damage, where the model has something to damage."""
+    out = {}
     matrices = [n for n, x in shapes.items() if len(x) == 2 and x[0] != x[1] and x[0] % 2 == 0 and x[1] > 1 and ".0." in n]
     if matrices:
         name = max(matrices, key=lambda n: (shapes[n][0] * shapes[n][1], n))
         rows, columns = shapes[name]
-        yield "shape-part", {**shapes, name: [rows // 2, columns]}
-        yield "shape-transposed", {**shapes, name: [columns, rows]}
+        out["one rank's rows"] = "shape-part", {**shapes, name: [rows // 2, columns]}
+        out["a transposed matrix"] = "shape-transposed", {**shapes, name: [columns, rows]}
     layers = {}
     for name in shapes:
         if found := LAYERS.match(name):
@@ -99,40 +101,43 @@ def damages(shapes):
     if whole:
         stack = max(whole, key=lambda s: (len(whole[s]), s))
         last = f"{stack}.{max(whole[stack])}."
-        yield "missing", {n: x for n, x in shapes.items() if not n.startswith(last)}
+        out["a layer less"] = "missing", {n: x for n, x in shapes.items() if not n.startswith(last)}
+    return out
 
 
 def audit_class(model_type, cls):
-    """What `verify` says of a class: {"healthy": findings, "row": text, "missed": damages, "damages": number}."""
+    """What `verify` says of a class: {"healthy": findings, "row": text, "found": kinds of damage, "missed": the same}."""
     found = derivation.further_model(model_type, cls)
     if not found:
-        return {"class": cls.__name__, "why": "no further config makes a model"}
+        return {"why": "no further config makes a model"}
     config, shapes = found
     config.architectures = [cls.__name__]
     shapes, text = in_files(shapes), config.to_json_string()
     ids, row = verify(shapes, text)
-    out = {"class": cls.__name__, "healthy": ids, "row": row, "missed": [], "damages": 0}
-    for word, damaged in damages(shapes):
+    out = {"healthy": ids, "row": row, "found": [], "missed": {}}
+    for kind, (word, damaged) in damages(shapes).items():
         got, _ = verify(damaged, text)
-        out["damages"] += 1
-        if not any(line.startswith(word) for line in got):
-            out["missed"].append([word, got[:2]])
+        if any(line.startswith(word) for line in got):
+            out["found"].append(kind)
+        else:
+            out["missed"][kind] = got[:2]
     return out
 
 
 def audit(arguments):
-    alarms = missed = damaged = classes = whole = 0
-    for model_type in types_of(arguments):
-        for cls in classes_in_table(model_type):
-            report = {"type": model_type, **audit_class(model_type, cls)}
-            classes += 1
-            damaged += report.get("damages", 0)
-            missed += len(report.get("missed", ()))
-            alarms += bool(report.get("healthy"))
-            whole += "not checked" not in report.get("row", "not checked")
-            print(json.dumps(report), flush=True)
-    print(f"{classes} classes, {whole} checked whole; {damaged - missed} of {damaged} damages found; {alarms} false alarms", flush=True)
-    return bool(alarms or missed)
+    reports = []
+    for model_type, cls in classes_of(arguments):
+        reports.append(audit_class(model_type, cls))
+        if reports[-1].get("healthy") or reports[-1].get("missed") or "why" in reports[-1]:
+            print(json.dumps({"type": model_type, "class": cls.__name__, **reports[-1]}), flush=True)
+    built = [r for r in reports if "row" in r]
+    alarms = sum(bool(r["healthy"]) for r in built)
+    found, missed = (collections.Counter(kind for r in built for kind in r[word]) for word in ("found", "missed"))
+    kinds = ", ".join(f"{kind} {found[kind]} of {found[kind] + missed[kind]}" for kind in sorted({*found, *missed}))
+    whole = sum("not checked" not in r["row"] for r in built)
+    text = (f"audit: {len(built)} classes, {whole} of them compared whole. Healthy models with a finding: {alarms}. "
+            f"Damages found: {sum(found.values())} of {sum(found.values()) + sum(missed.values())} ({kinds}).")
+    return text, not alarms and not missed
 
 
 # ---- convert
@@ -215,30 +220,42 @@ def convert_class(model_type, cls, directory):
 
 
 def convert(arguments):
-    wrong = skipped = classes = 0
-    for model_type in types_of(arguments):
-        for cls in classes_in_table(model_type):
-            with tempfile.TemporaryDirectory() as directory:
-                try:
-                    report = convert_class(model_type, cls, pathlib.Path(directory))
-                except Exception as e:  # a conversion that failed
-                    report = {"wrong": f"{type(e).__name__}: {e}"}
-            classes += 1
-            wrong += bool(report.get("wrong"))
-            skipped += "skipped" in report
-            if report.get("wrong", "skipped"):
-                print(json.dumps({"type": model_type, "class": cls.__name__, **report}), flush=True)
-    print(f"{classes - skipped - wrong} of {classes - skipped} classes converted are the same; {skipped} left out", flush=True)
-    return bool(wrong)
+    counts = collections.Counter()
+    for model_type, cls in classes_of(arguments):
+        with tempfile.TemporaryDirectory() as directory:
+            try:
+                report = convert_class(model_type, cls, pathlib.Path(directory))
+            except Exception as e:  # a conversion that failed
+                report = {"wrong": f"{type(e).__name__}: {e}"}
+        result = "skipped" if "skipped" in report else "wrong" if report["wrong"] else "same"
+        counts[result] += 1
+        if result != "same":
+            print(json.dumps({"type": model_type, "class": cls.__name__, **report}), flush=True)
+    text = (f"convert: {counts['same']} of {counts['same'] + counts['wrong']} classes are the same model after a conversion from "
+            f"DCP on two ranks; transformers cannot load {counts['skipped']} others from its own files.")
+    return text, not counts["wrong"]
+
+
+def write(command, text):
+    """Replaces the line of this command in docs/families.md."""
+    before, _, rest = generate.REPORT.read_text().partition(MARKS[0])
+    inside, _, after = rest.partition(MARKS[1])
+    lines = [line for line in inside.splitlines() if line and not line.startswith(f"- {command}:")] + [f"- {text}"]
+    generate.REPORT.write_text("\n".join([before + MARKS[0], *sorted(lines), MARKS[1] + after]))
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("command", choices=["audit", "convert"])
-    parser.add_argument("--draw", type=int, help="this many types, always the same ones")
+    parser.add_argument("--draw", type=int, help="one class of this many types, always the same ones")
+    parser.add_argument("--write", action="store_true")
     parser.add_argument("types", nargs="*")
     arguments = parser.parse_args()
-    sys.exit({"audit": audit, "convert": convert}[arguments.command](arguments))
+    text, is_right = {"audit": audit, "convert": convert}[arguments.command](arguments)
+    print(text)
+    if arguments.write:
+        write(arguments.command, text)
+    sys.exit(0 if is_right else 1)
 
 
 if __name__ == "__main__":

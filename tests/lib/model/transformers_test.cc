@@ -8,6 +8,8 @@
 #include <set>
 
 #include "lib/base/file.h"
+#include "lib/base/text.h"
+#include "lib/model/architecture.h"
 #include "lib/model/packing.h"
 #include "lib/model/parameters.h"
 #include "lib/model/parts.h"
@@ -71,6 +73,48 @@ Shapes shapes_of(const Catalog& catalog) {
   Shapes out;
   for (const Tensor& t : catalog.tensors()) out.emplace(t.name, t.shape);
   return out;
+}
+
+// The classes of a model_type that have a language model's head, in the table that is derived from transformers.
+std::vector<Architecture> classes_with_head(std::string_view model_type) {
+  std::vector<Architecture> out;
+  const std::string start = "{\"type\":\"" + std::string(model_type) + "\",";
+  for (const std::string& line : split(builtin_architectures(), '\n')) {
+    if (!line.starts_with(start)) continue;
+    const auto json = parse_json(line, "architectures.jsonl");
+    const auto names = json->get_array("classes");
+    for (const Json& name : *names)
+      for (const char* end : {"ForCausalLM", "LMHeadModel", "ForConditionalGeneration"})
+        if (name.as_string()->ends_with(end)) out.push_back(*find_architecture(model_type, *name.as_string()));
+  }
+  return out;
+}
+
+// Two descriptions of one model, made by hand and derived, must not drift apart: both are compared with the same files.
+TEST(Transformers, FilesAreThoseOfTheDerivedClassesToo) {
+  Index compared = 0;
+  for (const Sample& sample : samples())
+    for (const Architecture& architecture : classes_with_head(sample.config.model_type)) {
+      const auto model = parameters_of(architecture, sample.config.file);
+      if (!model) continue;  // a member for which only other values were tried
+      ++compared;
+      std::map<std::string, const ArchitectureParameter*> known;
+      for (const ArchitectureParameter& p : model->parameters) {
+        if (p.row->stands_in == StandsIn::kMemory || p.row->stands_in == StandsIn::kMemoryTied) continue;
+        const std::string name = (p.row->is_base && architecture.has_prefix ? architecture.prefix : "") + p.name;
+        known.emplace(name, &p);
+        if (p.is_required) EXPECT_TRUE(sample.files.contains(name)) << sample.name << " " << name;
+      }
+      for (const auto& [name, shape] : sample.files) {
+        const auto found = known.find(name);
+        ASSERT_NE(found, known.end()) << sample.name << " " << name;
+        const Dims& expected = found->second->shape;
+        ASSERT_EQ(shape.rank(), expected.rank()) << sample.name << " " << name;
+        for (int d = 0; d < shape.rank(); ++d)
+          EXPECT_TRUE(expected[d] == kAnySize || expected[d] == shape[d]) << sample.name << " " << name;
+      }
+    }
+  EXPECT_GE(compared, 1);
 }
 
 TEST(Transformers, NoModuleIsTakenForAnAverage) {
