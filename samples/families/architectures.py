@@ -68,6 +68,7 @@ NEEDED = re.compile(r"(^|\.)(vocab_size|pad_token_id|mask_token_id|num_labels)$"
 FEW_LAYERS, MORE_LAYERS, FEW_EXPERTS = 2, 6, 4
 LONGEST_LIST = 8  # of sizes per stage
 MOST_NUMBERS = 64
+SMALLEST_SIZE = 16  # of a constant that may be a member's value
 CONFIRMATIONS = 6
 ATTEMPTS = 3
 SECONDS = 20  # for one model
@@ -794,6 +795,10 @@ class Derivation:
                 out.add(path)
         return sorted(out)
 
+    def is_unvaried(self, formula):
+        """Whether a constant is the value of a member: it may depend on it, and the member had no other value beside the row."""
+        return formula.isdigit() and int(formula) >= SMALLEST_SIZE and int(formula) in self.values.values()
+
     def condition(self, known, facts):
         """condition_of(), once for the many rows that are alike."""
         key = tuple(known), tuple((id(v), n, r) for v, n, r in facts)  # the samples keep the values
@@ -948,7 +953,8 @@ class Quantities:
                 continue
             size_of = {key: next(iter(x)) for key, x in sizes.items()}
             fields = self.d.fields_of(lambda s: size_of.get(id(s)))
-            out.append(formula_of(fields, [(group[0][0].values, size_of[key]) for key, group in by_sample.items()]) or "?")
+            formula = formula_of(fields, [(group[0][0].values, size_of[key]) for key, group in by_sample.items()])
+            out.append("?" if formula is None or self.d.is_unvaried(formula) else formula)
         return out
 
     def per_layer(self, facts, d):
