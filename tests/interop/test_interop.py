@@ -1173,16 +1173,6 @@ class OfNoFamily(Case):
         self.check("llama", "LlamaForQuestionAnswering", _GROUPED)
 
 
-class ModelClasses(Case):
-    """One class of each of 30 of transformers' model types without a family, drawn by a fixed seed (architectures.py)."""
-
-    def test_damage_is_found_and_healthy_models_have_no_finding(self):
-        self.run_script("architectures.py", "audit", "--draw", 30)
-
-    def test_they_survive_a_conversion_from_two_ranks(self):
-        self.run_script("architectures.py", "convert", "--draw", 30)
-
-
 class OwnClasses(Case):
     """Model classes that transformers lacks: `reshard family` runs their code and makes a table."""
 
