@@ -11,7 +11,6 @@
 
 #include "lib/base/text.h"
 #include "lib/model/config_members.h"
-#include "lib/model/family.h"
 
 namespace reshard {
 namespace {
@@ -295,8 +294,7 @@ bool ArchitectureParameter::fits(const Dims& stored) const {
 }
 
 std::optional<Architecture> find_architecture(std::string_view model_type, std::string_view name, Families families) {
-  std::string_view line;
-  if (families.own()) line = line_of(families.own()->class_table, model_type);
+  std::string_view line = line_of(families.class_table(), model_type);
   if (line.empty()) line = line_of(builtin_architectures(), model_type);
   if (line.empty()) return {};
   auto parsed = parse_line(line, name);

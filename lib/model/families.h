@@ -33,6 +33,7 @@ class Families {
   explicit Families(const Family* own) : own_(own) {}
 
   const Family* own() const { return own_; }
+  std::string_view class_table() const;  // of the user's own classes (architecture.h); empty: none
   Iterator begin() const { return {own_, 0}; }
   Iterator end() const;
 

@@ -282,6 +282,10 @@ const Family* Families::Iterator::operator*() const {
   return builtin_family(at_ - (own_ ? 1 : 0));
 }
 
+std::string_view Families::class_table() const {
+  return own_ ? std::string_view(own_->class_table) : std::string_view();
+}
+
 Families::Iterator Families::end() const { return {own_, builtin_families().size() + (own_ ? 1 : 0)}; }
 
 std::vector<std::string> family_names(Families families) {
