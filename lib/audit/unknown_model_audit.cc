@@ -634,9 +634,12 @@ std::string what_is_unknown(const ModelConfig& config) {
 }  // namespace
 
 std::string summary(const UnknownModelAudit& audit, const ModelConfig& config) {
-  if (!audit.architecture.empty())
-    return config.path + ": " + audit.architecture +
-           (audit.unknown > 0 ? "; not checked: " + count_of(audit.unknown, "tensor") + " of other names" : "");
+  if (!audit.architecture.empty()) {
+    std::string out = config.path + ": " + audit.architecture;
+    if (audit.unknown > 0) out += "; not checked: " + count_of(audit.unknown, "tensor") + " of other names";
+    if (audit.unknown > 0 && !config.quantization.empty()) out += ", as no family describes " + what_is_unknown(config);
+    return out;
+  }
   std::vector<std::string> names;
   for (const CheckedNumber& n : audit.compared)
     if (std::find(names.begin(), names.end(), n.field) == names.end()) names.push_back(printable(n.field));
