@@ -85,7 +85,8 @@ const std::set<std::string> kWords = {"--accumulate",
                                       "--vocab-padding",
                                       "--weights",
                                       "--without",
-                                      "--world"};
+                                      "--world",
+                                      "--without-optimizer-after"};
 
 Words commands() {
   Words out;
