@@ -141,14 +141,28 @@ std::optional<Index> start_in(const Fragment& f, const PackedPart& part) {
   return start;
 }
 
-// Returns the fragments of a part of Form::kAxes: one for each combination of runs.
-FragmentList by_axes(const FragmentList& in, const Dims& stored, const PackedPart& part, Index element_bytes) {
+// Returns the box of the part's layer and expert in the stored tensor.
+Box box_of(const PackedPart& part, const Dims& stored) {
+  Box out = whole(stored);
+  for (std::size_t a = 0; a < part.axes.size(); ++a) {
+    if (part.axes[a].of == StoredAxis::Of::kPart) continue;
+    const int axis = static_cast<int>(a);
+    out.origin[axis] = part.axes[a].of == StoredAxis::Of::kLayers ? part.layer : part.expert;
+    out.shape[axis] = 1;
+  }
+  return out;
+}
+
+// Returns the fragments of a part of Form::kAxes: one for each combination of runs. `index` is that of `in`: a tensor
+// of all experts has as many fragments as parts, or more.
+FragmentList by_axes(const FragmentList& in, const FragmentIndex& index, const Dims& stored, const PackedPart& part,
+                     Index element_bytes) {
   const int rank = part.shape.rank();
   FragmentList out(rank);
-  for (std::size_t i = 0; i < in.size(); ++i) {
+  index.overlapping(box_of(part, stored), [&](std::size_t i, const Box&) {
     const Fragment f = in.get(i);
     const auto start = start_in(f, part);
-    if (!start) continue;
+    if (!start) return;
     std::vector<std::vector<AxisRun>> runs;
     Index combinations = 1;
     for (int d = 0; d < rank; ++d) combinations *= std::ssize(runs.emplace_back(runs_of(f, stored, part, d)));
@@ -169,12 +183,13 @@ FragmentList by_axes(const FragmentList& in, const Dims& stored, const PackedPar
       one.start += offset * element_bytes;
       out.add(one);
     }
-  }
+  });
   return out;
 }
 
-FragmentList part_fragments(const FragmentList& in, const Dims& stored, const PackedPart& part, Index element_bytes) {
-  if (!part.axes.empty()) return by_axes(in, stored, part, element_bytes);
+FragmentList part_fragments(const FragmentList& in, const FragmentIndex& index, const Dims& stored,
+                            const PackedPart& part, Index element_bytes) {
+  if (!part.axes.empty()) return by_axes(in, index, stored, part, element_bytes);
   int rank = stored.rank();
   FragmentList out = part.index < 0 ? in : slice(in, part.index, rank, element_bytes);
   if (part.index >= 0) --rank;
@@ -499,18 +514,26 @@ class Unpacker {
 
 }  // namespace
 
-Tensor unpack(const Tensor& packed, const PackedPart& part, std::string name) {
+PackedParts::PackedParts(const Tensor& packed)
+    : packed_(packed), fragments_(packed.fragments), replicas_(packed.replicas) {}
+
+Tensor PackedParts::unpack(const PackedPart& part, std::string name) const {
+  const Tensor& packed = packed_;
   Tensor out;
   out.name = std::move(name);
   out.dtype = packed.dtype;
   out.model_dtype = packed.model_dtype;
   out.shape = part.shape;
-  out.fragments = part_fragments(packed.fragments, packed.shape, part, byte_size(packed.dtype));
-  out.replicas = part_fragments(packed.replicas, packed.shape, part, byte_size(packed.dtype));
+  out.fragments = part_fragments(packed.fragments, fragments_, packed.shape, part, byte_size(packed.dtype));
+  out.replicas = part_fragments(packed.replicas, replicas_, packed.shape, part, byte_size(packed.dtype));
   out.path = packed.path;
   out.located = packed.located;
   out.row_group = part.row_group;
   return out;
+}
+
+Tensor unpack(const Tensor& packed, const PackedPart& part, std::string name) {
+  return PackedParts(packed).unpack(part, std::move(name));
 }
 
 std::vector<std::string> part_names(const ParsedName& name, Index experts) {

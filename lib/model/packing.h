@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "lib/checkpoint/fragment_index.h"
 #include "lib/model/family.h"
 
 namespace reshard {
@@ -41,6 +42,18 @@ struct PackedPart {
 
 // Returns the part as a tensor named `name` over the same bytes.
 Tensor unpack(const Tensor& packed, const PackedPart& part, std::string name);
+
+// The same for many parts of one tensor, without a look at all of its fragments for each.
+class PackedParts {
+ public:
+  // `packed` must outlive this object.
+  explicit PackedParts(const Tensor& packed);
+  Tensor unpack(const PackedPart& part, std::string name) const;
+
+ private:
+  const Tensor& packed_;
+  const FragmentIndex fragments_, replicas_;
+};
 
 // Returns the canonical names of the parts of a packed tensor. `experts` is the number of experts in a stacked tensor;
 // a number larger than any model's is ignored. The number of stacked layers is that of the numbered() family.
