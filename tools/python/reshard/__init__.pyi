@@ -21,7 +21,7 @@ _Array = NDArray[Any]
 # The formats that tensors are copied to.
 _Format = Literal[
     "megatron-legacy", "megatron-legacy-local", "megatron", "dcp", "torch_checkpointing", "colossalai", "deepspeed-universal",
-    "vllm", "vllm-0.13", "ranks", "orbax", "hf", "bin", "hdf5",
+    "vllm", "vllm-0.13", "ranks", "orbax", "orbax-zarr2", "hf", "bin", "hdf5",
 ]
 
 class Error(Exception):
