@@ -103,7 +103,10 @@ class ArchitectureComparison {
   void compare(const ArchitectureParameter& p, const Tensor& t) {
     if (!is_there(p)) return;
     if (known_.insert(&t).second) elements_ += t.elements();
-    if (p.fits(t.shape)) return;
+    if (p.fits(t.shape)) {
+      if (p.shape == t.shape) out_.proven.insert(&t);
+      return;
+    }
     for (int d = 0; d < p.shape.rank(); ++d)
       if (uses(p.row->dims[static_cast<std::size_t>(d)], contradicted_)) return;
     wrong_shapes_[p.row].push_back({&p, &t});

@@ -23,6 +23,10 @@ struct ArchitectureAudit {
   std::string skipped;   // why nothing was compared; empty if it was, or if the class is unknown
   std::string compared;  // "BertModel of transformers 5.24.0, 103 tensors, 22,713,216 parameters"; empty: nothing was
   Index unknown = 0;     // tensors whose names the class does not have
+  std::set<const Tensor*> proven;  // tensors that have the shape that the class's formulas give in all dimensions
+
+  // Returns whether the class describes all tensors, and requires no further ones.
+  bool is_whole() const { return !compared.empty() && unknown == 0 && findings.empty(); }
 };
 
 // `contradicted` are fields of the config that were already reported; consequences of them are not reported again.

@@ -159,6 +159,7 @@ class UnknownModel {
       : config_(config), fields_(fields_of(config)), stored_(stored_tensors(catalog, config)), catalog_(catalog) {}
 
   UnknownModelAudit audit() {
+    by_class_ = audit_architecture(stored_.all, stored_.others, config_, {});
     check_width();
     const bool is_other = !findings_.empty();
     check_vocabulary();
@@ -170,7 +171,9 @@ class UnknownModel {
     check_types();
     for (Finding& f : findings_)
       if (is_other && f.id != "config-other") f.causes.emplace_back("config-other");
-    ArchitectureAudit known = audit_architecture(stored_.all, stored_.others, config_, contradicted_);
+    ArchitectureAudit known = contradicted_.empty()
+                                  ? std::move(by_class_)
+                                  : audit_architecture(stored_.all, stored_.others, config_, contradicted_);
     std::move(known.findings.begin(), known.findings.end(), std::back_inserter(findings_));
     return {std::move(findings_), std::move(compared_), std::move(known.compared), std::move(known.skipped),
             known.unknown};
@@ -469,6 +472,7 @@ class UnknownModel {
   // ---- Experts
 
   void check_experts() {
+    if (by_class_.is_whole()) return;  // of other numbers of experts, the names would differ
     Sizes sizes;
     for (const auto& [prefix, list] : stored_.experts) sizes[list.size()];
     static constexpr std::string_view kRelated[] = {"expert"};
@@ -517,6 +521,7 @@ class UnknownModel {
     static constexpr std::string_view kRouters[] = {"gate.weight", "router.weight"};
     const Sizes sizes = sizes_where(2, [&](const NamedTensor& t, Sizes& out) {
       if (is_one_of(last_parts(t.name, 2), kRouters)) return;
+      if (by_class_.is_whole() && by_class_.proven.contains(t.tensor)) return;
       const Index rows = t.tensor->shape[0], columns = t.tensor->shape[1];
       if (is_inner(t.name) && is_width(rows) != is_width(columns))
         out[is_width(rows) ? columns : rows].push_back(t.tensor);
@@ -605,6 +610,7 @@ class UnknownModel {
   std::vector<Field> fields_;
   StoredTensors stored_;
   const Catalog& catalog_;
+  ArchitectureAudit by_class_;  // without knowledge of the fields that the other checks contradict
   std::vector<Finding> findings_;
   std::vector<CheckedNumber> compared_;
   std::set<std::string> contradicted_;  // names of the contradicted fields

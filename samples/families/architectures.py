@@ -1186,6 +1186,14 @@ def derive_type(model_type, classes, default=None, further=()):
     return line_of(model_type, made) if made else None, report
 
 
+def can_attend(config):
+    """Whether the heads of each part of a config are a multiple of its key-value heads, as no transformer runs without.
+    Building on the meta device does not check that."""
+    parts = [config] + [p for p in config.values() if isinstance(p, dict)]
+    return all(p["num_attention_heads"] % p["num_key_value_heads"] == 0 for p in parts
+               if type(p.get("num_attention_heads")) is int and type(p.get("num_key_value_heads")) is int and p["num_key_value_heads"])
+
+
 def further_model(model_type, cls):
     """(config, {name in files: shape}) of a model of few layers and of some numbers that no derivation drew; None where
     transformers builds none."""
@@ -1203,7 +1211,7 @@ def further_model(model_type, cls):
         config.pop("model_type", None)
         try:
             made = d.config_class(**config)
-            shapes = build(made)
+            shapes = build(made) if can_attend(made.to_dict()) else None
         except Exception:  # the config describes no model
             continue
         if shapes and shapes != base.shapes:
