@@ -143,10 +143,12 @@ class Watch {
     if (!path_exists(path)) return {};
     const Json json = TRY(parse_json(TRY(read_whole_file(path, kMaxRecordBytes)), path));
     const std::span<const Json::Member> steps = TRY(json.get_object("steps").context(path));
-    for (const Json::Member& step : steps)
-      done_[step.key] = {std::string(TRY(step.value.get_string("source").context(path))),
-                         TRY(step.value.get_bool("proven").context(path)),
-                         TRY(step.value.get_bool("then").context(path)), step.value.contains("without_optimizer")};
+    for (const Json::Member& step : steps) {
+      const bool is_proven = TRY(step.value.get_bool("proven").context(path));
+      const bool has_run_then = TRY(step.value.get_bool("then").context(path));
+      done_[step.key] = {std::string(TRY(step.value.get_string("source").context(path))), is_proven, has_run_then,
+                         step.value.contains("without_optimizer")};
+    }
     if (!json.contains("started")) return {};
     const std::span<const Json::Member> started = TRY(json.get_object("started").context(path));
     for (const Json::Member& step : started) started_[step.key] = TRY(step.value.as_string().context(path));

@@ -77,7 +77,8 @@ Status GgufReader::add(const TensorInfo& info, std::uint32_t file, bool big_endi
 Status GgufReader::read_file(const std::string& name) {
   const auto number = static_cast<std::uint32_t>(catalog_.files.size());
   const auto file = TRY(files_.open(path_join(catalog_.root, name)));
-  catalog_.files.push_back({name, TRY(file->size())});
+  const Index size = TRY(file->size());
+  catalog_.files.push_back({name, size});
   Header header = TRY(read_header(*file));
   for (const TensorInfo& info : header.tensors) TRY(add(info, number, header.big_endian));
   header.tensors.clear();

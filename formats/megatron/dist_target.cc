@@ -164,7 +164,8 @@ Result<std::unique_ptr<Target>> lay_out_sharded(LayoutRequest request) {
     storing.slices.push_back(std::move(slices));
   }
   storing.directory = model.directory();
-  storing.texts = {{storing.directory + std::string(kCommonFile), TRY(common_file(model))},
+  std::string common = TRY(common_file(model));
+  storing.texts = {{storing.directory + std::string(kCommonFile), std::move(common)},
                    {storing.directory + std::string(kMetadataFile),
                     to_text(Json::object().set("sharded_backend", "torch_dist").set("sharded_backend_version", 1))},
                    {std::string(kLatestFile), model.latest()}};

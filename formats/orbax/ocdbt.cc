@@ -258,9 +258,10 @@ Status read_children(Cursor& in, TreeNode& node) {
     if (prefix > std::ssize(key)) return in.error("common prefix", "longer than the key");
     if (i > 0 && key <= last) return in.error("key", "expected keys in ascending order");
     last = key;
-    node.children.push_back({std::string(key.substr(0, static_cast<std::size_t>(prefix))),
-                             TRY(files.next_below(node.files.size())), TRY(offsets.next()), TRY(lengths.next()),
-                             TRY(numbers.next())});
+    const auto file = TRY(files.next_below(node.files.size()));
+    const Index offset = TRY(offsets.next()), length = TRY(lengths.next()), number = TRY(numbers.next());
+    node.children.push_back(
+        {std::string(key.substr(0, static_cast<std::size_t>(prefix))), file, offset, length, number});
   }
   return {};
 }

@@ -407,7 +407,8 @@ Status OrbaxReader::read_strings(const Reading& now) {
   const std::string path = path_join(now.place->path(), kStrings);
   const Json json = TRY(parse_json(TRY(read_whole_file(path, kMaxJson)), path));
   const auto file = static_cast<std::uint32_t>(catalog_.files.size());
-  catalog_.files.push_back({below(now.directory, kStrings), TRY(TRY(files_.open(path))->size())});
+  const Index size = TRY(TRY(files_.open(path))->size());
+  catalog_.files.push_back({below(now.directory, kStrings), size});
   const auto members = TRY(json.as_object().context(path));
   for (const Json::Member& member : members) {
     if (archives_.contains(now.prefix + member.key)) continue;  // the same, as another format stored it

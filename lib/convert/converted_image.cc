@@ -123,8 +123,10 @@ Status ConvertedImage::add_files_inside() {
 Result<std::vector<ConvertedImage::FileBeside>> ConvertedImage::files_beside() {
   std::vector<FileBeside> out;
   if (manifest_inside_) return out;
-  for (const SideFile& file : TRY(conversion_.side_files()))
-    out.push_back({{file.name, TRY(file.size())}, [file] { return file.read(); }});
+  for (const SideFile& file : TRY(conversion_.side_files())) {
+    const Index size = TRY(file.size());
+    out.push_back({{file.name, size}, [file] { return file.read(); }});
+  }
   ManifestOutline outline = outline_manifest(conversion_);
   out.push_back(
       {{std::string(kManifestFile), outline.length}, [this] { return manifest_text(); }, std::move(outline.head)});

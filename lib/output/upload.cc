@@ -152,7 +152,8 @@ Result<std::optional<Upload::Journal>> Upload::read_journal() const {
     out.is_publishing = TRY(json.get_bool("publishing"));
     for (const Json& name : TRY(json.get_array("replaced"))) out.replaced.emplace_back(TRY(name.as_string()));
     for (const Json& file : TRY(json.get_array("files"))) {
-      UploadFile of{std::string(TRY(file.get_string("path"))), TRY(file.get_index("size"))};
+      const Index size = TRY(file.get_index("size"));
+      UploadFile of{std::string(TRY(file.get_string("path"))), size};
       if (!of.path.empty() && !is_safe_relative_path(of.path)) return corrupt("a path leaves the destination");
       out.files.emplace_back(std::move(of), TRY(file.get_string("upload")));
     }

@@ -134,7 +134,8 @@ class Hub : public Storage {
       const std::string path(TRY(item.get_string("path")));
       if (TRY(item.get_string("type")) != "file" || !is_safe_relative_path(path)) continue;
       StoredObject object;
-      object.entry = {base_name(path), false, TRY(item.get_index("size")), 0};
+      const Index size = TRY(item.get_index("size"));
+      object.entry = {base_name(path), false, size, 0};
       object.version = commit_;
       files_.emplace(path, std::move(object));
     }
