@@ -66,7 +66,7 @@ Result<int> family(const FamilyOptions& o) {
     return io_error(printable(o.from) + ": no config.json, which names the classes of the model");
   (void)interrupted();  // from now on signals are noticed, so that the temporary files are removed
   const auto made = TRY(TemporaryDirectory::make());
-  const auto table = derive(o, made);
+  auto table = derive(o, made);
   if (interrupted()) return 128 + ending_signal();
   const std::string text = TRY(std::move(table));
   const std::string type = TRY(type_of_class_table(text, o.from));

@@ -68,7 +68,7 @@ HtmlCell real_cell(double x) {
   return {real_text(x), real_text(x)};
 }
 
-HtmlTable::HtmlTable(std::string_view name, std::vector<std::string> heads) : name_(name) {
+HtmlTable::HtmlTable(std::string_view name, const std::vector<std::string>& heads) : name_(name) {
   for (const std::string& head : heads) {
     is_number_.push_back(head.starts_with('#'));
     head_ += element("th", is_number_.back() ? "class=\"number\"" : "", markup_escaped(head.substr(is_number_.back())));

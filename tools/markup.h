@@ -29,7 +29,7 @@ class HtmlTable {
  public:
   static constexpr std::size_t kMostRows = 5000;
   // `name`: for people and for the file that the table is exported to, "tensors".
-  HtmlTable(std::string_view name, std::vector<std::string> heads);
+  HtmlTable(std::string_view name, const std::vector<std::string>& heads);
   // `id` is the row's anchor; empty: none.
   void add(const std::vector<HtmlCell>& cells, std::string_view id = {});
   std::size_t rows() const { return rows_; }
