@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tools/html_report.h"
 
-#include <unistd.h>
-
 #include <array>
 #include <ctime>
 
 #include "lib/base/file.h"
+#include "lib/base/machine.h"
 #include "lib/base/printable.h"
 #include "lib/base/text.h"
 #include "tools/host.h"
@@ -34,18 +33,7 @@ std::string escaped(std::string_view json) {
   return out;
 }
 
-// "2026-11-26 01:02:03 UTC"
-std::string utc_text(std::time_t seconds) {
-  std::tm parts{};
-  char text[40];
-  if (!gmtime_r(&seconds, &parts) || std::strftime(text, sizeof text, "%Y-%m-%d %H:%M:%S UTC", &parts) == 0) return {};
-  return text;
-}
-
-std::string host_name() {
-  char name[256] = {};
-  return gethostname(name, sizeof name - 1) == 0 ? name : "";
-}
+std::string time_text(std::time_t seconds) { return utc_text(seconds, "%Y-%m-%d %H:%M:%S UTC"); }
 
 // Returns the head of the page: its inputs, the verdict, and how, when and where it was made.
 std::string header_html(std::string_view command, const std::vector<InputFacts>& inputs, const Verdict& verdict) {
@@ -55,10 +43,10 @@ std::string header_html(std::string_view command, const std::vector<InputFacts>&
     paths.push_back(input.path);
     std::string files = count_of(input.files, "file") + ", " + human_bytes(input.bytes);
     if (input.newest_ns > 0)
-      files += ", last changed " + utc_text(static_cast<std::time_t>(input.newest_ns / 1'000'000'000));
+      files += ", last changed " + time_text(static_cast<std::time_t>(input.newest_ns / 1'000'000'000));
     facts.emplace_back(input.path, files);
   }
-  facts.emplace_back("report made", utc_text(std::time(nullptr)));
+  facts.emplace_back("report made", time_text(std::time(nullptr)));
   facts.emplace_back("on host", host_name());
   facts.emplace_back("by", std::string("reshard ") + RESHARD_VERSION);
   facts.emplace_back("command", command_text());

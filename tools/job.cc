@@ -1,15 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tools/job.h"
 
-#include <unistd.h>
-
-#include <array>
 #include <cstdio>
 #include <cstdlib>
 #include <set>
 #include <string>
 #include <utility>
 
+#include "lib/base/machine.h"
 #include "lib/base/printable.h"
 #include "lib/base/text.h"
 #include "lib/transport/collectives.h"
@@ -62,9 +60,7 @@ Transport* job_ranks() { return together ? job().ranks() : nullptr; }
 bool leads() { return rank_of(job_ranks()) == 0; }
 
 Result<Index> machine_count() {
-  std::array<char, 256> name{};
-  ::gethostname(name.data(), name.size() - 1);
-  const auto names = TRY(gather(job_ranks(), name.data()));
+  const auto names = TRY(gather(job_ranks(), host_name()));
   const std::set<std::string> different(names.begin(), names.end());
   return static_cast<Index>(std::stoll(TRY(broadcast(job_ranks(), std::to_string(different.size())))));
 }

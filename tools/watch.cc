@@ -11,7 +11,7 @@
 //   4. Run --then on each output that it has not succeeded on, kept or not.
 //   5. Remove the outputs of steps that are not kept and, with --prune-source, their sources, if this DST's record says
 //      that they were converted and that --then has succeeded.
-//   6. With --without-optimizer-after, rewrite the sources of older steps, of which the same is true.
+//   6. With --without-optimizer-after, rewrite the sources of older steps for which the record says the same.
 //
 // The record, DST/.reshard-watch.json, has each step that was converted and whether --then is done, and before that
 // each step whose conversion has started: its output appears only when it is proven, also if this process dies before

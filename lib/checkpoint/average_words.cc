@@ -12,7 +12,7 @@ bool is_lower(char c) { return c >= 'a' && c <= 'z'; }
 
 }  // namespace
 
-std::vector<std::string> words_of(std::string_view name) {
+std::vector<std::string> words_in_name(std::string_view name) {
   std::vector<std::string> out(1);
   for (std::size_t i = 0; i < name.size(); ++i) {
     const char c = name[i];
@@ -28,7 +28,7 @@ std::vector<std::string> words_of(std::string_view name) {
 bool hints_at_average(std::string_view word) {
   static constexpr std::array<std::string_view, 10> kWords = {"ema", "swa",    "ewma",     "shadow", "average",
                                                               "avg", "polyak", "averaged", "lawa",   "averaging"};
-  const std::vector<std::string> parts = words_of(word);
+  const std::vector<std::string> parts = words_in_name(word);
   return std::find_first_of(parts.begin(), parts.end(), kWords.begin(), kWords.end()) != parts.end();
 }
 

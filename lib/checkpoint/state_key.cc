@@ -45,7 +45,7 @@ bool is_average_word(std::string_view word) {
       "param", "weight", "weights", "helper",  "shadow", "copy",   "parameters"};
   if (word == "shadow_params" || word == "averaged_model") return true;
   if (word.find_first_of("aA") == std::string_view::npos) return false;  // fast: every name's first word comes here
-  const std::vector<std::string> parts = words_of(word);
+  const std::vector<std::string> parts = words_in_name(word);
   const auto is_average = [](const std::string& part) { return part == "ema" || part == "swa"; };
   const auto is_allowed = [&](const std::string& part) {
     return is_average(part) || is_digits(part) ||

@@ -187,9 +187,9 @@ FragmentList by_axes(const FragmentList& in, const FragmentIndex& index, const D
   return out;
 }
 
-FragmentList part_fragments(const FragmentList& in, const FragmentIndex& index, const Dims& stored,
+FragmentList part_fragments(const FragmentList& in, const std::optional<FragmentIndex>& index, const Dims& stored,
                             const PackedPart& part, Index element_bytes) {
-  if (!part.axes.empty()) return by_axes(in, index, stored, part, element_bytes);
+  if (!part.axes.empty()) return by_axes(in, *index, stored, part, element_bytes);
   int rank = stored.rank();
   FragmentList out = part.index < 0 ? in : slice(in, part.index, rank, element_bytes);
   if (part.index >= 0) --rank;
@@ -514,8 +514,11 @@ class Unpacker {
 
 }  // namespace
 
-PackedParts::PackedParts(const Tensor& packed)
-    : packed_(packed), fragments_(packed.fragments), replicas_(packed.replicas) {}
+PackedParts::PackedParts(const Tensor& packed, std::span<const PackedPart> parts) : packed_(packed) {
+  if (parts.empty() || parts[0].axes.empty()) return;  // all parts of a tensor have one form
+  fragments_.emplace(packed.fragments);
+  replicas_.emplace(packed.replicas);
+}
 
 Tensor PackedParts::unpack(const PackedPart& part, std::string name) const {
   const Tensor& packed = packed_;
@@ -533,7 +536,7 @@ Tensor PackedParts::unpack(const PackedPart& part, std::string name) const {
 }
 
 Tensor unpack(const Tensor& packed, const PackedPart& part, std::string name) {
-  return PackedParts(packed).unpack(part, std::move(name));
+  return PackedParts(packed, {&part, 1}).unpack(part, std::move(name));
 }
 
 std::vector<std::string> part_names(const ParsedName& name, Index experts) {

@@ -46,13 +46,13 @@ Tensor unpack(const Tensor& packed, const PackedPart& part, std::string name);
 // The same for many parts of one tensor, without a look at all of its fragments for each.
 class PackedParts {
  public:
-  // `packed` must outlive this object.
-  explicit PackedParts(const Tensor& packed);
+  // `packed` must outlive this object. `parts` are those that will be asked for.
+  PackedParts(const Tensor& packed, std::span<const PackedPart> parts);
   Tensor unpack(const PackedPart& part, std::string name) const;
 
  private:
   const Tensor& packed_;
-  const FragmentIndex fragments_, replicas_;
+  std::optional<FragmentIndex> fragments_, replicas_;  // only for parts of Form::kAxes
 };
 
 // Returns the canonical names of the parts of a packed tensor. `experts` is the number of experts in a stacked tensor;

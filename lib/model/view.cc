@@ -146,7 +146,7 @@ class ViewBuilder {
       return {};
     }
     const auto parts = TRY(parts_of(parsed, tensor.shape, options_.config, options_.hf_rows, what(tensor)));
-    const PackedParts joined(tensor);
+    const PackedParts joined(tensor, parts);
     for (const PackedPart& part : parts) {
       TRY(check_columns(tensor, part, std::ssize(parts)));
       TRY(is_section ? put_section(joined.unpack(part, key.prefix + part.name + key.suffix), parsed)

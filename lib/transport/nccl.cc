@@ -9,7 +9,6 @@
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
 #include <nccl.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -26,6 +25,7 @@
 
 #include "lib/base/cursor.h"
 #include "lib/base/find_function.h"
+#include "lib/base/machine.h"
 #include "lib/base/text.h"
 #include "lib/device/cuda/context.h"
 #include "lib/transport/collectives.h"
@@ -407,9 +407,7 @@ Result<std::unique_ptr<NcclRanks>> open_nccl(Transport& control, const NcclOptio
 
 NcclMember nccl_member(int device) {
   NcclMember out;
-  std::array<char, 256> name{};
-  ::gethostname(name.data(), name.size() - 1);
-  out.machine = name.data();
+  out.machine = host_name();
   cudaDeviceProp properties;
   if (device < 0) {
     out.why = "no GPU";

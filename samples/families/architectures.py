@@ -796,7 +796,7 @@ class Derivation:
         return sorted(out)
 
     def is_unvaried(self, formula):
-        """Whether a constant is the value of a member: it may depend on it, and the member had no other value beside the row."""
+        """Whether a constant equals a member that had no other value while the row existed, so that it may depend on it."""
         return formula.isdigit() and int(formula) >= SMALLEST_SIZE and int(formula) in self.values.values()
 
     def condition(self, known, facts):

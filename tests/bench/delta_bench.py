@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Size and speed of deltas, beside xdelta3 and zstd (Debian's packages), medians of interleaved runs.
+"""Size and speed of deltas, compared with xdelta3 and zstd (Debian's packages), medians of interleaved runs.
 
   cmake --preset release && cmake --build --preset release
   tests/bench/delta_bench.py --python PYTHON [--rounds 3] [--work DIRECTORY] [--size 1.0]

@@ -29,8 +29,6 @@ void expect_failure(const std::vector<std::string>& args, int code, const std::s
   EXPECT_THAT(r.err, HasSubstr(message));
 }
 
-std::string checkpoint(const std::string& name) { return sample(name) + "/checkpoint"; }
-
 // The boxes of each tensor, without empty ones.
 using Boxes = std::map<std::string, std::set<std::pair<Dims, Dims>>>;
 Boxes boxes_of(const std::string& path) {
@@ -51,7 +49,7 @@ INSTANTIATE_TEST_SUITE_P(Cli, SampleRoundTrips,
 
 TEST_P(SampleRoundTrips, ComeBackFromAnotherMeshByTheirPrintedLayout) {
   const TempDir dir;
-  const std::string original = checkpoint(GetParam());
+  const std::string original = sample_checkpoint(GetParam());
   const CommandResult printed = reshard_cli({"layout", original, "--json"});
   expect_success(printed);
   const std::string layout = dir.write("l.json", printed.out);
@@ -74,9 +72,9 @@ TEST(CliLayout, TheBuiltInTorchtitanLayoutIsWhatMeshAloneDoes) {
     for (const char* mesh : {"tp=2,dp_shard=2,pp=2", "dp_replicate=2,dp_shard=3", "cp=2,tp=4"}) {
       if (n++ % every_nth(4) != 0) continue;
       const std::string a = dir / (std::string(name) + mesh + "a"), b = dir / (std::string(name) + mesh + "b");
-      expect_success(reshard_cli({"convert", checkpoint(name), a, "--to", "dcp", "--mesh", mesh}));
-      expect_success(
-          reshard_cli({"convert", checkpoint(name), b, "--to", "dcp", "--layout", "torchtitan-llama", "--mesh", mesh}));
+      expect_success(reshard_cli({"convert", sample_checkpoint(name), a, "--to", "dcp", "--mesh", mesh}));
+      expect_success(reshard_cli(
+          {"convert", sample_checkpoint(name), b, "--to", "dcp", "--layout", "torchtitan-llama", "--mesh", mesh}));
       auto files_a = all_files(a), files_b = all_files(b);
       for (auto* files : {&files_a, &files_b}) files->erase("reshard_manifest.json");
       EXPECT_EQ(files_a, files_b) << name << " on " << mesh;
@@ -85,9 +83,9 @@ TEST(CliLayout, TheBuiltInTorchtitanLayoutIsWhatMeshAloneDoes) {
 
 TEST(CliLayout, WholeTensorsGoToOneRankOfTheirStage) {
   const TempDir dir;
-  expect_success(reshard_cli({"convert", checkpoint("tp8"), dir / "out", "--to", "dcp", "--layout", "hf"}));
+  expect_success(reshard_cli({"convert", sample_checkpoint("tp8"), dir / "out", "--to", "dcp", "--layout", "hf"}));
   for (const auto& [name, boxes] : boxes_of(dir / "out")) EXPECT_EQ(boxes.size(), 1u) << name;
-  EXPECT_EQ(load_checkpoint(dir / "out"), load_checkpoint(checkpoint("tp8")));
+  EXPECT_EQ(load_checkpoint(dir / "out"), load_checkpoint(sample_checkpoint("tp8")));
 }
 
 TEST(CliLayout, AFusedTensorIsCutSectionBySection) {
@@ -118,7 +116,7 @@ TEST(CliLayout, AFusedTensorIsCutSectionBySection) {
 }
 
 TEST(CliLayout, SaysInOneScreenWhatACheckpointImplies) {
-  const CommandResult r = reshard_cli({"layout", checkpoint("pp2_tp4")});
+  const CommandResult r = reshard_cli({"layout", sample_checkpoint("pp2_tp4")});
   expect_success(r);
   EXPECT_THAT(r.out, HasSubstr("PyTorch DCP   pp=2, tp=4, files contain the shards of ranks\n"));
   EXPECT_THAT(r.out, HasSubstr("tp=4                                    certain: wo, w2 cut in 4 on dim 1;"));
@@ -159,7 +157,7 @@ TEST(CliLayout, PrintsTheBuiltInOnes) {
 
 TEST(CliLayout, WrongUsageIsRefused) {
   const TempDir dir;
-  const std::string source = checkpoint("tp8"), out = dir / "out";
+  const std::string source = sample_checkpoint("tp8"), out = dir / "out";
   const std::string meshed = dir.write("l.json", reshard_cli({"layout", source, "--json"}).out);
   expect_failure({"layout"}, 2, "expected PATH or --builtin NAME, and not both");
   expect_failure({"layout", source, "--builtin", "hf"}, 2, "expected PATH or --builtin NAME, and not both");
@@ -195,12 +193,12 @@ TEST(CliLayout, PaddingAndRepeatedHeadsNeedToBeSpelledOut) {
                                    members + "}");
   };
   const std::string out = dir / "out";
-  expect_failure({"convert", checkpoint("tp8"), out, "--to", "dcp", "--layout",
+  expect_failure({"convert", sample_checkpoint("tp8"), out, "--to", "dcp", "--layout",
                   layout(R"("vocabulary": {"tensors": ["tok_*"], "make_vocab_size_divisible_by": 64})")},
                  2,
                  "has 257 rows, the target's vocabulary 384; choose the content of the added rows with --vocab-padding "
                  "zero, repeat-last or mean");
-  expect_failure({"plan", checkpoint("tp8"), "--to", "dcp", "--layout",
+  expect_failure({"plan", sample_checkpoint("tp8"), "--to", "dcp", "--layout",
                   layout(R"("kv_heads": {"tensors": ["*.wo.weight"], "replication": 2})")},
                  4, "the layout repeats key-value heads; expected rows that are a multiple of");
   EXPECT_FALSE(std::filesystem::exists(out));
@@ -208,8 +206,8 @@ TEST(CliLayout, PaddingAndRepeatedHeadsNeedToBeSpelledOut) {
 
 TEST(CliLayout, PlanAndManifestNameTheLayout) {
   const TempDir dir;
-  const CommandResult plan = reshard_cli(
-      {"plan", checkpoint("tp8"), "--to", "dcp", "--layout", "torchtitan-llama", "--mesh", "dp_shard=4", "--json"});
+  const CommandResult plan = reshard_cli({"plan", sample_checkpoint("tp8"), "--to", "dcp", "--layout",
+                                          "torchtitan-llama", "--mesh", "dp_shard=4", "--json"});
   expect_success(plan);
   const auto json = parse_json(plan.out, "plan");
   ASSERT_TRUE(json.has_value()) << json.error().message();

@@ -17,7 +17,7 @@ namespace {
 using testing::HasSubstr;
 using Options = std::vector<std::string>;
 
-// Every kind of optimizer of which there is a real checkpoint.
+// One row for each optimizer that a real checkpoint was saved with.
 constexpr const char* kSources[] = {"megatron/legacy_pp2_vpp2_dp2_distopt_tied",
                                     "megatron/legacy_tp2_ep2_moe_plain",
                                     "megatron/dist_tp2_dp2_dpreshardable",

@@ -111,6 +111,8 @@ std::string dcp_item(DType dtype, const Dims& shape, Index offset, std::string_v
 
 std::string sample(const std::string& name) { return std::string(RESHARD_SOURCE_DIR) + "/samples/checkpoints/" + name; }
 
+std::string sample_checkpoint(const std::string& name) { return sample(name) + "/checkpoint"; }
+
 void copy_sample(const std::string& name, const std::string& into) {
   fs::create_directories(into);
   fs::copy(sample(name) + "/checkpoint", into + "/checkpoint", fs::copy_options::recursive);

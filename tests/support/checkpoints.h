@@ -38,6 +38,7 @@ std::string dcp_item(DType dtype, const Dims& shape, Index offset, std::string_v
 // sample() returns "samples/checkpoints/<name>"; the copy of its checkpoint and config.json is at `into`/checkpoint and
 // `into`/config.json.
 std::string sample(const std::string& name);
+std::string sample_checkpoint(const std::string& name);  // its checkpoint, to read only
 void copy_sample(const std::string& name, const std::string& into);
 
 // Returns "tests/data/<name>".

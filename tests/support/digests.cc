@@ -31,4 +31,14 @@ std::map<std::string, std::string> read_digests(const std::string& path) {
   return out;
 }
 
+std::map<std::string, std::string> manifest_digests(const std::string& directory) {
+  std::map<std::string, std::string> out;
+  const Json manifest = *parse_json(read_file(directory + "/reshard_manifest.json"), "manifest");
+  const auto tensors = manifest.get_object("tensors");
+  EXPECT_TRUE(tensors) << directory;
+  if (!tensors) return out;
+  for (const Json::Member& m : *tensors) out[m.key] = std::string(*m.value.get_string("digest"));
+  return out;
+}
+
 }  // namespace reshard

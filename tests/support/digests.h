@@ -13,5 +13,7 @@ namespace reshard {
 std::map<std::string, std::string> digests_of(const TensorValues& values);
 // Reads a file of digests in the same form. Fails the test if it cannot be read.
 std::map<std::string, std::string> read_digests(const std::string& path);
+// Returns the digests in the manifest of an output, by name. Fails the test if there is none.
+std::map<std::string, std::string> manifest_digests(const std::string& directory);
 
 }  // namespace reshard

@@ -5,10 +5,16 @@
 #include <gtest/gtest.h>
 
 #include <string>
+#include <vector>
 
 #include "tests/support/run_command.h"
 
 namespace reshard {
+
+inline CommandResult convert_quietly(const std::string& from, const std::string& to,
+                                     const std::vector<std::string>& options) {
+  return reshard_cli({"convert", from, to, "-q"}, options);
+}
 
 inline void expect_success(const CommandResult& r) { ASSERT_EQ(r.exit_code, 0) << r.out << r.err; }
 

@@ -1,14 +1,25 @@
 // A temporary directory for a test, removed with its content when the test ends.
 #pragma once
 
+#include <algorithm>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <string>
 #include <string_view>
 #include <system_error>
+#include <vector>
 
 namespace reshard {
+
+// Returns the sorted names in a directory.
+inline std::vector<std::string> names_in(const std::string& directory) {
+  std::vector<std::string> out;
+  for (const auto& entry : std::filesystem::directory_iterator(directory))
+    out.push_back(entry.path().filename().string());
+  std::sort(out.begin(), out.end());
+  return out;
+}
 
 class TempDir {
  public:

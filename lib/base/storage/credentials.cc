@@ -6,6 +6,7 @@
 #include <map>
 
 #include "lib/base/file.h"
+#include "lib/base/machine.h"
 #include "lib/base/storage/role_credentials.h"
 #include "lib/base/storage/sha256.h"
 #include "lib/base/storage/url.h"
@@ -85,13 +86,7 @@ Result<Profile> fill_from_profile(S3Access& access) {
   return found->second;
 }
 
-std::string text_of_date(std::time_t now) {
-  std::tm utc{};
-  ::gmtime_r(&now, &utc);
-  char text[32];
-  (void)std::strftime(text, sizeof text, "%Y%m%dT%H%M%SZ", &utc);
-  return text;
-}
+std::string text_of_date(std::time_t now) { return utc_text(now, "%Y%m%dT%H%M%SZ"); }
 
 }  // namespace
 

@@ -175,8 +175,8 @@ def make_tensorstore():
     write_truth("tensorstore", truth)
 
 
-# What T5X wrote: a directory for each array (zarr 2, compressed by gzip), "target.PATH" and "state.PATH", beside a
-# msgpack file of Flax. Other arrays are compressed by blosc, numcodecs' default, with each of its codecs and shuffles.
+# What T5X wrote: a directory for each array (zarr 2, compressed by gzip), "target.PATH" and "state.PATH", and next to
+# them a msgpack file of Flax. Other arrays are compressed by blosc, numcodecs' default, with each of its codecs and shuffles.
 def make_t5x():
     path = fresh("t5x") / "checkpoint_1000"
     path.mkdir(parents=True)

@@ -319,7 +319,7 @@ TEST_F(DcpMetadataTest, KnowsEveryTypeOfElement) {
 }
 
 // TensorProperties.__getstate__ (torch/distributed/checkpoint/metadata.py) is a tuple of five. Before torch 2.3 it is
-// an object of _shard.sharded_tensor.metadata with fields by name, or a tuple of which only the first element counts.
+// an object of _shard.sharded_tensor.metadata with fields by name, or a tuple. Only the first element of it counts.
 TEST_F(DcpMetadataTest, ReadsPropertiesOfAllVersions) {
   const std::string old = "torch.distributed._shard.sharded_tensor.metadata";
   const Value type = dtype("bfloat16");

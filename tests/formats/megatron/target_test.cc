@@ -37,6 +37,20 @@ std::map<std::string, std::string> stored_in(const std::string& directory) {
   return out;
 }
 
+// Expects that `out`, written from `model`, has the tensors of `source`, whose digests are next to it, and becomes
+// `model` again. The config.json that is made from args is equivalent to the stored one.
+void expect_read_back(const std::string& out, const std::string& source, const std::string& model) {
+  SCOPED_TRACE(out);
+  for (const std::string& other : {source, model}) {
+    const CommandResult against = reshard_cli({"verify", out, "--against", other});
+    EXPECT_EQ(against.exit_code, 0) << against.out << against.err;
+  }
+  fs::remove(out + "/config.json");
+  ASSERT_EQ(reshard_cli({"convert", out, out + ".back", "--to", "hf", "-q"}).exit_code, 0);
+  EXPECT_EQ(digests_of(load_checkpoint(out + ".back")), read_digests(source + ".hf.json"));
+  EXPECT_EQ(read_file(out + ".back/config.json"), read_file(model + "/config.json"));
+}
+
 TEST_F(MegatronTarget, IsWrittenFromAModelAndReadAgain) {
   for (const std::string name : kReal) {
     const std::string source = test_data("megatron/" + name), model = dir_ / (name + ".hf"), out = dir_ / name;
@@ -50,15 +64,7 @@ TEST_F(MegatronTarget, IsWrittenFromAModelAndReadAgain) {
     EXPECT_EQ(read_file(out + "/latest_checkpointed_iteration.txt"), "release");
     const CommandResult verified = reshard_cli({"verify", out, "--fail-on", "warning"});
     EXPECT_EQ(verified.exit_code, 0) << verified.out << verified.err;
-    for (const std::string& other : {source, model}) {
-      const CommandResult against = reshard_cli({"verify", out, "--against", other});
-      EXPECT_EQ(against.exit_code, 0) << against.out << against.err;
-    }
-    // The config.json made from args is equivalent to the stored one.
-    fs::remove(out + "/config.json");
-    ASSERT_EQ(reshard_cli({"convert", out, out + ".back", "--to", "hf", "-q"}).exit_code, 0);
-    EXPECT_EQ(digests_of(load_checkpoint(out + ".back")), read_digests(source + ".hf.json")) << name;
-    EXPECT_EQ(read_file(out + ".back/config.json"), read_file(model + "/config.json")) << name;
+    expect_read_back(out, source, model);
   }
 }
 
@@ -223,14 +229,7 @@ TEST_F(MegatronTarget, FilesOfRanksAreWrittenFromAModelAndReadAgain) {
         EXPECT_TRUE(recognises(kMegatronLegacyFormat, out));
         const CommandResult verified = reshard_cli({"verify", out, "--replicas", "--fail-on", "warning"});
         EXPECT_EQ(verified.exit_code, 0) << verified.out << verified.err;
-        for (const std::string& other : {source, model}) {
-          const CommandResult against = reshard_cli({"verify", out, "--against", other});
-          EXPECT_EQ(against.exit_code, 0) << against.out << against.err;
-        }
-        fs::remove(out + "/config.json");
-        ASSERT_EQ(reshard_cli({"convert", out, out + ".back", "--to", "hf", "-q"}).exit_code, 0);
-        EXPECT_EQ(digests_of(load_checkpoint(out + ".back")), read_digests(source + ".hf.json")) << name;
-        EXPECT_EQ(read_file(out + ".back/config.json"), read_file(model + "/config.json")) << name;
+        expect_read_back(out, source, model);
       }
   }
 }

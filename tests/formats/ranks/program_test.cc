@@ -7,6 +7,7 @@
 
 #include "lib/base/json.h"
 #include "tests/support/checkpoints.h"
+#include "tests/support/digests.h"
 #include "tests/support/expect_run.h"
 #include "tests/support/temp_dir.h"
 
@@ -18,34 +19,9 @@ using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-CommandResult convert(const std::string& from, const std::string& to, const std::vector<std::string>& options) {
-  std::vector<std::string> args = {"convert", from, to, "-q"};
-  args.insert(args.end(), options.begin(), options.end());
-  return reshard_cli(args);
-}
-
-std::vector<std::string> names_in(const std::string& directory) {
-  std::vector<std::string> out;
-  for (const auto& e : fs::directory_iterator(directory)) out.push_back(e.path().filename());
-  std::sort(out.begin(), out.end());
-  return out;
-}
-
-std::string checkpoint(const std::string& name) { return sample(name) + "/checkpoint"; }
-
-// Returns the digests in a manifest by name.
-std::map<std::string, std::string> digests(const std::string& directory) {
-  const Json manifest = *parse_json(read_file(directory + "/reshard_manifest.json"), "manifest");
-  std::map<std::string, std::string> out;
-  const auto tensors = manifest.get_object("tensors");
-  if (!tensors) return out;
-  for (const Json::Member& m : *tensors) out[m.key] = std::string(*m.value.get_string("digest"));
-  return out;
-}
-
 TEST(RankFilesByProgram, HaveAFileForEachRank) {
   const TempDir dir;
-  expect_success(convert(checkpoint("tp8"), dir / "ranks", {"--to", "ranks", "--mesh", "tp=4,pp=2"}));
+  expect_success(convert_quietly(sample_checkpoint("tp8"), dir / "ranks", {"--to", "ranks", "--mesh", "tp=4,pp=2"}));
   EXPECT_THAT(
       names_in(dir / "ranks"),
       ElementsAre("config.json", "rank-00000.safetensors", "rank-00001.safetensors", "rank-00002.safetensors",
@@ -58,8 +34,8 @@ TEST(RankFilesByProgram, FusedTensorsAreCutSectionBySection) {
   const std::string config = dir.write("config.json", R"({"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"],
     "vocab_size": 50, "n_positions": 16, "n_embd": 8, "n_head": 2, "n_layer": 2})");
   expect_success(reshard_cli({"synth", dir / "gpt2", "--config", config, "--to", "hf", "-q"}));
-  expect_success(convert(dir / "gpt2", dir / "ranks", {"--to", "ranks", "--mesh", "tp=2"}));
-  expect_success(convert(dir / "ranks", dir / "back", {"--to", "hf"}));
+  expect_success(convert_quietly(dir / "gpt2", dir / "ranks", {"--to", "ranks", "--mesh", "tp=2"}));
+  expect_success(convert_quietly(dir / "ranks", dir / "back", {"--to", "hf"}));
   expect_success(reshard_cli({"verify", dir / "back", "--against", dir / "gpt2"}));
   const Json layout = *parse_json(read_file(dir / "ranks/reshard_layout.json"), "l");
   EXPECT_THAT(to_text(layout), HasSubstr("\"groups\":3"));
@@ -67,18 +43,18 @@ TEST(RankFilesByProgram, FusedTensorsAreCutSectionBySection) {
 
 TEST(RankFilesByProgram, LayoutsOfWholeFilesAreTakenAsTheyLieOnTheRanks) {
   const TempDir dir;
-  expect_success(convert(checkpoint("fsdp4_tp2"), dir / "hf", {"--to", "hf"}));
-  const CommandResult made =
-      convert(dir / "hf", dir / "ranks",
-              {"--to", "ranks", "--layout", "torchtitan-llama", "--names", "torchtitan", "--mesh", "tp=2,dp_shard=2"});
+  expect_success(convert_quietly(sample_checkpoint("fsdp4_tp2"), dir / "hf", {"--to", "hf"}));
+  const CommandResult made = convert_quietly(
+      dir / "hf", dir / "ranks",
+      {"--to", "ranks", "--layout", "torchtitan-llama", "--names", "torchtitan", "--mesh", "tp=2,dp_shard=2"});
   expect_success(made);
-  expect_success(convert(dir / "ranks", dir / "back", {"--to", "hf"}));
-  EXPECT_EQ(digests(dir / "back"), digests(dir / "hf"));
+  expect_success(convert_quietly(dir / "ranks", dir / "back", {"--to", "hf"}));
+  EXPECT_EQ(manifest_digests(dir / "back"), manifest_digests(dir / "hf"));
 }
 
 TEST(RankFilesByProgram, DumpsOfRanksJoinByTheFamilysTable) {
   const TempDir dir;
-  const std::string dumps = checkpoint("per_rank_tp2");
+  const std::string dumps = sample_checkpoint("per_rank_tp2");
   const CommandResult seen = reshard_cli({"inspect", dumps});
   expect_success(seen);
   EXPECT_THAT(seen.out, AllOf(HasSubstr("tp=2"), HasSubstr("joined      tp=2 certain: with this layout")));
@@ -113,8 +89,8 @@ TEST(RankFilesByProgram, DumpsOfRanksJoinByTheFamilysTable) {
 
 TEST(RankFilesByProgram, DamagedRankFilesAreErrors) {
   const TempDir dir;
-  expect_success(
-      convert(checkpoint("tp8"), dir / "ranks", {"--to", "ranks", "--mesh", "tp=2", "--shard-format", "bin"}));
+  expect_success(convert_quietly(sample_checkpoint("tp8"), dir / "ranks",
+                                 {"--to", "ranks", "--mesh", "tp=2", "--shard-format", "bin"}));
   const std::string path = dir / "ranks/rank-00001.bin", good = read_file(path);
   for (std::size_t n = 0; n < good.size(); n += good.size() / 17) {
     write_file(path, good.substr(0, n));
@@ -124,7 +100,7 @@ TEST(RankFilesByProgram, DamagedRankFilesAreErrors) {
   std::string flipped = good;
   flipped[flipped.size() / 2] ^= 1;  // in a tensor
   write_file(path, flipped);
-  const CommandResult r = convert(dir / "ranks", dir / "out", {"--to", "hf"});
+  const CommandResult r = convert_quietly(dir / "ranks", dir / "out", {"--to", "hf"});
   EXPECT_EQ(r.exit_code, 3) << r.err;
   EXPECT_FALSE(fs::exists(dir / "out"));
   write_file(path, good);

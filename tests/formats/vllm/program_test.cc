@@ -6,6 +6,7 @@
 
 #include "lib/base/json.h"
 #include "tests/support/checkpoints.h"
+#include "tests/support/digests.h"
 #include "tests/support/expect_run.h"
 #include "tests/support/temp_dir.h"
 
@@ -15,30 +16,12 @@ namespace {
 namespace fs = std::filesystem;
 using testing::HasSubstr;
 
-CommandResult convert(const std::string& from, const std::string& to, const std::vector<std::string>& options) {
-  std::vector<std::string> args = {"convert", from, to, "-q"};
-  args.insert(args.end(), options.begin(), options.end());
-  return reshard_cli(args);
-}
-
-std::string checkpoint(const std::string& name) { return sample(name) + "/checkpoint"; }
-
-// Returns the digests in a manifest by name.
-std::map<std::string, std::string> digests(const std::string& directory) {
-  const Json manifest = *parse_json(read_file(directory + "/reshard_manifest.json"), "manifest");
-  std::map<std::string, std::string> out;
-  const auto tensors = manifest.get_object("tensors");
-  if (!tensors) return out;
-  for (const Json::Member& m : *tensors) out[m.key] = std::string(*m.value.get_string("digest"));
-  return out;
-}
-
 // 257 tokens, which vLLM pads to 320 before it cuts them; a mesh alone does not describe that.
 TEST(VllmByProgram, WorkersVerifyCleanOnTheirMesh) {
   const TempDir dir;
   for (const std::string mesh : {"tp=2", "pp=3,tp=2"}) {
     const std::string out = dir / mesh;
-    expect_success(convert(checkpoint("tp8"), out, {"--to", "vllm", "--mesh", mesh}));
+    expect_success(convert_quietly(sample_checkpoint("tp8"), out, {"--to", "vllm", "--mesh", mesh}));
     expect_success(reshard_cli({"verify", out, "--mesh", mesh, "--config", sample("tp8") + "/config.json"}));
     EXPECT_EQ(reshard_cli({"verify", out, "--mesh", "tp=4"}).exit_code, 1);
   }
@@ -46,25 +29,25 @@ TEST(VllmByProgram, WorkersVerifyCleanOnTheirMesh) {
 
 TEST(VllmByProgram, NeedsTheConfigsHeads) {
   const TempDir dir;
-  expect_success(convert(checkpoint("tp8"), dir / "hf", {"--to", "hf"}));
+  expect_success(convert_quietly(sample_checkpoint("tp8"), dir / "hf", {"--to", "hf"}));
   fs::remove(dir / "hf/config.json");
-  expect_refusal(convert(dir / "hf", dir / "v", {"--to", "vllm", "--mesh", "tp=2"}), 2,
+  expect_refusal(convert_quietly(dir / "hf", dir / "v", {"--to", "vllm", "--mesh", "tp=2"}), 2,
                  HasSubstr("needs the model's config.json"));
-  expect_success(
-      convert(dir / "hf", dir / "v", {"--to", "vllm", "--mesh", "tp=2", "--config", sample("tp8") + "/config.json"}));
+  expect_success(convert_quietly(dir / "hf", dir / "v",
+                                 {"--to", "vllm", "--mesh", "tp=2", "--config", sample("tp8") + "/config.json"}));
 }
 
 // The output can be opened. With --family none the config is copied only if it is given.
 TEST(VllmByProgram, OfNoFamilyNeedsTheConfigNamed) {
   const TempDir dir;
   const std::string config = sample("tp8") + "/config.json";
-  expect_success(convert(checkpoint("tp8"), dir / "hf", {"--to", "hf"}));
+  expect_success(convert_quietly(sample_checkpoint("tp8"), dir / "hf", {"--to", "hf"}));
   for (const std::string to : {"vllm", "vllm-0.13"}) {
-    expect_refusal(convert(dir / "hf", dir / "v", {"--to", to, "--family", "none"}), 2,
+    expect_refusal(convert_quietly(dir / "hf", dir / "v", {"--to", to, "--family", "none"}), 2,
                    HasSubstr("needs the model's config.json"));
     EXPECT_FALSE(fs::exists(dir / "v"));
-    expect_success(convert(dir / "hf", dir / to, {"--to", to, "--family", "none", "--config", config}));
-    EXPECT_EQ(digests(dir / to), digests(dir / "hf"));
+    expect_success(convert_quietly(dir / "hf", dir / to, {"--to", to, "--family", "none", "--config", config}));
+    EXPECT_EQ(manifest_digests(dir / to), manifest_digests(dir / "hf"));
   }
 }
 

@@ -28,8 +28,6 @@ namespace {
 
 using testing::HasSubstr;
 
-std::string checkpoint(const std::string& name) { return sample(name) + "/checkpoint"; }
-
 // Computes torch.chunk(whole, n, dim)[k].
 TensorValue chunk_of(const TensorValue& whole, int dim, Index n, Index k) {
   const Index size = whole.shape[dim], piece = ceil_div(size, n);
@@ -125,7 +123,7 @@ TEST(Load, GivesEachRankItsPartOfEveryTensor) {
     for (const std::string text : {"tp=2,dp_shard=3", "dp_shard=7", "dp_replicate=2,tp=2"}) {
       const Mesh mesh = must(Mesh::parse(text));
       for (Index rank = 0; rank < mesh.ranks(); rank += 1 + rank / 2) {
-        const Loaded loaded = must(load_all(checkpoint(name), options_for(text, rank)));
+        const Loaded loaded = must(load_all(sample_checkpoint(name), options_for(text, rank)));
         EXPECT_EQ(names_of(loaded.tensors), names_of(truth));
         expect_parts(loaded, truth, mesh, rank);
       }
@@ -146,8 +144,8 @@ TEST(Load, ReadsChunksOfOrbax) {
 
 TEST(Load, PermutesRotaryRowsEitherWay) {
   const std::string hf = sample("fsdp4_tp2") + "/hf.safetensors", full = sample("fsdp4_tp2") + "/full.safetensors";
-  for (const auto& [from, convention, to] :
-       {std::tuple(checkpoint("fsdp4_tp2"), Convention::kHf, hf), std::tuple(hf, Convention::kTorchtitan, full)}) {
+  for (const auto& [from, convention, to] : {std::tuple(sample_checkpoint("fsdp4_tp2"), Convention::kHf, hf),
+                                             std::tuple(hf, Convention::kTorchtitan, full)}) {
     const TensorValues truth = load_checkpoint(to);
     for (const std::string text : {"tp=2", "tp=2,dp_shard=3", "dp_shard=5"}) {
       const Mesh mesh = must(Mesh::parse(text));
@@ -172,11 +170,11 @@ TEST(Load, GivesWhatTheFileOfARankHolds) {
   };
   const std::string config = sample("fsdp4_tp2") + "/config.json";
   const std::vector<Case> cases = {
-      {checkpoint("pp2_tp4"), "", "pp=2,tp=2", {"--names", "hf"}},
-      {checkpoint("fsdp4_tp2"), "", "tp=4", {"--names", "hf"}},  // more ranks than key-value heads
-      {checkpoint("fsdp8"), "", "pp=2,dp_shard=3", {"--names", "keep"}},
+      {sample_checkpoint("pp2_tp4"), "", "pp=2,tp=2", {"--names", "hf"}},
+      {sample_checkpoint("fsdp4_tp2"), "", "tp=4", {"--names", "hf"}},  // more ranks than key-value heads
+      {sample_checkpoint("fsdp8"), "", "pp=2,dp_shard=3", {"--names", "keep"}},
       {sample("colossalai") + "/healthy_st/epoch-0_step-7/modeling", "", "tp=2,dp_replicate=2", {"--names", "hf"}},
-      {checkpoint("fsdp4_tp2"), "colossalai-llama", "tp=2", {"--names", "hf", "--vocab-padding", "zero"}},
+      {sample_checkpoint("fsdp4_tp2"), "colossalai-llama", "tp=2", {"--names", "hf", "--vocab-padding", "zero"}},
   };
   const TempDir dir;
   int n = 0;
@@ -204,10 +202,10 @@ TEST(Load, GivesWhatTheFileOfARankHolds) {
 }
 
 TEST(Load, BringsOptimizerStateToo) {
-  const TensorValues truth = load_checkpoint(checkpoint("fsdp2_tp2_optim"));
+  const TensorValues truth = load_checkpoint(sample_checkpoint("fsdp2_tp2_optim"));
   for (Index rank = 0; rank < 3; ++rank) {
     const LoadOptions options = options_for("dp_shard=3", rank);
-    const Loaded loaded = must(load_all(checkpoint("fsdp2_tp2_optim"), options));
+    const Loaded loaded = must(load_all(sample_checkpoint("fsdp2_tp2_optim"), options));
     EXPECT_EQ(names_of(loaded.tensors), names_of(truth));
     expect_parts(loaded, truth, options.placement.mesh, rank);
   }
@@ -223,7 +221,7 @@ TEST(Load, ConvertsDtypes) {
   }
   LoadOptions options = options_for("tp=2,dp_shard=2", 2);
   options.typing.dtype = DType::kFloat32;
-  expect_parts(must(load_all(checkpoint("tp8"), options)), truth, options.placement.mesh, 2);
+  expect_parts(must(load_all(sample_checkpoint("tp8"), options)), truth, options.placement.mesh, 2);
 }
 
 // Strides with gaps and the columns first, like an engine that stores its weights transposed and aligned.
@@ -231,7 +229,7 @@ TEST(Load, FillsStridesOfTheCallersChoice) {
   const TensorValues truth = load_checkpoint(sample("fsdp4_tp2") + "/hf.safetensors");
   LoadOptions options = options_for("tp=2,dp_shard=2", 3);
   options.naming.convention = Convention::kHf;
-  const OpenLoad open = must(open_load(checkpoint("fsdp4_tp2"), options));
+  const OpenLoad open = must(open_load(sample_checkpoint("fsdp4_tp2"), options));
   std::vector<std::string> memory;
   std::vector<Destination> destinations;
   const auto strides_for = [](const Dims& shape) {
@@ -265,7 +263,7 @@ TEST(Load, FillsStridesOfTheCallersChoice) {
 
 TEST(Load, SaysWhatARankIsToHold) {
   LoadOptions options = options_for("tp=2,dp_shard=3", 5);
-  const OpenLoad open = must(open_load(checkpoint("tp8"), options));
+  const OpenLoad open = must(open_load(sample_checkpoint("tp8"), options));
   Index bytes = 0;
   for (const LoadTensor& t : open.load->tensors()) {
     bytes += t.bytes();
@@ -285,14 +283,14 @@ TEST(Load, GivesStagesTheirTensorsAndEmptyPartsToo) {
   const TensorValues truth = load_checkpoint(sample("pp2_tp4") + "/full.safetensors");
   std::map<std::string, int> held;
   for (Index rank = 0; rank < 4; ++rank) {
-    const Loaded loaded = must(load_all(checkpoint("pp2_tp4"), options_for("pp=2,tp=2", rank)));
+    const Loaded loaded = must(load_all(sample_checkpoint("pp2_tp4"), options_for("pp=2,tp=2", rank)));
     for (const auto& [name, value] : loaded.tensors) ++held[name];
     expect_parts(loaded, truth, must(Mesh::parse("tp=2")), rank % 2);
   }
   EXPECT_EQ(held.size(), truth.size());
   for (const auto& [name, n] : held) EXPECT_EQ(n, 2) << name;
   // 64 rows of a norm over 40 ranks: two each, and none for the last eight.
-  const OpenLoad open = must(open_load(checkpoint("pp2_tp4"), options_for("dp_shard=40", 39)));
+  const OpenLoad open = must(open_load(sample_checkpoint("pp2_tp4"), options_for("dp_shard=40", 39)));
   for (const LoadTensor& t : open.load->tensors())
     EXPECT_TRUE(t.name != "norm.weight" || t.shape == Dims{0}) << to_string(t.shape);
 }
@@ -338,9 +336,10 @@ void expect_same_on_devices(const std::string& mesh, RankDevice kind) {
       options.run.strategy = strategy;
       options.naming.convention = Convention::kHf;
       if (converts) options.typing.dtype = DType::kFloat32;
-      const std::vector<Loaded> host = load_on_ranks(checkpoint("fsdp4_tp2"), options);
+      const std::vector<Loaded> host = load_on_ranks(sample_checkpoint("fsdp4_tp2"), options);
       for (const bool between_devices : {false, true}) {
-        const std::vector<Loaded> device = load_on_devices(checkpoint("fsdp4_tp2"), options, kind, between_devices);
+        const std::vector<Loaded> device =
+            load_on_devices(sample_checkpoint("fsdp4_tp2"), options, kind, between_devices);
         for (std::size_t r = 0; r < host.size(); ++r) {
           EXPECT_EQ(names_of(device[r].tensors), names_of(host[r].tensors));
           for (const auto& [name, value] : device[r].tensors) expect_equal(value, host[r].tensors.at(name), name);
@@ -363,7 +362,7 @@ TEST(LoadTogether, GivesTheSameAndReadsEachByteOnce) {
       for (const Strategy strategy : {Strategy::kExchange, Strategy::kDirect}) {
         LoadOptions options = options_for(text);
         options.run.strategy = strategy;
-        const std::vector<Loaded> ranks = load_on_ranks(checkpoint(name), options);
+        const std::vector<Loaded> ranks = load_on_ranks(sample_checkpoint(name), options);
         Index read = 0;
         for (std::size_t r = 0; r < ranks.size(); ++r) {
           expect_parts(ranks[r], truth, mesh, static_cast<Index>(r));
@@ -388,7 +387,7 @@ TEST(LoadTogether, FillsTheMemoryOfAGpu) {
 
 TEST(LoadTogether, AddsUpToTheDigestsOfAConversion) {
   const TempDir dir;
-  const std::string from = checkpoint("fsdp4_tp2");
+  const std::string from = sample_checkpoint("fsdp4_tp2");
   ASSERT_EQ(reshard_cli({"convert", from, dir / "hf", "-q", "--to", "hf", "--dtype", "float32"}).exit_code, 0);
   const Json manifest = must(parse_json(read_file(dir / "hf/reshard_manifest.json"), "manifest"));
   std::map<std::string, std::string> digests;
@@ -413,14 +412,14 @@ TEST(LoadTogether, AddsUpToTheDigestsOfAConversion) {
 
 TEST(LoadTogether, EveryChecksumOfTheSourceIsChecked) {
   Index recorded = 0;
-  const auto open = must(open_checkpoint(checkpoint("fsdp4_tp2")));
+  const auto open = must(open_checkpoint(sample_checkpoint("fsdp4_tp2")));
   for (const Tensor& t : open.reader->catalog().tensors())
     for (std::size_t i = 0; i < t.fragments.size(); ++i) recorded += t.fragments.box(i).empty() ? 0 : 1;
   for (const Strategy strategy : {Strategy::kExchange, Strategy::kDirect}) {
     LoadOptions options = options_for("dp_replicate=2,tp=3");
     options.run.strategy = strategy;
     options.model.detect = false;
-    const std::vector<Loaded> ranks = load_on_ranks(checkpoint("fsdp4_tp2"), options);
+    const std::vector<Loaded> ranks = load_on_ranks(sample_checkpoint("fsdp4_tp2"), options);
     // Ranks that load independently read some items twice.
     EXPECT_GE(ranks[0].report.checksums, recorded);
     EXPECT_TRUE(strategy == Strategy::kDirect || ranks[0].report.checksums == recorded);
@@ -461,7 +460,7 @@ TEST(LoadTogether, RefusesRanksThatWantDifferentThings) {
     options.run.ranks = &ranks;
     options.run.strategy = Strategy::kExchange;
     if (ranks.rank() == 1) options.typing.dtype = DType::kFloat32;
-    TRY(open_load(checkpoint("tp8"), options));
+    TRY(open_load(sample_checkpoint("tp8"), options));
     return {};
   });
   ASSERT_FALSE(done);
@@ -544,7 +543,7 @@ std::string refusal(const std::string& path, const LoadOptions& options) {
 }
 
 TEST(Load, RefusesWhatMakesNoSense) {
-  const std::string path = checkpoint("tp8");
+  const std::string path = sample_checkpoint("tp8");
   EXPECT_THAT(refusal(path, options_for("tp=2", 2)), HasSubstr("rank 2: a mesh of tp=2 has ranks 0 to 1"));
   LoadOptions options = options_for("tp=2");
   options.run.strategy = Strategy::kExchange;
@@ -568,7 +567,7 @@ TEST(Load, RefusesWhatMakesNoSense) {
 TEST(Load, RefusesDestinationsThatDoNotFit) {
   LoadOptions options = options_for("tp=2");
   options.selection.include = {"tok_embeddings.weight"};
-  const OpenLoad open = must(open_load(checkpoint("tp8"), options));
+  const OpenLoad open = must(open_load(sample_checkpoint("tp8"), options));
   ASSERT_EQ(open.load->tensors().size(), 1u);
   ASSERT_EQ(open.load->tensors()[0].shape, (Dims{129, 64}));
   std::vector<std::byte> memory(129 * 64 * 2);
@@ -645,7 +644,7 @@ TEST(Dlpack, LoadsIntoATensorOfSomebodyElses) {
               "layers.0.attention.wo.weight", must(Mesh::parse("tp=2")), 1);
   LoadOptions options = options_for("tp=2", 1);
   options.selection.include = {"layers.0.attention.wo.weight"};
-  const OpenLoad open = must(open_load(checkpoint("tp8"), options));
+  const OpenLoad open = must(open_load(sample_checkpoint("tp8"), options));
   const LoadTensor& t = open.load->tensors()[0];
   ASSERT_EQ(t.shape, (Dims{64, 32}));
   std::string memory(64 * 40 * 2 + 6, '\xA5');

@@ -83,13 +83,6 @@ Result<std::unique_ptr<Output>> finished(const OutputPath& destination, Target& 
   return output;
 }
 
-std::vector<std::string> names_in(const std::string& directory) {
-  std::vector<std::string> out;
-  for (const auto& e : fs::directory_iterator(directory)) out.push_back(e.path().filename().string());
-  std::sort(out.begin(), out.end());
-  return out;
-}
-
 std::string text_of(const std::string& path) {
   auto text = read_whole_file(path, 1 << 20);
   return text ? *text : text.error().message();
