@@ -130,6 +130,8 @@ class HtmlPages(unittest.TestCase):
     def setUpClass(cls):
         cls.directory = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
         cls.browser = Browser(cls.directory.name)
+        cls.long_path = pathlib.Path(cls.directory.name, "a_name_without_spaces_" * 5)
+        cls.long_path.symlink_to(SAMPLES / "pp2_tp4/checkpoint")
 
     @classmethod
     def tearDownClass(cls):
@@ -302,7 +304,7 @@ class HtmlPages(unittest.TestCase):
 
     def every_page(self):
         """Arguments and exit code of a page of each command."""
-        checkpoint = SAMPLES / "pp2_tp4/checkpoint"
+        checkpoint = self.long_path
         config = ROOT / "tests/data/configs/llama-3.1-405b.json"
         return ((("inspect", checkpoint), 0), (("verify", checkpoint, "--values", "--sha256"), 0),
                 (("plan", checkpoint, "--to", "dcp", "--mesh", "tp=4"), 0), (("diff", checkpoint, checkpoint), 0),
