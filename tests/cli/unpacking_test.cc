@@ -80,7 +80,7 @@ class UnpackingTest : public testing::TestWithParam<std::string> {
   const TempDir dir_;
 };
 
-INSTANTIATE_TEST_SUITE_P(Libraries, UnpackingTest, testing::ValuesIn(cases()),
+INSTANTIATE_TEST_SUITE_P(Libraries, UnpackingTest, testing::ValuesIn(sampled(cases(), 4)),
                          [](const auto& library) { return library.param; });
 
 TEST_P(UnpackingTest, GivesTheLibrarysBitsInEachDtype) {

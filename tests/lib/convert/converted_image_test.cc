@@ -14,6 +14,7 @@
 #include "lib/source/pieces.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/run_command.h"
+#include "tests/support/soak.h"
 #include "tests/support/temp_dir.h"
 
 namespace reshard {
@@ -184,7 +185,7 @@ std::vector<Case> cases() {
   out.push_back({"adapter_beside", lora, lora + "/config.json", "hf"});
   return out;
 }
-INSTANTIATE_TEST_SUITE_P(Everything, ConvertedImages, testing::ValuesIn(cases()), case_name);
+INSTANTIATE_TEST_SUITE_P(Everything, ConvertedImages, testing::ValuesIn(sampled(cases(), 3)), case_name);
 
 Case hf_of(const std::string& checkpoint, const std::string& config) { return {"", checkpoint, config, "hf"}; }
 
