@@ -3,17 +3,24 @@
 #
 #   samples/setup.sh          packages for building
 #   samples/setup.sh tests    also packages for the tests and the linters
+#   samples/setup.sh soak     also OpenStack Swift, for tests/storage/swift.sh: a hundred packages
 set -u
 
 packages=(g++ cmake ninja-build pkg-config libcli11-dev nlohmann-json3-dev libzstd-dev libisal-dev zlib1g-dev libhdf5-dev
           libopenmpi-dev openmpi-bin libfuse3-dev fuse3 libcurl4-openssl-dev)
-if [ "${1:-}" = tests ]; then
+tests=false
+[[ ${1:-} != tests && ${1:-} != soak ]] || tests=true
+if $tests; then
   packages+=(libgtest-dev libgmock-dev python3 python3-dev python3-venv clang clang-format clang-tidy lld libclang-rt-14-dev time iproute2)
 fi
 
 # A browser for the tests of HTML reports, which are skipped without one. Not every distribution packages it.
-if [ "${1:-}" = tests ] && ! command -v chromium > /dev/null && apt-cache policy chromium 2> /dev/null | grep -q 'Candidate: [0-9]'; then
+if $tests && ! command -v chromium > /dev/null && apt-cache policy chromium 2> /dev/null | grep -q 'Candidate: [0-9]'; then
   packages+=(chromium)
+fi
+
+if [ "${1:-}" = soak ]; then
+  packages+=(swift swift-proxy swift-account swift-container swift-object memcached)
 fi
 
 if ! command -v dpkg-query > /dev/null; then

@@ -4,7 +4,7 @@
 #   conversions of every float, by the CPU's code paths and by the bodies of the kernels;
 #   tests that start threads, with ThreadSanitizer;
 #   a conversion on 1,024 ranks, threads of one process;
-#   uploads to a store with random faults, 1,000 rounds;
+#   uploads to a store with random faults, 1,000 rounds; buckets of OpenStack Swift;
 #   thousands of failing allocations and calls, kills, deaths of ranks, damaged files, and states of a disk after a
 #   loss of power;
 #   whole conversions and loads over NCCL between ranks on one GPU of the stand-in, if their headers are there;
@@ -80,6 +80,14 @@ if python=$(tests/interop/venv.sh 2> /dev/null); then
   build release --target reshard && "$python" tests/differential.py --cases 2000 || status=1
 else
   echo "skipped: no Python with safetensors and h5py"
+fi
+
+heading "buckets of Swift"
+if python=$(tests/interop/venv.sh 2> /dev/null) && samples/setup.sh soak; then
+  build release --target reshard &&
+    RESHARD=$PWD/build/release/reshard "$python" -W ignore tests/interop/test_interop.py -k BucketsOfSwift || status=1
+else
+  echo "skipped: no Python with boto3, or no packages of Swift"
 fi
 
 heading "Orbax"

@@ -1,5 +1,5 @@
-"""Buckets: what boto3 wrote is read, and what reshard writes is read by boto3 and by torch over s3fs. The server is
-moto, which checks signatures. Run by test_interop.py."""
+"""Buckets: what boto3 wrote is read, and what reshard writes is read by boto3 and by torch over s3fs. The servers are
+moto and, where Debian's packages are installed, OpenStack Swift. Both check signatures. Run by test_interop.py."""
 import importlib.util
 import os
 import pathlib
@@ -23,33 +23,14 @@ def free_port():
         return s.getsockname()[1]
 
 
-@unittest.skipUnless(importlib.util.find_spec("moto") and importlib.util.find_spec("boto3"), "moto and boto3 needed")
-class Buckets(unittest.TestCase):
+class OnAServer:
+    """The tests. A class of a server sets url, key and secret, and calls open()."""
+
     @classmethod
-    def setUpClass(cls):
-        cls.port = free_port()
-        cls.url = f"http://127.0.0.1:{cls.port}"
-        # The first calls make a user and its key; from then on everything must be signed with a key.
-        cls.server = subprocess.Popen(
-            [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(cls.port)],
-            env={**os.environ, "INITIAL_NO_AUTH_ACTION_COUNT": "4"}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        cls.addClassCleanup(cls.server.wait)
-        cls.addClassCleanup(cls.server.kill)
-        for _ in range(600):
-            with socket.socket() as s:
-                if s.connect_ex(("127.0.0.1", cls.port)) == 0:
-                    break
-            time.sleep(0.1)
+    def open(cls):
         import boto3
-        how = {"endpoint_url": cls.url, "region_name": "us-east-1"}
-        iam = boto3.client("iam", aws_access_key_id="x", aws_secret_access_key="x", **how)
-        iam.create_user(UserName="u")
-        policy = '{"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": "*", "Resource": "*"}]}'
-        arn = iam.create_policy(PolicyName="p", PolicyDocument=policy)["Policy"]["Arn"]
-        iam.attach_user_policy(UserName="u", PolicyArn=arn)
-        key = iam.create_access_key(UserName="u")["AccessKey"]
-        cls.key, cls.secret = key["AccessKeyId"], key["SecretAccessKey"]
-        cls.s3 = boto3.client("s3", aws_access_key_id=cls.key, aws_secret_access_key=cls.secret, **how)
+        cls.s3 = boto3.client("s3", aws_access_key_id=cls.key, aws_secret_access_key=cls.secret, endpoint_url=cls.url,
+                              region_name="us-east-1")
         cls.s3.create_bucket(Bucket=BUCKET)
         cls.directory = pathlib.Path(tempfile.mkdtemp(prefix="reshard-buckets-"))
         cls.addClassCleanup(shutil.rmtree, cls.directory)
@@ -106,3 +87,52 @@ class Buckets(unittest.TestCase):
         self.assertEqual(sorted(got), sorted(wanted))
         for name, tensor in wanted.items():
             self.assertTrue(torch.equal(got[name], tensor), name)
+
+
+@unittest.skipUnless(importlib.util.find_spec("moto") and importlib.util.find_spec("boto3"), "moto and boto3 needed")
+class Buckets(OnAServer, unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        port = free_port()
+        cls.url = f"http://127.0.0.1:{port}"
+        # The first calls make a user and its key; from then on everything must be signed with a key.
+        server = subprocess.Popen(
+            [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
+            env={**os.environ, "INITIAL_NO_AUTH_ACTION_COUNT": "4"}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        cls.addClassCleanup(server.wait)
+        cls.addClassCleanup(server.kill)
+        for _ in range(600):
+            with socket.socket() as s:
+                if s.connect_ex(("127.0.0.1", port)) == 0:
+                    break
+            time.sleep(0.1)
+        import boto3
+        iam = boto3.client("iam", aws_access_key_id="x", aws_secret_access_key="x", endpoint_url=cls.url,
+                           region_name="us-east-1")
+        iam.create_user(UserName="u")
+        policy = '{"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": "*", "Resource": "*"}]}'
+        arn = iam.create_policy(PolicyName="p", PolicyDocument=policy)["Policy"]["Arn"]
+        iam.attach_user_policy(UserName="u", PolicyArn=arn)
+        key = iam.create_access_key(UserName="u")["AccessKey"]
+        cls.key, cls.secret = key["AccessKeyId"], key["SecretAccessKey"]
+        cls.open()
+
+
+@unittest.skipUnless(importlib.util.find_spec("boto3"), "boto3 needed")
+class BucketsOfSwift(OnAServer, unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        server = subprocess.Popen(
+            [ROOT / "tests/storage/swift.sh", "sh", "-c",
+             'echo "$AWS_ENDPOINT_URL_S3" "$AWS_ACCESS_KEY_ID" "$AWS_SECRET_ACCESS_KEY"; exec cat > /dev/null'],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        told = server.stdout.readline().split()
+        if not told:
+            code = server.wait()
+            if code == 77:
+                raise unittest.SkipTest("Swift is not installed")
+            raise AssertionError(f"Swift does not start: {code}")
+        cls.addClassCleanup(server.wait)
+        cls.addClassCleanup(server.stdin.close)
+        cls.url, cls.key, cls.secret = told
+        cls.open()
