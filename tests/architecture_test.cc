@@ -411,24 +411,6 @@ TEST(Architecture, NothingNamesAPlaceOutsideTheCheckout) {
       EXPECT_EQ(file.text.find(place), std::string::npos) << file.path << " names " << place;
 }
 
-// Links between documents lead to files of the checkout.
-TEST(Architecture, LinksOfDocumentsLeadSomewhere) {
-  const fs::path root = RESHARD_SOURCE_DIR;
-  std::vector<SourceFile> documents = files_under({"docs", "samples"}, {".md"});
-  for (const char* name : {"README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md"}) {
-    std::ostringstream text;
-    text << std::ifstream(root / name).rdbuf();
-    documents.push_back({name, text.str()});
-  }
-  const std::regex link(R"re(\]\(([^)#: ]+)(#[^)]*)?\))re");  // neither code nor addresses, which have a colon
-  int seen = 0;
-  for (const SourceFile& file : documents)
-    for (std::sregex_iterator at(file.text.begin(), file.text.end(), link), end; at != end; ++at, ++seen)
-      EXPECT_TRUE(fs::exists(root / fs::path(file.path).parent_path() / (*at)[1].str()))
-          << file.path << ": nothing is at " << (*at)[1];
-  EXPECT_GT(seen, 50);
-}
-
 // Messages count things with count_of or bytes_of, which know the singular; otherwise they would say "1 tensors".
 TEST(Architecture, CountsAgreeWithTheirNouns) {
   const std::vector<std::string> nouns = {
