@@ -19,7 +19,6 @@ namespace {
 constexpr std::size_t kShownLines = 100;  // of folded tensors
 constexpr std::size_t kShownValue = 48;   // characters
 constexpr std::size_t kShownNotes = 8;
-constexpr std::array<const char*, 3> kKindNames = {"model", "optimizer", "other"};
 constexpr std::string_view kPlainOptimizer = "optimizer.";  // the usual prefix of an optimizer's names
 
 std::string attribute(const Catalog& catalog, std::string_view name) {

@@ -19,6 +19,8 @@
 
 namespace reshard::tools {
 
+// The `kind` of a tensor in JSON, by StateKind.
+inline constexpr std::array<const char*, 3> kKindNames = {"model", "optimizer", "other"};
 inline constexpr std::size_t kShownObjects = 4;  // and names of tensors of one kind
 
 struct FileFacts {

@@ -5,11 +5,15 @@
 #include <cmath>
 #include <limits>
 #include <map>
+#include <optional>
+#include <set>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "lib/base/names.h"
 #include "lib/base/text.h"
+#include "tools/line_chart.h"
 #include "tools/markup.h"
 
 namespace reshard::tools {
@@ -270,14 +274,15 @@ double change(const Json& tensor) {
          static_cast<double>(std::max<Index>(1, number(tensor, "elements")));
 }
 
-std::string changes_html(const Json& data) {
+// Lists the tensors that changed, the largest changes first. `anchors`: gives each row an id.
+std::string changes_table(const Json& data, std::size_t most, bool anchors) {
   std::vector<const Json*> changed;
   for (const Json& t : list(data, "tensors"))
     if (number(t, "different_elements") > 0) changed.push_back(&t);
   std::stable_sort(changed.begin(), changed.end(),
                    [](const Json* a, const Json* b) { return change(*a) > change(*b); });
   HtmlTable table("changes", {"tensor", "#relative L2", "#max |a-b|", "#different elements"});
-  for (std::size_t i = 0; i < changed.size(); ++i) {
+  for (std::size_t i = 0; i < std::min(changed.size(), most); ++i) {
     const Json& t = *changed[i];
     const bool has_values = t.contains("relative_l2");
     const double share = 100.0 * static_cast<double>(number(t, "different_elements")) /
@@ -286,9 +291,17 @@ std::string changes_html(const Json& data) {
                has_values ? real_cell(real(t, "relative_l2")) : text_cell("-"),
                has_values ? real_cell(real(t, "max_abs")) : text_cell("-"),
                {real_cell(share).html + "%", real_cell(share).sort}},
-              "tensor-" + std::to_string(i));
+              anchors ? "tensor-" + std::to_string(i) : "");
   }
-  return html_section("Largest changes", table.html());
+  return table.html();
+}
+
+std::string diff_html(const Json& data) {
+  return html_section("Missing on one side", html_list(texts(data, "structure"))) +
+         html_section("Different objects", html_list(texts(data, "objects"))) + std::string(kMaps) +
+         html_section("Largest changes", changes_table(data, std::numeric_limits<std::size_t>::max(), true)) +
+         html_section("Renamed", html_list(texts(data, "renamed"))) +
+         html_section("Not compared", html_list(texts(data, "not_compared")));
 }
 
 Verdict diff_verdict(const Json& data) {
@@ -301,6 +314,105 @@ Verdict diff_verdict(const Json& data) {
   if (missing > 0) out += ", " + with_commas(missing) + " missing or with another shape";
   if (objects > 0) out += ", " + count_of(objects, "object");
   return {Verdict::Kind::kBad, out};
+}
+
+// ---- diff of several steps
+
+// The name of a tensor up to its first number ("model.layers.", 3), or without its last word ("model.norm", -1).
+using Layer = std::pair<std::string, Index>;
+Layer layer_of(std::string_view name) {
+  for (std::size_t begin = 0; begin < name.size();) {
+    const std::size_t end = std::min(name.find('.', begin), name.size());
+    if (const auto layer = as_number(name.substr(begin, end - begin)))
+      return {std::string(name.substr(0, begin)), *layer};
+    begin = end + 1;
+  }
+  return {std::string(name.substr(0, name.rfind('.'))), -1};
+}
+
+// Returns |a - b| / |a| of the model's tensors of each layer in each of `steps`, the data of a diff; kNoValue where a
+// layer has no numbers.
+std::map<Layer, std::vector<double>> layer_changes(std::span<const Json> steps) {
+  struct Squares {
+    double difference = 0, a = 0;
+  };
+  std::map<Layer, std::vector<std::optional<Squares>>> sums;
+  for (std::size_t i = 0; i < steps.size(); ++i)
+    for (const Json& t : list(steps[i], "tensors")) {
+      if (text(t, "kind") != "model" || !t.contains("l2")) continue;
+      auto& row = sums[layer_of(text(t, "name"))];
+      row.resize(steps.size());
+      if (!row[i]) row[i].emplace();
+      row[i]->difference += std::pow(real(t, "l2"), 2), row[i]->a += std::pow(real(t, "l2_a"), 2);
+    }
+  std::map<Layer, std::vector<double>> out;
+  for (const auto& [layer, row] : sums)
+    for (const auto& s : row)
+      out[layer].push_back(!s ? kNoValue : s->difference == 0 ? 0 : std::sqrt(s->difference / s->a));
+  return out;
+}
+
+// Names each step after the directory that it leads to; by number if two have the same name.
+std::vector<std::string> step_names(std::span<const Json> steps) {
+  std::vector<std::string> names, numbers;
+  for (const Json& step : steps) {
+    std::string path = text(step, "b");
+    while (path.size() > 1 && path.ends_with('/')) path.pop_back();
+    names.push_back(path.substr(path.rfind('/') + 1));
+    numbers.push_back(std::to_string(names.size()));
+  }
+  return std::set(names.begin(), names.end()).size() == names.size() ? names : numbers;
+}
+
+std::string layer_changes_html(std::span<const Json> steps) {
+  const auto changes = layer_changes(steps);
+  LineChart chart{"Relative change of each layer by step", step_names(steps), {}};
+  std::vector<std::string> heads = {"layer"};
+  for (const std::string& step : chart.steps) heads.push_back("#" + step);
+  HtmlTable table("layers", heads);
+  for (const auto& [layer, values] : changes) {
+    const std::string name = layer.first + (layer.second < 0 ? "" : std::to_string(layer.second));
+    const std::string swatch =
+        "<svg class=\"swatch\" viewBox=\"0 0 1 1\" aria-hidden=\"true\"><rect width=\"1\" "
+        "height=\"1\" fill=\"" +
+        line_colour(chart.lines.size(), changes.size()) + "\"/></svg>";
+    std::vector<HtmlCell> row = {{swatch + name_cell(name).html, name}};
+    for (const double v : values) row.push_back(std::isnan(v) ? text_cell("-") : real_cell(v));
+    table.add(row);
+    chart.lines.push_back({name, values});
+  }
+  if (table.rows() == 0) return {};
+  return html_section("Change by layer",
+                      "<p class=\"hint\">|a-b| / |a| of the model's floating-point tensors of a layer, a step being a "
+                      "checkpoint compared with the one before it.</p>" +
+                          line_chart_html(chart) + table.html());
+}
+
+std::string step_html(const Json& step) {
+  constexpr std::size_t kMostChanges = 100;
+  const std::string changes = changes_table(step, kMostChanges, false);
+  std::string out = "<p>" + markup_escaped(verdict_of("diff", step).text) + "</p>";
+  out += html_list(texts(step, "structure"), "bad") + html_list(texts(step, "objects"), "bad");
+  if (!changes.empty())
+    out += "<details><summary>The largest changes, at most " + std::to_string(kMostChanges) + "</summary>" + changes +
+           "</details>";
+  out += html_list(texts(step, "renamed"), "hint") + html_list(texts(step, "not_compared"), "hint");
+  return html_section(text(step, "a") + " \u2192 " + text(step, "b"), out);
+}
+
+std::string steps_html(const Json& data) {
+  const auto steps = list(data, "steps");
+  std::string out = layer_changes_html(steps) + std::string(kMaps);
+  for (const Json& step : steps) out += step_html(step);
+  return out;
+}
+
+Verdict steps_verdict(const Json& data) {
+  const auto steps = list(data, "steps");
+  const auto differ = std::count_if(steps.begin(), steps.end(), [](const Json& s) { return !is_set(s, "equal"); });
+  if (differ == 0) return {Verdict::Kind::kGood, "Equal: " + count_of(std::ssize(steps) + 1, "checkpoint")};
+  return {Verdict::Kind::kBad,
+          "Different: " + with_commas(differ) + " of " + count_of(std::ssize(steps), "step") + " changed something"};
 }
 
 // ---- plan
@@ -352,7 +464,7 @@ std::string rank_bytes_html(const Json& data) {
 
 Verdict verdict_of(std::string_view command, const Json& data) {
   if (command == "verify" || command == "check") return audit_verdict(data);
-  if (command == "diff") return diff_verdict(data);
+  if (command == "diff") return data.contains("steps") ? steps_verdict(data) : diff_verdict(data);
   if (command == "plan")
     return {Verdict::Kind::kNeutral, "Nothing was written: convert would read " +
                                          human_bytes(number(data, "bytes_read")) + " and write " +
@@ -368,11 +480,7 @@ std::string report_sections(std::string_view command, const Json& data) {
   if (command == "check")
     return findings_html(data) + std::string(kMaps) + plain(memory_html(data)) + paddings_html(data) +
            checks_html(data);
-  if (command == "diff")
-    return html_section("Missing on one side", html_list(texts(data, "structure"))) +
-           html_section("Different objects", html_list(texts(data, "objects"))) + std::string(kMaps) +
-           changes_html(data) + html_section("Renamed", html_list(texts(data, "renamed"))) +
-           html_section("Not compared", html_list(texts(data, "not_compared")));
+  if (command == "diff") return data.contains("steps") ? steps_html(data) : diff_html(data);
   if (command == "plan")
     return html_section("Remarks", remarks_html(data)) + std::string(kMaps) + flows_html(data) + rank_bytes_html(data) +
            left_out_html(data);

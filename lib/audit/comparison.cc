@@ -530,7 +530,7 @@ Result<std::vector<Comparison::Distance>> Comparison::distances() {
   std::vector<Distance> out;
   for (const Sums& s : sums) {
     const double relative = s.difference2 == 0 ? 0 : s.a2 > 0 ? std::sqrt(s.difference2 / s.a2) : INFINITY;
-    out.push_back({s.different, s.max_abs, relative});
+    out.push_back({s.different, s.max_abs, relative, std::sqrt(s.difference2), std::sqrt(s.a2)});
   }
   return out;
 }

@@ -71,9 +71,10 @@ class Comparison {
 
   // The distance of two tensors in float64; for types other than floating point, only the number of differing elements.
   struct Distance {
-    Index different = 0;     // elements that are not equal (NaN equals NaN)
-    double max_abs = 0;      // max |a - b|
-    double relative_l2 = 0;  // |a - b| / |a|
+    Index different = 0;      // elements that are not equal (NaN equals NaN)
+    double max_abs = 0;       // max |a - b|
+    double relative_l2 = 0;   // |a - b| / |a|
+    double l2 = 0, a_l2 = 0;  // |a - b|, |a|
   };
   Result<std::vector<Distance>> distances();
 

@@ -215,6 +215,46 @@ TEST(Html, HoldsWhatJsonSays) {
   }
 }
 
+// Three steps of a model of two layers: the first moves by half, then not at all; the second moves by a thousandth,
+// then becomes infinite. The head moves from zero. The optimizer is of no layer.
+TEST(Html, ADiffOfSeveralStepsDrawsALineForEachLayer) {
+  const TempDir dir;
+  const std::vector<std::vector<float>> steps = {{3, 4, 1000, 0, 1}, {3, 6.5F, 1001, 1, 2}, {3, 6.5F, INFINITY, 1, 3}};
+  std::vector<std::string> command = {"diff"};
+  for (std::size_t i = 0; i < steps.size(); ++i) {
+    const std::vector<float>& v = steps[i];
+    TensorValues values;
+    const auto set = [&](const std::string& name, float value) {
+      values[name] = {DType::kFloat32, {1}, std::string(reinterpret_cast<const char*>(&value), sizeof value)};
+    };
+    set("model.layers.0.a", v[0]), set("model.layers.0.b", v[1]), set("model.layers.10.a", v[2]);
+    set("lm_head.weight", v[3]), set("optimizer.state.model.layers.0.a.exp_avg", v[4]);
+    command.push_back(dir / ("step-" + std::to_string(i + 1)));
+    write_dcp(values, command.back(), Mesh({{"dp_shard", 1}}));
+  }
+  const std::string page = page_of(command, 1);
+  EXPECT_THAT(page, HasSubstr("Different: 2 of 2 steps changed something"));
+  const auto row = [](const std::string& layer, const std::string& first, const std::string& second) {
+    const auto cell = [](const std::string& text) {
+      const std::string value = text == "not finite" ? "Infinity" : text;
+      return "<td class=\"number\" data-value=\"" + value + "\">" + text + "</td>";
+    };
+    return "<code>" + layer + "</code></td>" + cell(first) + cell(second) + "</tr>";
+  };
+  const std::string plain = between(page, "<main>", kDataBegins);
+  EXPECT_THAT(plain, HasSubstr(row("model.layers.0", "0.5", "0")));
+  EXPECT_THAT(plain, HasSubstr(row("model.layers.10", "0.001", "not finite")));
+  EXPECT_THAT(plain, HasSubstr(row("lm_head", "not finite", "0")));
+  EXPECT_EQ(count(plain, "<path class=\"line\""), 3);
+  EXPECT_THAT(plain, HasSubstr("Logarithmic scale"));
+  const Json json = json_of(command), page_json = data_of(page);
+  EXPECT_EQ(*json.get_string("schema"), "reshard.diffs/1");
+  EXPECT_EQ(to_text(*page_json.find("data")), to_text(json));
+  command.pop_back();
+  EXPECT_EQ(to_text(items(json, "steps")[0]), to_text(json_of(command)));
+  EXPECT_EQ(reshard_cli({"diff", command[1], command[1], command[1], "-q"}).exit_code, 0);
+}
+
 TEST(Html, APlanSaysWhichFilesAreReadForWhich) {
   const std::string path = sample("fsdp2_tp2_optim") + "/checkpoint";
   const Json page = data_of(page_of({"plan", path, "--to", "hf"}));

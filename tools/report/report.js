@@ -624,7 +624,14 @@ function checkPage() {
 function diffPage() {
   const moved = (t) => t.relative_l2 ?? (t.different_elements ? (t.max_abs === undefined ? t.different_elements / Math.max(1, t.elements) : null) : 0);
   const words = (t) => `relative change ${brief(moved(t))}${t.max_abs === undefined ? "" : `, at most ${brief(t.max_abs)}`}`;
-  return data.tensors.length ? [section("Change by module and layer", layerMap("Relative change by module and layer", data.tensors, moved, words))] : [];
+  const map = (tensors) => layerMap("Relative change by module and layer", tensors, moved, words);
+  const show = (...content) => [section("Change by module and layer", content)];
+  if (!data.steps) return data.tensors.length ? show(map(data.tensors)) : [];
+  const body = h("div");
+  const draw = (i) => body.replaceChildren(...(data.steps[i].tensors.length ? map(data.steps[i].tensors).flat(3) : []));
+  draw(0);
+  const steps = data.steps.map(({ a, b }, i) => h("option", { value: i }, `${a} \u2192 ${b}`));
+  return show(h("div", { class: "tools" }, h("select", { "aria-label": "Step", onchange: (e) => draw(+e.target.value) }, steps)), body);
 }
 
 // ---- plan
