@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "lib/base/machine.h"
 #include "lib/base/names.h"
 #include "lib/base/text.h"
 #include "tools/line_chart.h"
@@ -318,18 +319,6 @@ Verdict diff_verdict(const Json& data) {
 
 // ---- diff of several steps
 
-// The name of a tensor up to its first number ("model.layers.", 3), or without its last word ("model.norm", -1).
-using Layer = std::pair<std::string, Index>;
-Layer layer_of(std::string_view name) {
-  for (std::size_t begin = 0; begin < name.size();) {
-    const std::size_t end = std::min(name.find('.', begin), name.size());
-    if (const auto layer = as_number(name.substr(begin, end - begin)))
-      return {std::string(name.substr(0, begin)), *layer};
-    begin = end + 1;
-  }
-  return {std::string(name.substr(0, name.rfind('.'))), -1};
-}
-
 // Returns |a - b| / |a| of the model's tensors of each layer in each of `steps`, the data of a diff; kNoValue where a
 // layer has no numbers.
 std::map<Layer, std::vector<double>> layer_changes(std::span<const Json> steps) {
@@ -364,6 +353,14 @@ std::vector<std::string> step_names(std::span<const Json> steps) {
   return std::set(names.begin(), names.end()).size() == names.size() ? names : numbers;
 }
 
+// Returns a cell with the name of a layer and the colour of its line, the i-th of n.
+HtmlCell layer_cell(const std::string& name, std::size_t i, std::size_t n) {
+  const std::string swatch =
+      "<svg class=\"swatch\" viewBox=\"0 0 1 1\" aria-hidden=\"true\"><rect width=\"1\" height=\"1\" fill=\"" +
+      line_colour(i, n) + "\"/></svg>";
+  return {swatch + name_cell(name).html, name};
+}
+
 std::string layer_changes_html(std::span<const Json> steps) {
   const auto changes = layer_changes(steps);
   LineChart chart{"Relative change of each layer by step", step_names(steps), {}};
@@ -371,12 +368,8 @@ std::string layer_changes_html(std::span<const Json> steps) {
   for (const std::string& step : chart.steps) heads.push_back("#" + step);
   HtmlTable table("layers", heads);
   for (const auto& [layer, values] : changes) {
-    const std::string name = layer.first + (layer.second < 0 ? "" : std::to_string(layer.second));
-    const std::string swatch =
-        "<svg class=\"swatch\" viewBox=\"0 0 1 1\" aria-hidden=\"true\"><rect width=\"1\" "
-        "height=\"1\" fill=\"" +
-        line_colour(chart.lines.size(), changes.size()) + "\"/></svg>";
-    std::vector<HtmlCell> row = {{swatch + name_cell(name).html, name}};
+    const std::string name = layer_name(layer);
+    std::vector<HtmlCell> row = {layer_cell(name, chart.lines.size(), changes.size())};
     for (const double v : values) row.push_back(std::isnan(v) ? text_cell("-") : real_cell(v));
     table.add(row);
     chart.lines.push_back({name, values});
@@ -413,6 +406,91 @@ Verdict steps_verdict(const Json& data) {
   if (differ == 0) return {Verdict::Kind::kGood, "Equal: " + count_of(std::ssize(steps) + 1, "checkpoint")};
   return {Verdict::Kind::kBad,
           "Different: " + with_commas(differ) + " of " + count_of(std::ssize(steps), "step") + " changed something"};
+}
+
+// ---- watch
+
+std::string watched_steps_html(const Json& data) {
+  const auto steps = list(data, "steps");
+  const bool has_remarks =
+      std::any_of(steps.begin(), steps.end(), [](const Json& step) { return step.contains("remark"); });
+  std::vector<std::string> heads = {"step",     "state",  "#source",  "#output", "converted (UTC)",
+                                    "#seconds", "#moved", "#changed", "since"};
+  if (has_remarks) heads.emplace_back("remark");
+  HtmlTable table("steps", heads);
+  for (const Json& step : steps) {
+    const auto cell = [&](const char* key, auto make) { return step.contains(key) ? make(step, key) : text_cell("-"); };
+    const auto bytes = [](const Json& s, const char* key) { return bytes_cell(number(s, key)); };
+    const auto plain_real = [](const Json& s, const char* key) { return real_cell(real(s, key)); };
+    const auto percent = [](const Json& s, const char* key) {
+      const HtmlCell share = real_cell(100 * real(s, key));
+      return HtmlCell{share.html + "%", share.sort};
+    };
+    const auto time = [](const Json& s, const char* key) {
+      return text_cell(utc_text(number(s, key), "%Y-%m-%d %H:%M:%S"));
+    };
+    std::vector<HtmlCell> row = {
+        name_cell(text(step, "name")), text_cell(text(step, "state")), cell("source_bytes", bytes),
+        cell("output_bytes", bytes),   cell("converted", time),        cell("seconds", plain_real),
+        cell("moved", plain_real),     cell("changed", percent),       name_cell(text(step, "since"))};
+    if (has_remarks) row.push_back(text_cell(text(step, "remark")));
+    table.add(row);
+  }
+  return html_section("Steps", table.html());
+}
+
+// Draws how far each layer moved, and lists the distances of the last steps that have any.
+std::string watched_layers_html(const Json& data) {
+  constexpr std::size_t kColumns = 8;
+  const std::vector<std::string> layers = texts(data, "layers");
+  const auto steps = list(data, "steps");
+  std::vector<std::vector<double>> values(layers.size(), std::vector<double>(steps.size(), kNoValue));
+  std::set<std::size_t> shown;
+  for (const Json& cell : list(data, "moved")) {
+    const auto row = *cell.as_array();
+    const auto step = static_cast<std::size_t>(*row[1].as_index());
+    const auto value = row[2].as_double();
+    values[static_cast<std::size_t>(*row[0].as_index())][step] =
+        value ? *value : std::numeric_limits<double>::infinity();
+    shown.insert(step);
+  }
+  while (shown.size() > kColumns) shown.erase(shown.begin());
+  LineChart chart{"Relative change of each layer since the step before", {}, {}};
+  for (const Json& step : steps) chart.steps.push_back(text(step, "name"));
+  std::vector<std::string> heads = {"layer"};
+  for (const std::size_t step : shown) heads.push_back("#" + chart.steps[step]);
+  HtmlTable table("layers", heads);
+  for (std::size_t i = 0; i < layers.size(); ++i) {
+    std::vector<HtmlCell> row = {layer_cell(layers[i], i, layers.size())};
+    for (const std::size_t step : shown)
+      row.push_back(std::isnan(values[i][step]) ? text_cell("-") : real_cell(values[i][step]));
+    table.add(row);
+    chart.lines.push_back({layers[i], values[i]});
+  }
+  if (table.rows() == 0) return {};
+  return html_section("Change by layer",
+                      "<p class=\"hint\">|a-b| / |a| of the tensors of a layer, b being the step and a the one before "
+                      "it of which anything was left.</p>" +
+                          line_chart_html(chart) + table.html());
+}
+
+Verdict watch_verdict(const Json& data) {
+  Index made = 0, kept = 0, failed = 0, incomplete = 0;
+  std::string newest;
+  for (const Json& step : list(data, "steps")) {
+    const std::string state = text(step, "state");
+    failed += state == "failed" ? 1 : 0;
+    incomplete += state == "incomplete" ? 1 : 0;
+    if (!state.starts_with("converted")) continue;
+    ++made;
+    if (state == "converted") ++kept, newest = text(step, "name");
+  }
+  std::string out = count_of(made, "step") + " converted";
+  if (!newest.empty()) out += ", the newest is " + newest;
+  if (kept < made) out += ", " + with_commas(kept) + " kept";
+  if (incomplete > 0) out += ", " + with_commas(incomplete) + " not complete yet";
+  if (failed > 0) return {Verdict::Kind::kBad, count_of(failed, "step") + " failed; " + out};
+  return {made > 0 ? Verdict::Kind::kGood : Verdict::Kind::kNeutral, out};
 }
 
 // ---- plan
@@ -462,9 +540,24 @@ std::string rank_bytes_html(const Json& data) {
 
 }  // namespace
 
+Layer layer_of(std::string_view tensor) {
+  for (std::size_t begin = 0; begin < tensor.size();) {
+    const std::size_t end = std::min(tensor.find('.', begin), tensor.size());
+    if (const auto layer = as_number(tensor.substr(begin, end - begin)))
+      return {std::string(tensor.substr(0, begin)), *layer};
+    begin = end + 1;
+  }
+  return {std::string(tensor.substr(0, tensor.rfind('.'))), -1};
+}
+
+std::string layer_name(const Layer& layer) {
+  return layer.first + (layer.second < 0 ? "" : std::to_string(layer.second));
+}
+
 Verdict verdict_of(std::string_view command, const Json& data) {
   if (command == "verify" || command == "check") return audit_verdict(data);
   if (command == "diff") return data.contains("steps") ? steps_verdict(data) : diff_verdict(data);
+  if (command == "watch") return watch_verdict(data);
   if (command == "plan")
     return {Verdict::Kind::kNeutral, "Nothing was written: convert would read " +
                                          human_bytes(number(data, "bytes_read")) + " and write " +
@@ -481,6 +574,7 @@ std::string report_sections(std::string_view command, const Json& data) {
     return findings_html(data) + std::string(kMaps) + plain(memory_html(data)) + paddings_html(data) +
            checks_html(data);
   if (command == "diff") return data.contains("steps") ? steps_html(data) : diff_html(data);
+  if (command == "watch") return watched_steps_html(data) + watched_layers_html(data) + std::string(kMaps);
   if (command == "plan")
     return html_section("Remarks", remarks_html(data)) + std::string(kMaps) + flows_html(data) + rank_bytes_html(data) +
            left_out_html(data);

@@ -4,10 +4,17 @@
 
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "lib/base/json.h"
 
 namespace reshard::tools {
+
+// The layer of a tensor: its name up to the first number ("model.layers.", 3), or without its last word ("model.norm",
+// -1).
+using Layer = std::pair<std::string, Index>;
+Layer layer_of(std::string_view tensor);
+std::string layer_name(const Layer& layer);  // "model.layers.3"
 
 // The result of a command in one line.
 struct Verdict {
@@ -15,7 +22,8 @@ struct Verdict {
   std::string text;  // "Failed: 2 errors, 0 warnings, 1 note"
 };
 
-// Both take the --json of a command ("verify"); page_json() and plan_page_json() for inspect and plan.
+// Both take the --json of a command ("verify"); page_json(), plan_page_json() and the data of WatchPage for
+// inspect, plan and watch.
 Verdict verdict_of(std::string_view command, const Json& data);
 // Returns the sections, with one empty element for the drawings of the script (id="maps"). Sections that the script
 // shows in another way have the class "plain".

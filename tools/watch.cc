@@ -9,24 +9,27 @@
 //   3. Convert each complete step that is kept and has no output yet, oldest first. An output appears under its name
 //      only when it is complete and proven, so that a killed run leaves nothing to repair and is resumed.
 //   4. Run --then on each output that it has not succeeded on, kept or not.
-//   5. Remove the outputs of steps that are not kept and, with --prune-source, their sources, if this DST's record says
+//   5. With --html, measure new outputs for the page (watch_page.h), before an earlier step is removed.
+//   6. Remove the outputs of steps that are not kept and, with --prune-source, their sources, if this DST's record says
 //      that they were converted and that --then has succeeded.
-//   6. With --without-optimizer-after, rewrite the sources of older steps for which the record says the same.
+//   7. With --without-optimizer-after, rewrite the sources of older steps for which the record says the same.
 //
 // The record, DST/.reshard-watch.json, has each step that was converted and whether --then is done, and before that
 // each step whose conversion has started: its output appears only when it is proven, also if this process dies before
 // it records that. The record is replaced atomically after each change. If it is lost, outputs are found again by their
 // names, and --then runs again.
+//
+// Between two passes it waits for --interval, or until the run's directories have changed and are quiet again.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <map>
 #include <set>
-#include <thread>
 #include <utility>
 
 #include "formats/open.h"
 #include "formats/training_run.h"
+#include "lib/base/directory_events.h"
 #include "lib/base/file.h"
 #include "lib/base/shell.h"
 #include "lib/base/text.h"
@@ -35,7 +38,9 @@
 #include "tools/child.h"
 #include "tools/commands.h"
 #include "tools/drop_optimizer.h"
+#include "tools/html_report.h"
 #include "tools/job_options.h"
+#include "tools/watch_page.h"
 
 namespace reshard::tools {
 namespace {
@@ -47,7 +52,7 @@ using Clock = std::chrono::steady_clock;
 using Seconds = std::chrono::duration<double>;
 
 struct WatchOptions : ConvertOptions {
-  std::string keep_best, then;
+  std::string keep_best, then, html;
   Index every = 1, keep_last = 0, keep_every = 0, without_optimizer_after = 0;
   double interval = 30;
   bool once = false, prune_source = false;
@@ -83,6 +88,7 @@ struct Done {
 struct Backoff {
   Clock::time_point next;
   Seconds wait{0};
+  std::string why = {};
 };
 
 std::string replaced_braces(const std::string& command, const std::string& path) {
@@ -100,17 +106,38 @@ class Watch {
   Result<int> run() {
     TRY(prepare());
     for (;;) {
+      if (!options_.once) watch_directories();  // before the pass, so that it misses nothing
       const Status passed = pass();
       if (options_.once && !passed) return passed.error();
       if (options_.once) return failures_ > 0 ? 1 : 0;
       if (!passed) tell("failed", {}, passed.error().message());
-      for (Seconds waited{0}; waited < Seconds(options_.interval) && !interrupted(); waited += Seconds(0.1))
-        std::this_thread::sleep_for(Seconds(0.1));
+      wait();
       if (interrupted()) return 128 + ending_signal();
     }
   }
 
  private:
+  // Watches the run and the steps that are not converted, with the files of their ranks.
+  void watch_directories() {
+    constexpr int kLevels = 4;
+    std::set<std::string> converted;
+    for (const auto& [name, done] : done_) converted.insert(done.source);
+    events_.watch(run_, kLevels, converted);
+  }
+
+  // Waits until --interval has passed, or until the run has changed and then not for a moment: a save takes a while.
+  void wait() {
+    constexpr std::chrono::milliseconds kTick{100}, kQuiet{500};
+    const auto end = Clock::now() + std::chrono::duration_cast<Clock::duration>(Seconds(options_.interval));
+    std::optional<Clock::time_point> changed;
+    while (Clock::now() < end && !interrupted()) {
+      if (events_.wait(kTick))
+        changed = Clock::now();
+      else if (changed && Clock::now() - *changed >= kQuiet)
+        return;
+    }
+  }
+
   Status prepare() {
     if (!is_directory(run_)) return io_error(printable(run_) + ": not found, or not a directory");
     if (lies_in(parent_path(root_), run_))
@@ -120,6 +147,7 @@ class Watch {
     lock_ = TRY(DirectoryLock::take(root_));
     if (!lock_->is_held()) return usage_error(printable(root_) + ": another reshard watch writes there");
     is_file_ = TRY(find_format(options_.to))->is_file;
+    if (!options_.html.empty()) page_ = TRY(WatchPage::open(options_.html, root_, options_));
     TRY(remove_leftovers(root_));
     if (options_.changes_sources()) {
       std::set<std::string> parents{run_};
@@ -171,19 +199,65 @@ class Watch {
 
   Status pass() {
     failures_ = 0;
-    std::vector<Step> complete = TRY(list_steps());
+    const std::vector<Step> steps = TRY(list_steps());
+    std::vector<Step> complete = steps;
     std::erase_if(complete, [&](const Step& step) { return !is_complete(step); });
+    const Status passed = convert_and_remove(complete);
+    if (page_ && !interrupted()) TRY(page_->write(run_, watched(steps)));
+    return passed;
+  }
+
+  Status convert_and_remove(const std::vector<Step>& complete) {
     const std::set<std::string> kept = TRY(kept_names(complete));
     for (const Step& step : complete) {
       if (!kept.contains(step.name) && !awaits_then(step.name) && !awaits_record(step.name)) continue;
       TRY(take(step));
       if (interrupted()) return {};
     }
+    if (page_) TRY(measure(complete));
+    if (interrupted()) return {};
     if (complete.empty() || !gap_of_checkpoint(complete.back().source).empty())
       return {};  // the newest has changed since; others may be needed
     if (options_.removes()) TRY(remove_others(complete, kept));
     if (options_.without_optimizer_after > 0) TRY(drop_optimizers(complete));
     return {};
+  }
+
+  // Measures each new output, and its distance from the nearest earlier step of which the output or source is left.
+  Status measure(const std::vector<Step>& complete) {
+    for (std::size_t i = 0; i < complete.size() && !interrupted(); ++i) {
+      const Step& step = complete[i];
+      if (!done_.contains(step.name) || page_->knows(step.name) || !path_exists(output_of(step.name))) continue;
+      std::string before, path;
+      if (i > 0) {
+        before = complete[i - 1].name;
+        path = path_exists(output_of(before)) ? output_of(before) : complete[i - 1].source;
+      }
+      const auto took = seconds_.find(step.name);
+      TRY(page_->measure({step.name, step.source, output_of(step.name), step.number},
+                         took == seconds_.end() ? -1 : took->second, before, path));
+    }
+    return {};
+  }
+
+  // Returns the steps of the run, and those of the record whose sources are gone, in the order of their numbers.
+  std::vector<WatchedStep> watched(const std::vector<Step>& steps) const {
+    std::vector<WatchedStep> out;
+    for (const auto& [name, done] : done_) out.push_back({name, done.source, output_of(name), last_number(name)});
+    for (const Step& step : steps)
+      if (!done_.contains(step.name)) out.push_back({step.name, step.source, output_of(step.name), step.number});
+    std::stable_sort(out.begin(), out.end(),
+                     [](const WatchedStep& a, const WatchedStep& b) { return a.number < b.number; });
+    for (WatchedStep& step : out) {
+      using State = WatchedStep::State;
+      if (const auto failed = failed_.find(step.name); failed != failed_.end())
+        step.state = State::kFailed, step.remark = failed->second.why;
+      else if (done_.contains(step.name))
+        step.state = path_exists(step.output) ? State::kConverted : State::kRemoved;
+      else
+        step.state = complete_.contains(step.name) ? State::kSkipped : State::kIncomplete;
+    }
+    return out;
   }
 
   Result<std::vector<Step>> list_steps() const {
@@ -261,6 +335,7 @@ class Watch {
     Backoff& backoff = failed[step.name];
     backoff.wait = std::min(kLongest, std::max(Seconds(options_.interval), 2 * backoff.wait));
     backoff.next = Clock::now() + std::chrono::duration_cast<Clock::duration>(backoff.wait);
+    backoff.why = status.error().message();
     tell("failed", step, status.error().message());
   }
 
@@ -284,7 +359,9 @@ class Watch {
       TRY(write_record());
       TRY(convert(one));
       TRY(set_converted(step, true));
-      tell("converted", step, human_seconds(Seconds(Clock::now() - start).count()));
+      const double seconds = Seconds(Clock::now() - start).count();
+      seconds_[step.name] = seconds;
+      tell("converted", step, human_seconds(seconds));
     }
     TRY(remove_work_of(output));
     Done& done = done_[step.name];
@@ -384,9 +461,12 @@ class Watch {
   std::map<std::string, Done> done_;            // by name, as below
   std::map<std::string, std::string> started_;  // sources of steps whose conversion has started, by name
   std::set<std::string> complete_;              // steps whose sources have been complete
+  std::map<std::string, double> seconds_;       // of conversions in this process, by name
   std::map<std::string, Backoff> failed_;       // conversions and commands, by the step's name
   std::map<std::string, Backoff> not_small_;    // rewrites without the optimizer, likewise
   int failures_ = 0;                            // of the current pass
+  std::optional<WatchPage> page_;               // with --html
+  DirectoryEvents events_;
 };
 
 Result<int> watch(const WatchOptions& options) {
@@ -428,11 +508,12 @@ void add_watch(CommandLine& line) {
       .within(Index{1}, Index{1} << 40);
   line.group("Run");
   line.add_flag("--once", options->once, "Make one pass and end; exits with 1 if a step failed").common();
-  line.add_option("--interval", options->interval, "Seconds between two looks at the run")
+  line.add_option("--interval", options->interval, "Most seconds between two looks at the run")
       .takes("SECONDS")
       .within_real(0.1, 1e6)
       .shows_default();
   line.add_flag("--json", options->as_json, "Print each event as a line of JSON");
+  add_html_option(line, options->html);
   options->add_changes(line);
   line.examples({{"reshard watch outputs models --to hf --then 'evaluate {}'", ""},
                  {"reshard watch outputs models --to hf --every 1000 --keep-last 3 --once", "from cron"}});

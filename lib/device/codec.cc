@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lib/device/codec.h"
 
-#define ZSTD_STATIC_LINKING_ONLY  // for ZSTD_estimateCCtxSize
+#define ZSTD_STATIC_LINKING_ONLY  // for ZSTD_estimateCStreamSize
 #include <zlib.h>
 #include <zstd.h>
 #include <zstd_errors.h>
@@ -17,7 +17,8 @@ namespace reshard {
 namespace {
 
 constexpr std::size_t kPage = 4096;
-constexpr std::size_t kSum = 4;  // bytes of a Fletcher-32 or CRC-32C
+constexpr std::size_t kSum = 4;               // bytes of a Fletcher-32 or CRC-32C
+constexpr std::size_t kSmallestPlane = 4096;  // bytes that are worth a block of their own
 
 // One instantiation for each common element size, so that the compiler sees constants.
 template <std::size_t kUnit>
@@ -215,19 +216,30 @@ Result<Bytes> ChunkEncoder::encode(Bytes chunk, Index unit) {
     shuffle_bytes(chunk, unit, shuffled);
     in = shuffled;
   }
-  const std::size_t length = ZSTD_compress2(context_->zstd, context_->frame, chunk.size(), in.data(), in.size());
+  // Ends a block after each plane of shuffled bytes, because a block has one table of codes: the low bytes of numbers
+  // are noise, and the high ones are nearly all equal.
+  const auto plane = chunk.size() / static_cast<std::size_t>(std::max<Index>(1, unit));
+  const std::size_t step = plane < kSmallestPlane ? in.size() : plane;
   // The buffer has the chunk's size, so a frame that does not fit is not smaller.
-  if (ZSTD_getErrorCode(length) == ZSTD_error_dstSize_tooSmall) return Bytes();
-  if (ZSTD_getErrorCode(length) == ZSTD_error_memory_allocation) return io_error("out of memory for zstd");
-  if (ZSTD_isError(length)) return internal_error(std::string("zstd: ") + ZSTD_getErrorName(length));
-  if (length >= chunk.size()) return Bytes();
-  return Bytes(context_->frame, length);
+  ZSTD_outBuffer out{context_->frame, chunk.size(), 0};
+  ZSTD_CCtx_reset(context_->zstd, ZSTD_reset_session_only);
+  ZSTD_CCtx_setPledgedSrcSize(context_->zstd, in.size());
+  ZSTD_inBuffer part{in.data(), 0, 0};
+  do {
+    part.size = in.size() - part.pos < 2 * step ? in.size() : part.pos + step;
+    const ZSTD_EndDirective then = part.size == in.size() ? ZSTD_e_end : ZSTD_e_flush;
+    const std::size_t left = ZSTD_compressStream2(context_->zstd, &out, &part, then);
+    if (ZSTD_getErrorCode(left) == ZSTD_error_memory_allocation) return io_error("out of memory for zstd");
+    if (ZSTD_isError(left)) return internal_error(std::string("zstd: ") + ZSTD_getErrorName(left));
+    if (left > 0 || out.pos == out.size) return Bytes();
+  } while (part.pos < in.size());
+  return Bytes(context_->frame, out.pos);
 }
 
 Index ChunkEncoder::memory(int level, Index max_chunk_bytes) {
   const ZSTD_compressionParameters parameters =
       ZSTD_getCParams(level, static_cast<unsigned long long>(max_chunk_bytes), 0);
-  return static_cast<Index>(ZSTD_estimateCCtxSize_usingCParams(parameters)) + 2 * max_chunk_bytes;
+  return static_cast<Index>(ZSTD_estimateCStreamSize_usingCParams(parameters)) + 2 * max_chunk_bytes;
 }
 
 }  // namespace reshard

@@ -9,12 +9,15 @@
 
 #include <chrono>
 #include <filesystem>
+#include <map>
 #include <set>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "lib/base/json.h"
 #include "lib/base/text.h"
+#include "tests/support/changed_model.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/run_command.h"
 #include "tests/support/temp_dir.h"
@@ -182,6 +185,76 @@ TEST_F(Watch, RemovesNothingThatItsCommandRefused) {
   EXPECT_THAT(names(models_), ElementsAre("step-200"));
   EXPECT_THAT(names(run_), ElementsAre("step-200"));
   EXPECT_FALSE(std::filesystem::exists(run_ + "/.reshard-removing-step-50"));
+}
+
+// The page is made of what was measured before steps were removed, by several processes.
+TEST_F(Watch, WritesAPageOfAllStepsAndOfWhatMovedBetweenThem) {
+  const auto step = [&](int number, std::size_t every) {
+    write_changed_model(source(number), [&](std::size_t at, char byte) {
+      return static_cast<char>(every > 0 && at * 2654435761u % every == 0 ? byte ^ 1 : byte);
+    });
+  };
+  step(100, 0);
+  step(200, 50);
+  std::map<std::string, double> expected;  // relative distances of tensors that are a layer by themselves
+  const auto differing = parse_json(reshard_cli({"diff", source(100), source(200), "--json"}).out, "diff");
+  ASSERT_TRUE(differing) << differing.error().message();
+  for (const Json& tensor : *differing->get_array("tensors"))
+    expected[std::string(*tensor.get_string("name"))] = *tensor.find("relative_l2")->as_double();
+  const std::vector<std::string> options = {"--html", dir_ / "page.html", "--keep-last", "1", "--prune-source"};
+  ASSERT_EQ(watch({"--html", dir_ / "page.html"}).exit_code, 0);
+  step(300, 7);
+  std::filesystem::resize_file(source(300) + "/model.safetensors", 5000);  // incomplete
+  ASSERT_EQ(watch(options).exit_code, 0);
+  EXPECT_THAT(names(models_), ElementsAre("step-200"));
+  const std::string page = read_file(dir_ / "page.html");
+  EXPECT_THAT(page, HasSubstr("2 steps converted, the newest is step-200, 1 kept, 1 not complete yet"));
+  const std::string begins = "id=\"data\">";
+  const std::size_t at = page.find(begins) + begins.size();
+  const auto json = parse_json(page.substr(at, page.find("</script>", at) - at), "page");
+  ASSERT_TRUE(json) << json.error().message();
+  const Json& data = *json->find("data");
+  std::vector<std::string> states;
+  for (const Json& row : *data.get_array("steps")) states.emplace_back(*row.get_string("state"));
+  EXPECT_THAT(states, ElementsAre("converted, then removed", "converted", "incomplete"));
+  EXPECT_EQ(*data.get_array("steps")->back().get_string("name"), "step-300");
+  const auto layers = *data.get_array("layers");
+  std::set<std::string> seen;
+  for (const Json& cell : *data.get_array("moved")) {
+    const std::string layer(*layers[static_cast<std::size_t>(*cell.as_array()->front().as_index())].as_string());
+    EXPECT_EQ(*(*cell.as_array())[1].as_index(), 1) << layer;
+    seen.insert(layer);
+    if (const auto alone = expected.find(layer + ".weight"); alone != expected.end())
+      EXPECT_DOUBLE_EQ(*cell.as_array()->back().as_double(), alone->second) << layer;
+  }
+  EXPECT_THAT(seen, testing::IsSupersetOf({"model.embed_tokens", "model.layers.0", "model.layers.1", "lm_head"}));
+}
+
+// --interval would find the step an hour later.
+TEST_F(Watch, HearsOfNewStepsAtOnceInLocalDirectories) {
+  std::string command = "exec '" + std::string(RESHARD_BINARY) + "' watch '" + run_ + "' '" + models_ +
+                        "' --to hf --interval 3600 > '" + (dir_ / "log") + "'";
+  std::string shell = "/bin/sh", option = "-c";
+  char* const argv[] = {shell.data(), option.data(), command.data(), nullptr};
+  pid_t child = 0;
+  ASSERT_EQ(::posix_spawn(&child, "/bin/sh", nullptr, nullptr, argv, environ), 0);
+  const auto appears = [](const std::string& path) {
+    for (int k = 0; k < 600 && !std::filesystem::exists(path); ++k)
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    return std::filesystem::exists(path);
+  };
+  EXPECT_TRUE(appears(models_));
+  save(100);
+  EXPECT_TRUE(appears(output(100)));
+  std::filesystem::copy(source(100), dir_ / "saved");
+  std::filesystem::rename(dir_ / "saved/.metadata", dir_ / "metadata");
+  std::filesystem::rename(dir_ / "saved", source(200));  // without its metadata, which comes later
+  std::this_thread::sleep_for(std::chrono::milliseconds(700));
+  EXPECT_FALSE(std::filesystem::exists(output(200)));
+  std::filesystem::rename(dir_ / "metadata", source(200) + "/.metadata");
+  EXPECT_TRUE(appears(output(200)));
+  ::kill(child, SIGTERM);
+  ::waitpid(child, nullptr, 0);
 }
 
 TEST_F(Watch, ResumesAfterItIsKilledAtAnyTime) {

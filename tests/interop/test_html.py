@@ -302,6 +302,25 @@ class HtmlPages(unittest.TestCase):
         self.assertIn("on 4 ranks", page.text("#maps .tiles"))
         self.assertEqual(len(page.texts(".bar")), 4)
 
+    def run_of_steps(self):
+        """A run of three steps, and where its models belong. The last step differs from the one before."""
+        run, models = (pathlib.Path(self.directory.name, name) for name in ("run", "models"))
+        if not run.exists():
+            for step, source in ((100, "tp8"), (200, "tp8"), (300, "hsdp2x4")):
+                shutil.copytree(SAMPLES / source / "checkpoint", run / f"step-{step}")
+                shutil.copy(SAMPLES / source / "config.json", run / f"step-{step}")
+        return ("watch", run, models, "--to", "hf", "--once")
+
+    def test_watch_shows_steps_and_what_moved(self):
+        page = self.page(*self.run_of_steps(), width=360)
+        self.assertIn("3 steps converted, the newest is step-300", page.text(".verdict"))
+        rows = [row.split("\t") for row in page.texts("[data-name=steps] tbody tr")]
+        self.assertEqual([row[0] for row in rows], ["step-100", "step-200", "step-300"])
+        self.assertEqual([row[6] for row in rows[:2]], ["-", "0"])
+        self.assertGreater(float(rows[2][6]), 0)
+        page.press("canvas", "End")
+        self.assertRegex(page.text(".told"), r"in step-300: relative change \S+ since step-200")
+
     def every_page(self):
         """Arguments and exit code of a page of each command."""
         checkpoint = self.long_path
@@ -309,6 +328,7 @@ class HtmlPages(unittest.TestCase):
         return ((("inspect", checkpoint), 0), (("verify", checkpoint, "--values", "--sha256"), 0),
                 (("plan", checkpoint, "--to", "dcp", "--mesh", "tp=4"), 0), (("diff", checkpoint, checkpoint), 0),
                 (("diff", SAMPLES / "hsdp2x4/checkpoint", SAMPLES / "tp8/checkpoint", checkpoint), 1),
+                (self.run_of_steps(), 0),
                 (("check", "--config", config, "--mesh", "pp=16,cp=16,dp=4,tp=8", "--world", "16384"), 1))
 
     def test_every_page_fits_a_phone(self):
@@ -330,7 +350,7 @@ class HtmlPages(unittest.TestCase):
 
     def test_every_page_is_read_without_scripts_and_on_paper(self):
         wanted = {"inspect": "layers.{0..3}.attention.wq.weight", "verify": "every element of", "plan": "__0_0.distcp",
-                  "diff": "tensors compared", "check": "the degrees multiply to 8,192 ranks"}
+                  "diff": "tensors compared", "watch": "model.layers.0", "check": "the degrees multiply to 8,192 ranks"}
         for arguments, code in self.every_page():
             for how in ({"scripts": False}, {"media": "print"}):
                 with self.subTest(arguments[0], **how):

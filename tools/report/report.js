@@ -634,6 +634,19 @@ function diffPage() {
   return show(h("div", { class: "tools" }, h("select", { "aria-label": "Step", onchange: (e) => draw(+e.target.value) }, steps)), body);
 }
 
+// ---- watch
+
+function watchPage() {
+  const names = data.steps.map((s) => s.name);
+  const cells = data.moved.map(([layer, step, value]) => ({
+    row: layer, column: step, value: value ?? Infinity,
+    tell: () => `${data.layers[layer]} in ${names[step]}: relative change ${brief(value)} since ${data.steps[step].since}`,
+  }));
+  // Columns are named by the number of their step, where each has one.
+  const columns = data.steps.map((s) => (s.number < 0 ? s.name : String(s.number)));
+  return cells.length ? [section("Change by layer and step", heatMap("Relative change of each layer since the step before", data.layers, columns, cells))] : [];
+}
+
 // ---- plan
 
 function planPage() {
@@ -694,7 +707,7 @@ function enhance(table) {
 
 // ---- the page
 
-const kPages = { inspect: inspectPage, verify: verifyPage, diff: diffPage, check: checkPage, plan: planPage };
+const kPages = { inspect: inspectPage, verify: verifyPage, diff: diffPage, check: checkPage, plan: planPage, watch: watchPage };
 document.title = `${document.querySelector("h1").innerText.replace(/\s+/g, " ")}`;
 document.body.classList.add("live");
 document.querySelectorAll("table[data-name]").forEach(enhance);

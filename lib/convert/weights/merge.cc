@@ -2,7 +2,8 @@
 #include "lib/convert/weights/merge.h"
 
 #include <algorithm>
-#include <functional>
+#include <cstdint>
+#include <cstring>
 #include <utility>
 
 #include "lib/base/names.h"
@@ -57,6 +58,18 @@ Status match_source(std::size_t s, const Catalog& view, Merge& out) {
   return {};
 }
 
+// Sets `to` to the exclusive or of both, word by word: compilers do not vectorise the loop over std::byte.
+void xor_into(MutableBytes to, Bytes from) {
+  std::size_t at = 0;
+  for (std::uint64_t a = 0, b = 0; at + sizeof a <= to.size(); at += sizeof a) {
+    std::memcpy(&a, to.data() + at, sizeof a);
+    std::memcpy(&b, from.data() + at, sizeof b);
+    a ^= b;
+    std::memcpy(to.data() + at, &a, sizeof a);
+  }
+  for (; at < to.size(); ++at) to[at] ^= from[at];
+}
+
 // Divides `box` into boxes of at most kMostElements elements and calls visit() with each, in row-major order.
 template <class Visit>
 Status for_small_boxes(const Box& box, const Visit& visit) {
@@ -81,34 +94,37 @@ class MergedTensor {
       : merge_(merge), sources_(sources), digests_(digests), tensor_(tensor), dtype_(dtype) {}
 
   Status fill(const Box& box, MutableBytes out, MutableBytes scratch) const {
+    if (merge_.expression.is_xor()) return exclusive_or(box, out.data(), scratch);
     std::byte* at = out.data();
     return for_small_boxes(box, [&](const Box& small) -> Status {
       if (small.empty()) return {};
-      if (merge_.expression.is_xor())
-        TRY(exclusive_or(small, at, scratch));
-      else
-        TRY(merge_.options.in_double ? reckon<double>(DType::kFloat64, small, at, scratch)
-                                     : reckon<float>(DType::kFloat32, small, at, scratch));
+      TRY(merge_.options.in_double ? reckon<double>(DType::kFloat64, small, at, scratch)
+                                   : reckon<float>(DType::kFloat32, small, at, scratch));
       at += volume(small) * byte_size(dtype_);
       return {};
     });
   }
 
  private:
-  Status exclusive_or(const Box& box, std::byte* out, MutableBytes scratch) const {
+  // Computes in `out` if the result is stored as it is computed, and otherwise in a buffer. The buffers are made once
+  // for all small boxes.
+  Status exclusive_or(const Box& whole, std::byte* out, MutableBytes scratch) const {
     const DType stored = merge_.stored.tensors()[tensor_].dtype;
-    const auto bytes = static_cast<std::size_t>(volume(box) * byte_size(stored));
-    std::vector<std::byte> sum(bytes), next(bytes);
-    TRY(read_stored(0, box, sum, scratch));
-    for (std::size_t s = 1; s < sources_.size(); ++s) {
-      TRY(read_stored(s, box, next, scratch));
-      std::transform(sum.begin(), sum.end(), next.begin(), sum.begin(), std::bit_xor<>());
-    }
-    if (dtype_ == stored)
-      std::copy(sum.begin(), sum.end(), out);
-    else
-      convert(stored, dtype_, sum.data(), out, volume(box));
-    return {};
+    const auto most = static_cast<std::size_t>(std::min(volume(whole), kMostElements) * byte_size(stored));
+    std::vector<std::byte> next(most), sum(dtype_ == stored ? 0 : most);
+    return for_small_boxes(whole, [&](const Box& box) -> Status {
+      if (box.empty()) return {};
+      const auto bytes = static_cast<std::size_t>(volume(box) * byte_size(stored));
+      const MutableBytes made(sum.empty() ? out : sum.data(), bytes), other(next.data(), bytes);
+      TRY(read_stored(0, box, made, scratch));
+      for (std::size_t s = 1; s < sources_.size(); ++s) {
+        TRY(read_stored(s, box, other, scratch));
+        xor_into(made, other);
+      }
+      if (!sum.empty()) convert(stored, dtype_, sum.data(), out, volume(box));
+      out += volume(box) * byte_size(dtype_);
+      return {};
+    });
   }
 
   template <class Float>
