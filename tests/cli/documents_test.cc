@@ -212,7 +212,7 @@ class DocumentedCommands : public testing::Test {
     const std::string mesh = "dp_shard=2,tp=2";
     make("step-1000", "--mesh " + mesh);
     for (const char* name : {"step-100", "step-101", "step-102", "step-900", "step-950", "step-1010", "step-2000",
-                             "other", "a", "b", "c", "base", "llama", "outputs/step-1", "runs/a/step-1"})
+                             "step-3000", "other", "a", "b", "c", "base", "llama", "outputs/step-1", "runs/a/step-1"})
       link("step-1000", name);
     make("model", "--to hf");
     make("dumps", "--to ranks --mesh tp=2 --names hf");
