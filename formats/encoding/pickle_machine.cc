@@ -429,6 +429,39 @@ class Machine : RecordReader {
   bool is_tuple(Handle h) const { return h == kEmptyTuple || is_node(h, Kind::kTuple); }
   bool is_global(Handle h) const { return tag_of(h) == kConstant && payload_of(h) >= kFirstGlobal; }
 
+  std::uint32_t count_of(Handle container) const { return tree_.cells[payload_of(container)] >> 4; }
+  // Returns where the elements of a tuple or a list begin.
+  std::uint32_t elements_at(Handle h) const {
+    const std::uint32_t at = payload_of(h);
+    return tree_.node_kind(h) == Kind::kTuple ? at + 1 : tree_.cells[at + 1];
+  }
+  bool is_pair(Handle h) const { return (is_node(h, Kind::kTuple) || is_node(h, Kind::kList)) && count_of(h) == 2; }
+
+  // Returns the list of OrderedDict([[key, value], ...]), as Python 2 pickles it; kUnset if the arguments are others.
+  Handle list_of(Handle args) const {
+    if (!is_node(args, Kind::kTuple) || count_of(args) != 1) return kUnset;
+    const Handle list = tree_.cells[elements_at(args)];
+    return is_node(list, Kind::kList) ? list : kUnset;
+  }
+
+  // Pushes the dict. The list becomes it, so that many calls with one list cost nothing.
+  bool push_dict_of_pairs(Handle list) {
+    const std::uint32_t n = count_of(list);
+    if (n > kMaxCount / 2) return fail("more than " + with_commas(kMaxCount) + " elements");
+    if (!allocate(room(2 * n))) return false;
+    std::uint32_t* const cells = tree_.cells.data();
+    const std::uint32_t pairs = elements_at(list);
+    for (std::uint32_t i = 0; i < n; ++i) {
+      if (!is_pair(cells[pairs + i])) return fail("expected pairs of keys and values in an OrderedDict");
+      const std::uint32_t pair = elements_at(cells[pairs + i]);
+      cells[node_ + 2 * i] = cells[pair];
+      cells[node_ + 2 * i + 1] = cells[pair + 1];
+    }
+    cells[payload_of(list)] = header(Kind::kDict, n);
+    cells[payload_of(list) + 1] = node_;
+    return push(list);
+  }
+
   bool call(bool with_keywords) {
     if (!depth_needed(with_keywords ? 3 : 2)) return false;
     const Handle keywords = with_keywords ? pop() : kNone;
@@ -441,6 +474,7 @@ class Machine : RecordReader {
       if (tree_.head(args) == header(Kind::kTuple, 1) && is_tuple(first)) return push(first);
     }
     if (callee == ordered_dict_ && args == kEmptyTuple) return push_container(Kind::kDict);
+    if (const Handle list = list_of(args); callee == ordered_dict_ && list != kUnset) return push_dict_of_pairs(list);
     const std::uint32_t count = args == kEmptyTuple ? 0 : 1;
     if (!allocate(3 + count)) return false;
     const Handle object = handle(kNode, node_);

