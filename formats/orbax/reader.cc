@@ -2,26 +2,22 @@
 #include "formats/tensor_files/reader.h"
 
 #include <algorithm>
-#include <mutex>
 #include <set>
 #include <unordered_map>
 
 #include "formats/encoding/key_path.h"
 #include "formats/encoding/pickle_writer.h"
 #include "formats/encoding/torch_archive.h"
-#include "formats/encoding/zstd_frame.h"
+#include "formats/orbax/chunk_locator.h"
 #include "formats/orbax/item_metadata.h"
+#include "formats/orbax/item_values.h"
 #include "formats/orbax/ocdbt.h"
 #include "formats/orbax/orbax.h"
 #include "formats/orbax/train_state.h"
 #include "formats/orbax/zarr.h"
 #include "lib/base/memory_limit.h"
 #include "lib/base/names.h"
-#include "lib/base/parallel.h"
 #include "lib/base/text.h"
-#include "lib/device/blosc.h"
-#include "lib/device/codec.h"
-#include "lib/device/crc32.h"
 #include "lib/source/tensor_source.h"
 
 namespace reshard::orbax {
@@ -29,34 +25,11 @@ namespace {
 
 constexpr Index kMaxChunks = Index{1} << 24;     // per array
 constexpr Index kBytesOfChunk = 100;             // approximate memory per chunk
-constexpr Index kBatch = 4096;                   // chunks located at a time
 constexpr Index kMaxRandomKey = Index{1} << 20;  // bytes of a random key array, which is read as an object
 constexpr Index kMaxJson = Index{16} << 20;      // bytes of a JSON item
 constexpr Index kMaxObject = Index{1} << 30;     // bytes of an object
 constexpr Index kMaxGroup = Index{8} << 20;      // bytes of rows that are best read together
 constexpr std::size_t kShown = 3;                // names in a warning
-// Chunks up to the first size, of tensors up to the second, are decoded each time they are read. Others are decoded
-// once, into the spool: a target with other cuts or a transpose would decode each chunk many times.
-constexpr Index kMaxInPlace = Index{8} << 20, kMaxTensorInPlace = Index{32} << 20;
-constexpr std::string_view kInlineName = "(values inside nodes)", kSpoolName = "(decoded chunks)";
-
-// The stored form of an array, kept for locate().
-struct Stored {
-  ZarrArray array;
-  bool stores_fill_values = false;
-  std::optional<Extent> fill;                          // one element of the fill value
-  std::shared_ptr<const ChunkEncoding> encoding = {};  // for chunks that are decoded in place
-
-  bool is_fill(const Fragment& chunk) const { return fill && chunk.extent == *fill; }
-};
-
-std::string below(const std::string& directory, std::string_view name) {
-  return directory.empty() ? std::string(name) : path_join(directory, name);
-}
-
-Index chunk_bytes(const ZarrArray& array) { return volume(array.chunk.shape) * byte_size(array.dtype); }
-
-std::string text_of(const Tensor& tensor, const Box& box) { return tensor_text(tensor.name) + " " + to_string(box); }
 
 class OrbaxReader : public TensorFileReader {
  public:
@@ -71,72 +44,37 @@ class OrbaxReader : public TensorFileReader {
     std::string directory;  // relative to the root
     std::string prefix;     // prefix of the tensors' names
     const PathSnapshot* place = nullptr;
+    ItemValues values;
     std::optional<ItemMetadata> metadata = {};
     std::map<std::string, std::string, std::less<>> key_kinds = {};
-    KeyValues values = {};
-    std::vector<bool> used = {};                             // by value
-    std::vector<std::optional<std::uint32_t>> file_of = {};  // catalog index, by the values' file
-    std::optional<std::uint32_t> memory_file = {};           // catalog index of the values inside nodes
-    std::string memory = {};                                 // its content
   };
   struct RandomKey {
     Tensor tensor;
     std::string kind;
   };
-  // A stored item that becomes chunks.
-  struct Job {
-    const Tensor* tensor = nullptr;
-    const Stored* stored = nullptr;
-    Fragment item = {};
-    Index spool_at = 0;
-    std::vector<Fragment> chunks = {};
-  };
 
   Status read_item(const Item& item, bool is_only, const OpenOptions& options);
-  Status read_values(Reading& now);
   Status check_finished(const Reading& now) const;
   Status list_files(const Reading& now);
-  Result<Extent> place_of(Reading& now, std::size_t value);
-  Result<std::string> text_of_value(Reading& now, std::size_t value, const std::string& name);
   Status add_array(Reading& now, std::size_t value, std::string_view suffix, const OpenOptions& options);
-  Result<Fragment> stored_chunk(const Tensor& tensor, const Stored& stored, const Box& box, const Extent& extent);
-  Status add_chunks(Reading& now, const std::string& name, Tensor& tensor, Stored& stored, const OpenOptions& options);
-  Result<Fragment> whole_chunk(const Tensor& tensor, const Stored& stored, const Box& box, const Extent& extent);
-  Result<Fragment> missing_chunk(const Tensor& tensor, const Stored& stored, const Box& box) const;
-  Status add_tensor(Reading& now, const std::string& name, Tensor tensor, Stored stored);
+  Status add_chunks(Reading& now, const std::string& name, Tensor& tensor, StoredArray& stored,
+                    const OpenOptions& options);
+  Status add_tensor(Reading& now, const std::string& name, Tensor tensor, StoredArray stored);
   Status check_leaves(const Reading& now, const std::vector<std::string>& names, const OpenOptions& options);
   Status read_strings(const Reading& now);
   Status read_objects(const Reading& now);
   Status read_empty_leaves(const Reading& now);
   Status read_json_items(const Parts& parts);
-  std::uint32_t memory_file(Reading& now);
-  Status keep_memory(Reading& now);
   Status describe_checkpoint(const Parts& parts);
 
-  Status locate_tensors(const std::vector<Tensor*>& tensors, int threads, const std::string& spool);
-  Status make_room(const std::vector<Tensor*>& tensors, const std::string& spool);
-  Status locate_batch(std::vector<Job>& jobs, int threads);
-  Status locate_item(Job& job);
-  Status locate_in_shard(Job& job);
-  Status decode_to_spool(const Job& job, Fragment& chunk, Index at);
-  Result<Index> decode_frame(const File& file, const Extent& frame, Index limit, Index at);
-  Status decode_whole(const ChunkLayout& layout, const File& file, Fragment& chunk, Index bytes, Index at,
-                      const std::string& place);
   Result<Json> value_of(const RandomKey& key);
 
-  std::unordered_map<std::string, Stored> stored_;  // of each tensor that is not located yet
   std::unordered_map<std::string, RandomKey> random_keys_;
   std::set<std::string> archives_;  // objects that are stored as torch.save archives
   std::set<std::string> other_types_;
-  bool has_fill_ = false;
-  Index databases_ = 0, directories_ = 0;
-  std::uint32_t spool_file_ = 0;
-  Index spooled_ = 0;
-  std::shared_ptr<const File> spool_;
-  std::mutex large_window_;  // held while a frame is decoded that needs much memory
+  Index databases_ = 0;
+  ChunkLocator chunks_{catalog_, files_};
 };
-
-// ---- Keys and values
 
 Status OrbaxReader::check_finished(const Reading& now) const {
   const PathSnapshot& place = *now.place;
@@ -158,155 +96,9 @@ Status OrbaxReader::check_finished(const Reading& now) const {
   return {};
 }
 
-namespace {
-
-// Appends the files below a directory, by paths that begin with `prefix`.
-Status add_files(const PathSnapshot& directory, const std::string& prefix, int depth,
-                 std::vector<DirectoryEntry>& out) {
-  constexpr int kMaxDepth = 32;
-  if (depth > kMaxDepth)
-    return corrupt(directory.path() + ": expected directories nested at most " + std::to_string(kMaxDepth) + " deep");
-  for (const DirectoryEntry& entry : directory.entries()) {
-    if (entry.is_directory) {
-      TRY(add_files(*TRY(directory.inside(entry.name)), prefix + entry.name + "/", depth + 1, out));
-    } else {
-      out.push_back(entry);
-      out.back().name = prefix + entry.name;
-    }
-  }
-  return {};
-}
-
-// Returns all files below a directory, sorted by their paths relative to it.
-Result<std::vector<DirectoryEntry>> files_in(const PathSnapshot& directory) {
-  std::vector<DirectoryEntry> out;
-  TRY(add_files(directory, "", 0, out));
-  std::sort(out.begin(), out.end(), [](const DirectoryEntry& a, const DirectoryEntry& b) { return a.name < b.name; });
-  return out;
-}
-
-}  // namespace
-
-Status OrbaxReader::read_values(Reading& now) {
-  if (now.place->has_file(kManifest)) {
-    ++databases_;
-    Database database = TRY(read_database(*now.place, files_));
-    now.values = std::move(database.values);
-    catalog_.has_other_bytes = true;
-  } else {
-    ++directories_;
-    for (const DirectoryEntry& file : TRY(files_in(*now.place))) {
-      TRY(now.values.add(file.name, {static_cast<std::uint32_t>(now.values.files.size()), 0, file.size}));
-      now.values.files.push_back(file.name);
-    }
-  }
-  now.used.assign(now.values.size(), false);
-  now.file_of.assign(now.values.files.size(), std::nullopt);
-  return {};
-}
-
-std::uint32_t OrbaxReader::memory_file(Reading& now) {
-  if (!now.memory_file) {
-    now.memory_file = static_cast<std::uint32_t>(catalog_.files.size());
-    catalog_.files.push_back({below(now.directory, kInlineName), 0});
-  }
-  return *now.memory_file;
-}
-
-// Returns the extent of a value in the catalog's files.
-Result<Extent> OrbaxReader::place_of(Reading& now, std::size_t value) {
-  now.used[value] = true;
-  Extent out = now.values.extent(value);
-  if (out.file == KeyValues::kInline) {
-    const auto begin = static_cast<std::size_t>(out.offset), length = static_cast<std::size_t>(out.length);
-    out = {memory_file(now), std::ssize(now.memory), out.length};
-    now.memory += std::string_view(now.values.inline_bytes()).substr(begin, length);
-    return out;
-  }
-  std::optional<std::uint32_t>& file = now.file_of[out.file];
-  if (!file) {
-    file = static_cast<std::uint32_t>(catalog_.files.size());
-    const std::string name = below(now.directory, now.values.files[out.file]);
-    const auto entry = TRY(entry_at(path_join(catalog_.root, name)));
-    catalog_.files.push_back({name, entry && !entry->is_directory ? entry->size : -1});
-  }
-  out.file = *file;
-  return out;
-}
-
-Result<std::string> OrbaxReader::text_of_value(Reading& now, std::size_t value, const std::string& name) {
-  const Extent& extent = now.values.extent(value);
-  if (extent.length > kMaxArrayJson)
-    return unsupported(name + ": " + human_bytes(extent.length) + "; at most " + human_bytes(kMaxArrayJson) +
-                       " are read");
-  now.used[value] = true;
-  if (extent.file == KeyValues::kInline)
-    return now.values.inline_bytes().substr(static_cast<std::size_t>(extent.offset),
-                                            static_cast<std::size_t>(extent.length));
-  const auto file = TRY(files_.open(path_join(now.place->path(), now.values.files[extent.file])));
-  std::string text(static_cast<std::size_t>(extent.length), '\0');
-  TRY(file->read_at(extent.offset, {reinterpret_cast<std::byte*>(text.data()), text.size()}).context(name));
-  return text;
-}
-
 // ---- Arrays
 
-// Returns the fill value for a chunk that is not stored. Fails if the checkpoint stores fill values, so that the chunk
-// is lost.
-Result<Fragment> OrbaxReader::missing_chunk(const Tensor& tensor, const Stored& stored, const Box& box) const {
-  const std::string what = catalog_.root + ": " + text_of(tensor, box) + ": chunk is not stored";
-  if (stored.stores_fill_values)
-    return corrupt(what + ", and " + std::string(kItemMetadata) +
-                   " says that chunks of the fill value are stored, too: it was lost");
-  if (!stored.fill) return unsupported(what + ", and its fill value is not one that is read");
-  Fragment out;
-  out.box = box;
-  out.strides = Dims::filled(box.rank(), 0);
-  out.extent = *stored.fill;
-  return out;
-}
-
-// Returns a stored chunk without its encoding, which the caller adds.
-Result<Fragment> OrbaxReader::whole_chunk(const Tensor& tensor, const Stored& stored, const Box& box,
-                                          const Extent& extent) {
-  const ZarrArray& array = stored.array;
-  const Index bytes = chunk_bytes(array);
-  const bool is_plain = array.chunk.is_plain();
-  // Incompressible data grows only a little.
-  const Index longest = is_plain ? bytes : checked_add(bytes, bytes / 8 + 4096).value_or(bytes);
-  if (extent.length > longest || (is_plain && extent.length != bytes))
-    return corrupt(at(catalog_.file_path(extent.file), extent.offset) + ": " + text_of(tensor, box) +
-                   ": expected a chunk of " + (is_plain ? "" : "at most ") +
-                   bytes_of(static_cast<std::uint64_t>(longest)) + ", got " + std::to_string(extent.length));
-  Fragment out;
-  out.box = box;
-  out.strides = array.chunk.strides();
-  out.extent = extent;
-  out.big_endian = array.is_big_endian;
-  return out;
-}
-
-bool is_read_in_place(const Tensor& tensor, const ZarrArray& array) {
-  if (array.chunk.is_plain() || array.chunk.is_blosc) return !array.chunk.is_blosc;
-  return chunk_bytes(array) <= kMaxInPlace && tensor.bytes() <= kMaxTensorInPlace;
-}
-
-// Returns the chunk or shard with this number: its location if it is stored, and its encoding if the tensor is located.
-Result<Fragment> OrbaxReader::stored_chunk(const Tensor& tensor, const Stored& stored, const Box& box,
-                                           const Extent& extent) {
-  if (tensor.located) {
-    Fragment out = TRY(whole_chunk(tensor, stored, box, extent));
-    out.encoding = stored.encoding;
-    return out;
-  }
-  Fragment out;
-  out.box = box;
-  out.strides = row_major_strides(box.shape);
-  out.extent = extent;
-  return out;
-}
-
-Status OrbaxReader::add_chunks(Reading& now, const std::string& name, Tensor& tensor, Stored& stored,
+Status OrbaxReader::add_chunks(Reading& now, const std::string& name, Tensor& tensor, StoredArray& stored,
                                const OpenOptions& options) {
   const ZarrArray& array = stored.array;
   tensor.fragments = FragmentList(array.shape.rank());
@@ -323,10 +115,10 @@ Status OrbaxReader::add_chunks(Reading& now, const std::string& name, Tensor& te
   Dims number = Dims::filled(counts.rank(), 0);
   for (Index i = 0; i < *count; ++i) {
     const Box box = array.box_of(number);
-    const auto value = now.values.find(name + "/" + array.key_of(number));
-    has_fill_ = has_fill_ || !value;
-    auto chunk =
-        value ? stored_chunk(tensor, stored, box, TRY(place_of(now, *value))) : missing_chunk(tensor, stored, box);
+    const auto value = now.values.all().find(name + "/" + array.key_of(number));
+    catalog_.shares_extents = catalog_.shares_extents || !value;
+    auto chunk = value ? chunks_.stored_chunk(tensor, stored, box, TRY(now.values.extent(*value)))
+                       : chunks_.missing_chunk(tensor, stored, box);
     if (!chunk && !value && !options.validated) {
       catalog_.warnings.push_back(chunk.error().message());
       return {};  // an audit reports the missing chunk
@@ -337,11 +129,11 @@ Status OrbaxReader::add_chunks(Reading& now, const std::string& name, Tensor& te
   return {};
 }
 
-Status OrbaxReader::add_tensor(Reading& now, const std::string& name, Tensor tensor, Stored stored) {
+Status OrbaxReader::add_tensor(Reading& now, const std::string& name, Tensor tensor, StoredArray stored) {
   const auto kind = now.key_kinds.find(name);
   const bool is_key = kind != now.key_kinds.end() && tensor.dtype == DType::kUint32 && !tensor.fragments.empty() &&
                       tensor.bytes() <= kMaxRandomKey;
-  if (!tensor.located) stored_.emplace(tensor.name, std::move(stored));
+  if (!tensor.located) chunks_.keep(tensor.name, std::move(stored));
   if (!is_key) return catalog_.add(std::move(tensor));
   catalog_.blobs.push_back({tensor.name, {tensor.fragments.extent(0).file, 0, 0}, tensor.path});
   const std::string key = tensor.name;
@@ -350,24 +142,21 @@ Status OrbaxReader::add_tensor(Reading& now, const std::string& name, Tensor ten
 }
 
 Status OrbaxReader::add_array(Reading& now, std::size_t value, std::string_view suffix, const OpenOptions& options) {
-  const std::string_view key = now.values.key(value);
+  const std::string_view key = now.values.all().key(value);
   const std::string name(key.substr(0, key.size() - suffix.size()));
   if (now.key_kinds.contains(name) && archives_.contains(now.prefix + name)) {
-    const auto is_its_own = [&](std::size_t i) { return now.values.key(i).starts_with(name + "/"); };
-    for (std::size_t i = value + 1; i-- > 0 && is_its_own(i);) now.used[i] = true;
-    for (std::size_t i = value; i < now.values.size() && is_its_own(i); ++i) now.used[i] = true;
+    const auto is_its_own = [&](std::size_t i) { return now.values.all().key(i).starts_with(name + "/"); };
+    for (std::size_t i = value + 1; i-- > 0 && is_its_own(i);) now.values.use(i);
+    for (std::size_t i = value; i < now.values.all().size() && is_its_own(i); ++i) now.values.use(i);
     return {};  // the object is the same
   }
   const std::string place = path_join(now.place->path(), key);
-  const std::string text = TRY(text_of_value(now, value, printable(place)));
-  Stored stored;
+  const std::string text = TRY(now.values.text(value, printable(place)));
+  StoredArray stored;
   stored.array = TRY(suffix == kZarr2 ? parse_zarr2(text, printable(place)) : parse_zarr3(text, printable(place)));
   const ZarrArray& array = stored.array;
   stored.stores_fill_values = now.metadata && now.metadata->stores_fill_values;
-  if (!stored.stores_fill_values && !array.fill.empty()) {
-    stored.fill = Extent{memory_file(now), std::ssize(now.memory), std::ssize(array.fill)};
-    now.memory += as_string(array.fill);
-  }
+  if (!stored.stores_fill_values && !array.fill.empty()) stored.fill = now.values.add(array.fill);
   Tensor tensor;
   tensor.name = now.prefix + name;
   // Keys of Orbax may contain slashes; the trees of others are nested directories.
@@ -490,39 +279,31 @@ Status OrbaxReader::list_files(const Reading& now) {
 }
 
 // Makes values stored inside nodes, and fill values, readable like a file.
-Status OrbaxReader::keep_memory(Reading& now) {
-  if (!now.memory_file) return {};
-  File file = TRY(File::create_in_memory());
-  TRY(file.write_at(0, as_bytes(now.memory)));
-  catalog_.files[*now.memory_file].size = std::ssize(now.memory);
-  files_.pin(catalog_.file_path(*now.memory_file), std::move(file));
-  return {};
-}
-
 Status OrbaxReader::read_item(const Item& item, bool is_only, const OpenOptions& options) {
-  Reading now{item.name, is_only ? "" : item.name + ".", item.place};
+  Reading now{item.name, is_only ? "" : item.name + ".", item.place, {*item.place, item.name, catalog_, files_}};
   now.metadata = TRY(read_item_metadata(*item.place));
   TRY(check_finished(now));
   now.key_kinds = TRY(read_key_kinds(*item.place));
-  TRY(read_values(now));
+  TRY(now.values.read());
+  if (now.values.has_database()) ++databases_;
   TRY(read_objects(now));
   std::vector<std::string> names;
-  for (std::size_t i = 0; i < now.values.size(); ++i)
+  for (std::size_t i = 0; i < now.values.all().size(); ++i)
     for (const std::string_view suffix : {kZarr2, kZarr3}) {
-      if (!now.values.key(i).ends_with(suffix)) continue;
-      const std::string_view key = now.values.key(i);
+      if (!now.values.all().key(i).ends_with(suffix)) continue;
+      const std::string_view key = now.values.all().key(i);
       TRY(add_array(now, i, suffix, options));
       names.emplace_back(key.substr(0, key.size() - suffix.size()));
     }
   std::sort(names.begin(), names.end());
   TRY(check_leaves(now, names, options));
-  TRY(keep_memory(now));
+  TRY(now.values.keep_memory());
   TRY(read_strings(now));
   TRY(read_empty_leaves(now));
   TRY(list_files(now));
   std::vector<std::string> unused;
-  for (std::size_t i = 0; i < now.values.size() && databases_ > 0; ++i)
-    if (!now.used[i] && unused.size() <= kShown) unused.push_back(printable(now.values.key(i)));
+  for (std::size_t i = 0; i < now.values.all().size() && databases_ > 0; ++i)
+    if (!now.values.is_used(i) && unused.size() <= kShown) unused.push_back(printable(now.values.all().key(i)));
   if (!unused.empty() && now.place->has_file(kManifest))
     catalog_.warnings.push_back(
         path_join(now.place->path(), kManifest) +
@@ -591,45 +372,10 @@ Status OrbaxReader::open(const PathSnapshot& place, const OpenOptions& options) 
   catalog_.metadata_files.erase(std::unique(catalog_.metadata_files.begin(), catalog_.metadata_files.end()),
                                 catalog_.metadata_files.end());
   catalog_.sort_by_name();
-  catalog_.shares_extents = has_fill_;
   set_state_keys(catalog_);
   if (!options.validated) return {};
   TRY(validate(catalog_, options.files_too));
   return check_extents_disjoint(catalog_, SharedExtents::kRefused);
-}
-
-// ---- Locating chunks
-
-// Returns the number of inner chunks in a shard; 1 without sharding.
-Index chunks_of_item(const ZarrArray& array) {
-  Index out = 1;
-  for (int d = 0; d < array.shape.rank(); ++d) out *= array.grid[d] / array.chunk.shape[d];
-  return out;
-}
-
-// Reserves space in the spool for every chunk that is decoded into it.
-Status OrbaxReader::make_room(const std::vector<Tensor*>& tensors, const std::string& spool) {
-  std::optional<Index> bytes = 0;
-  for (const Tensor* tensor : tensors) {
-    const ZarrArray& array = stored_.at(tensor->name).array;
-    if (is_read_in_place(*tensor, array)) continue;
-    const auto chunks = checked_mul(std::ssize(tensor->fragments), chunks_of_item(array));
-    const auto size = chunks ? checked_mul(*chunks, chunk_bytes(array)) : std::nullopt;
-    bytes = bytes && size ? checked_add(*bytes, *size) : std::nullopt;
-  }
-  if (bytes == 0) return {};
-  const Index free = TRY(free_space(spool));
-  if (!bytes || *bytes > free)
-    return io_error(spool + ": decoding compressed chunks needs room for " +
-                    (bytes ? human_bytes(*bytes) : "2^63 bytes") + " there, and " + human_bytes(free) + " are free");
-  if (!spool_) {
-    spool_file_ = static_cast<std::uint32_t>(catalog_.files.size());
-    catalog_.files.push_back({std::string(kSpoolName), 0});
-    files_.pin(catalog_.file_path(spool_file_), TRY(File::create_anonymous(spool)));
-    spool_ = TRY(files_.open(catalog_.file_path(spool_file_)));
-  }
-  catalog_.files[spool_file_].size = spooled_ + *bytes;
-  return spool_->set_length(spooled_ + *bytes);
 }
 
 Status OrbaxReader::locate(const std::vector<std::size_t>& tensors, int threads, const std::string& spool) {
@@ -637,173 +383,7 @@ Status OrbaxReader::locate(const std::vector<std::size_t>& tensors, int threads,
   std::vector<Tensor*> wanted;
   for (const std::size_t i : tensors)
     if (!own[i].located) wanted.push_back(&own[i]);
-  if (wanted.empty()) return {};
-  TRY(locate_tensors(wanted, threads, spool));
-  catalog_.shares_extents = has_fill_;
-  return {};
-}
-
-Status OrbaxReader::locate_tensors(const std::vector<Tensor*>& tensors, int threads, const std::string& spool) {
-  TRY(make_room(tensors, spool));
-  std::vector<Job> jobs;
-  for (std::size_t t = 0; t < tensors.size();) {
-    const std::size_t begin = t;
-    jobs.clear();
-    for (; t < tensors.size() && std::ssize(jobs) < kBatch; ++t) {
-      const Stored& stored = stored_.at(tensors[t]->name);
-      const bool is_spooled = !is_read_in_place(*tensors[t], stored.array);
-      for (std::size_t i = 0; i < tensors[t]->fragments.size(); ++i) {
-        jobs.push_back({tensors[t], &stored, tensors[t]->fragments.get(i), spooled_});
-        if (is_spooled) spooled_ += chunks_of_item(stored.array) * chunk_bytes(stored.array);
-      }
-    }
-    TRY(locate_batch(jobs, threads));
-    auto job = jobs.cbegin();
-    for (std::size_t i = begin; i < t; ++i) {
-      FragmentList chunks(tensors[i]->shape.rank());
-      for (; job != jobs.cend() && job->tensor == tensors[i]; ++job)
-        for (const Fragment& chunk : job->chunks) {
-          chunks.add(chunk);
-          has_fill_ = has_fill_ || job->stored->is_fill(chunk);
-        }
-      chunks.pack();
-      tensors[i]->fragments = std::move(chunks);
-      tensors[i]->located = true;
-    }
-  }
-  return {};
-}
-
-Status OrbaxReader::locate_batch(std::vector<Job>& jobs, int threads) {
-  TRY(may_take(std::ssize(jobs) * static_cast<Index>(sizeof(Job) + sizeof(Fragment)),
-               [&] { return catalog_.root + ": the places of " + count_of(std::ssize(jobs), "chunk"); }));
-  return parallel_for(std::ssize(jobs), thread_count(threads),
-                      [&](int, Index i) { return locate_item(jobs[static_cast<std::size_t>(i)]); });
-}
-
-Status OrbaxReader::locate_item(Job& job) {
-  const ZarrArray& array = job.stored->array;
-  if (array.shards)
-    TRY(locate_in_shard(job));
-  else
-    job.chunks.push_back(TRY(whole_chunk(*job.tensor, *job.stored, job.item.box, job.item.extent)));
-  if (array.chunk.is_plain()) return {};
-  if (!is_read_in_place(*job.tensor, array)) {
-    for (std::size_t i = 0; i < job.chunks.size(); ++i)
-      if (!job.stored->is_fill(job.chunks[i]))
-        TRY(decode_to_spool(job, job.chunks[i], job.spool_at + static_cast<Index>(i) * chunk_bytes(array)));
-    return {};
-  }
-  for (Fragment& chunk : job.chunks)
-    if (!job.stored->is_fill(chunk)) chunk.encoding = job.stored->encoding;
-  return {};
-}
-
-Status OrbaxReader::locate_in_shard(Job& job) {
-  const ZarrArray& array = job.stored->array;
-  const Extent& shard = job.item.extent;
-  const auto file = TRY(files_.open(catalog_.file_path(shard.file)));
-  const std::string place = at(file->path(), shard.offset) + ": " + text_of(*job.tensor, job.item.box);
-  const IndexPlace where = TRY(place_of_index(array, shard.length).context(place));
-  TRY(may_take(2 * where.length, [&] { return place; }));
-  std::vector<std::byte> index(static_cast<std::size_t>(where.length));
-  TRY(file->read_at(shard.offset + where.offset, index));
-  const std::vector<InnerChunk> inner = TRY(parse_shard_index(array, index, shard.length).context(place));
-  for (const InnerChunk& chunk : inner) {
-    Box box = chunk.box;
-    for (int d = 0; d < box.rank(); ++d) box.origin[d] += job.item.box.origin[d];
-    bool is_outside = false;  // beyond the end of the array
-    for (int d = 0; d < box.rank(); ++d) is_outside = is_outside || box.origin[d] >= array.shape[d];
-    if (is_outside) continue;
-    box = intersect(box, whole(array.shape));
-    if (!chunk.bytes)
-      job.chunks.push_back(TRY(missing_chunk(*job.tensor, *job.stored, box)));
-    else
-      job.chunks.push_back(TRY(whole_chunk(*job.tensor, *job.stored, box,
-                                           {shard.file, shard.offset + chunk.bytes->first, chunk.bytes->second})));
-  }
-  return {};
-}
-
-// Removes the CRC-32C at the end of an extent, after checking it against the bytes before it.
-Status take_crc(const File& file, Extent& extent, const std::string& place) {
-  constexpr Index kPiece = Index{1} << 20, kChecksum = 4;
-  if (extent.length < kChecksum) return corrupt(place + ": crc32c: expected a checksum");
-  extent.length -= kChecksum;
-  std::vector<std::byte> buffer(static_cast<std::size_t>(std::min(extent.length, kPiece)));
-  std::uint32_t crc = 0, recorded = 0;
-  for (Index done = 0; done < extent.length;) {
-    const auto piece = MutableBytes(buffer).first(static_cast<std::size_t>(std::min(kPiece, extent.length - done)));
-    TRY(file.read_at(extent.offset + done, piece));
-    crc = crc32c(crc, piece);
-    done += std::ssize(piece);
-  }
-  TRY(file.read_at(extent.offset + extent.length, std::as_writable_bytes(std::span(&recorded, 1))));
-  if (crc == recorded) return {};
-  return corrupt(place + ": crc32c: expected " + std::to_string(recorded) + ", got " + std::to_string(crc) +
-                 ": the bytes changed after they were saved");
-}
-
-Status OrbaxReader::decode_to_spool(const Job& job, Fragment& chunk, Index at) {
-  const ZarrArray& array = job.stored->array;
-  const auto file = TRY(files_.open(catalog_.file_path(chunk.extent.file)));
-  const std::string place = reshard::at(file->path(), chunk.extent.offset) + ": " + text_of(*job.tensor, chunk.box);
-  ChunkLayout layout = array.chunk;
-  std::vector<ChunkFilter>& filters = layout.filters;
-  while (!filters.empty() && filters.back().kind == ChunkFilter::Kind::kCrc32c) {
-    TRY(take_crc(*file, chunk.extent, place));
-    filters.pop_back();
-  }
-  const Index bytes = chunk_bytes(array);
-  const bool is_frame = filters.size() == 1 && filters[0].kind == ChunkFilter::Kind::kZstd;
-  Index length = chunk.extent.length;
-  if (is_frame)
-    length = TRY(decode_frame(*file, chunk.extent, bytes, at).context(text_of(*job.tensor, chunk.box)));
-  else if (!layout.is_plain())
-    return decode_whole(layout, *file, chunk, bytes, at, place);
-  if (length != bytes)
-    return corrupt(place + ": chunk: expected " + bytes_of(static_cast<std::uint64_t>(bytes)) + ", got " +
-                   std::to_string(length));
-  if (is_frame) chunk.extent = {spool_file_, at, bytes};
-  return {};
-}
-
-// Decodes a zstd frame into the spool, piece by piece. Returns its decoded size.
-Result<Index> OrbaxReader::decode_frame(const File& file, const Extent& frame, Index limit, Index at) {
-  constexpr Index kSmallWindow = Index{8} << 20, kStart = 18;
-  std::vector<std::byte> start(static_cast<std::size_t>(std::min(frame.length, kStart)));
-  TRY(file.read_at(frame.offset, start));
-  const Index window = zstd::window_bytes(start);
-  std::unique_lock lock(large_window_, std::defer_lock);
-  if (window > kSmallWindow) {
-    lock.lock();
-    TRY(may_take(std::min(window, limit), [&] { return reshard::at(file.path(), frame.offset) + ": a zstd frame"; }));
-  }
-  return zstd::decode(file, frame.offset, frame.length, limit, *spool_, at);
-}
-
-// Decodes a chunk of other codecs in memory, then writes it to the spool.
-Status OrbaxReader::decode_whole(const ChunkLayout& layout, const File& file, Fragment& chunk, Index bytes, Index at,
-                                 const std::string& place) {
-  constexpr Index kMaxWhole = Index{1} << 30;
-  if (bytes > kMaxWhole || chunk.extent.length > 2 * kMaxWhole)
-    return unsupported(place + ": a chunk of " + human_bytes(bytes) + "; of these codecs, at most " +
-                       human_bytes(kMaxWhole) + " are read");
-  const std::unique_lock lock(large_window_);
-  TRY(may_take(chunk.extent.length + 2 * bytes, [&] { return place; }));
-  std::vector<std::byte> stored(static_cast<std::size_t>(chunk.extent.length));
-  TRY(file.read_at(chunk.extent.offset, stored));
-  if (layout.is_blosc) {
-    std::vector<std::byte> decoded(static_cast<std::size_t>(bytes));
-    if (const std::size_t length = TRY(unblosc_chunk(stored, decoded, place)); length != decoded.size())
-      return corrupt(place + ": chunk: expected " + bytes_of(decoded.size()) + ", got " + std::to_string(length));
-    TRY(spool_->write_at(at, decoded));
-  } else {
-    ChunkDecoder decoder;
-    TRY(spool_->write_at(at, TRY(decoder.decode(stored, {layout.filters, bytes}, place))));
-  }
-  chunk.extent = {spool_file_, at, bytes};
-  return {};
+  return chunks_.locate(wanted, threads, spool);
 }
 
 // ---- Objects
@@ -813,7 +393,7 @@ Result<Json> OrbaxReader::value_of(const RandomKey& key) {
   Catalog alone;
   alone.root = catalog_.root;
   Tensor tensor = key.tensor;
-  if (!tensor.located) TRY(locate_tensors({&tensor}, 1, "."));
+  if (!tensor.located) TRY(chunks_.locate({&tensor}, 1, "."));
   alone.files = catalog_.files;
   TRY(alone.add(tensor));
   std::vector<std::uint32_t> numbers(static_cast<std::size_t>(tensor.elements()));
