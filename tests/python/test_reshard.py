@@ -120,6 +120,14 @@ class FlaggedDlpack(OnlyDlpack):
         return capsule
 
 
+MYPY_CACHE = tempfile.TemporaryDirectory()  # reading the types of NumPy takes seconds
+
+
+def mypy(file, *options):
+    return subprocess.run([sys.executable, "-m", "mypy", "--cache-dir", MYPY_CACHE.name, *options, file],
+                          capture_output=True, text=True, timeout=300)  # fmt: skip
+
+
 class Case(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
@@ -1302,8 +1310,7 @@ reshard.open("a", weights="both")
         file = self.tmp / "program.py"
         for text, errors in ((right, 0), (wrong, 4)):
             file.write_text(text)
-            done = subprocess.run([sys.executable, "-m", "mypy", "--strict", "--cache-dir", self.tmp / "cache", file],
-                                  capture_output=True, text=True, timeout=300)  # fmt: skip
+            done = mypy(file, "--strict")
             lines = {line.split(":")[1] for line in done.stdout.splitlines() if ": error:" in line}
             self.assertEqual(len(lines), errors, done.stdout + done.stderr)
 
@@ -1620,8 +1627,7 @@ class Documentation(Case):
             text += "\n".join(re.findall(r"```python\n(.*?)```", (ROOT / document).read_text(), re.S))
             file = self.tmp / "examples.py"
             file.write_text(text)
-            done = subprocess.run([sys.executable, "-m", "mypy", "--config-file", settings, "--cache-dir", self.tmp / "cache", file],
-                                  capture_output=True, text=True, timeout=300)  # fmt: skip
+            done = mypy(file, "--config-file", settings)
             self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
 
     def test_the_example_of_the_readme(self):
