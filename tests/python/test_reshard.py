@@ -1618,13 +1618,18 @@ class Documentation(Case):
 
     @unittest.skipUnless(HAS_MYPY, "no mypy")
     def test_every_example_is_of_the_types_that_it_takes(self):
-        """The blocks of each document are one program for a type checker."""
+        """The blocks of each document, and the cells of the notebook, are one program for a type checker."""
         settings = self.tmp / "mypy.ini"
         settings.write_text("[mypy]\nstrict = True\n" + "".join(
             f"[mypy-{name}.*]\nignore_missing_imports = True\nfollow_imports = skip\n" for name in ("torch", "ml_dtypes")))  # fmt: skip
-        for document in ("docs/python.md", "README.md"):
+        for document in ("docs/python.md", "README.md", "samples/notebook.ipynb"):
             text = "from typing import Any\nmodel: Any = None\n" if document == "README.md" else ""
-            text += "\n".join(re.findall(r"```python\n(.*?)```", (ROOT / document).read_text(), re.S))
+            content = (ROOT / document).read_text()
+            if document.endswith(".ipynb"):
+                code = ["".join(c["source"]) for c in json.loads(content)["cells"] if c["cell_type"] == "code"]
+            else:
+                code = re.findall(r"```python\n(.*?)```", content, re.S)
+            text += "\n".join(code)
             file = self.tmp / "examples.py"
             file.write_text(text)
             done = mypy(file, "--config-file", settings)
