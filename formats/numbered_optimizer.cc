@@ -213,7 +213,7 @@ NamedOptimizer name_parameters(std::unique_ptr<Reader> optimizer, Reader& model,
   const auto no = [](std::string why) { return NamedOptimizer{nullptr, std::move(why)}; };
   const auto groups = groups_of(*optimizer);
   if (!groups || groups->empty() || groups->size() > 2)
-    return no("its groups are not one, nor those that decay and those that do not");
+    return no("expected one parameter group, or two (with and without weight decay)");
   std::map<Index, Dims> moments;
   for (const Tensor& t : optimizer->catalog().tensors())
     if (const auto number = number_of(t.name); number && number->second != kStepSuffix)

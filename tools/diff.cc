@@ -202,7 +202,7 @@ void add_diff(CommandLine& line) {
   auto options = std::make_shared<DiffOptions>();
   line.add_option("A", options->a, "First checkpoint").read().required();
   line.add_option("B", options->b, "Second checkpoint").read().required();
-  line.add_option("MORE", options->paths, "Further ones, each compared with the one before it").read();
+  line.add_option("MORE", options->paths, "More checkpoints, each compared with the previous one").read();
   line.group("Report");
   line.add_option("--tolerance", options->tolerance, "Largest |a-b| of floating-point values that is equal")
       .common()

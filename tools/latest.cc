@@ -51,7 +51,7 @@ void add_latest(CommandLine& line) {
   auto all = std::make_shared<bool>(false), as_json = std::make_shared<bool>(false);
   line.group("Report");
   line.add_option("RUN", *path, "Directory of the run, with a checkpoint per step").read().required();
-  line.add_flag("--all", *all, "List every checkpoint, and why it is not complete").common();
+  line.add_flag("--all", *all, "List all checkpoints, and why some are incomplete").common();
   line.add_flag("--json", *as_json, "Print every checkpoint and the newest as JSON").common();
   line.examples({{"reshard latest outputs/checkpoint", ""},
                  {"reshard convert $(reshard latest outputs/checkpoint) model --to hf", ""}});

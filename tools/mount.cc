@@ -190,7 +190,7 @@ void add_mount(CommandLine& line) {
   line.add_flag("--background", options->background, "Return as soon as the checkpoint is mounted").common();
   line.add_option("--log", options->log, "Append failed reads to this file, with --background").written();
   line.group("Source");
-  line.add_option("--delta", options->deltas, "Apply this delta to SRC first; several in their order")
+  line.add_option("--delta", options->deltas, "Apply this delta to SRC first; several apply in order")
       .read()
       .takes("D");
   options->add_changes(line);

@@ -35,7 +35,7 @@ constexpr Command kCommands[] = {
     {"mount", "Write", "Mount a checkpoint in another format without writing it", add_mount, false, false},
     {"synth", "Write", "Write a synthetic checkpoint with the shapes of a model", add_synth, false, true},
     {"verify", "Check", "Verify a checkpoint: bytes, shapes, mesh, or against another", add_verify, true, true},
-    {"check", "Check", "Check if a model can be trained on a mesh, and its memory", add_check, false, true},
+    {"check", "Check", "Check whether a model fits a mesh, and estimate its memory", add_check, false, true},
     {"plan", "Check", "Show what convert would do, without doing it", add_plan, false, true},
     {"doctor", "Other", "Report what this build and this machine can do", add_doctor, false, false},
     {"families", "Other", "List the supported model families", add_families, false, true},

@@ -498,17 +498,17 @@ void add_watch(CommandLine& line) {
   line.add_option("--keep-every", options->keep_every, "Keep outputs of steps that are a multiple of N")
       .takes("N")
       .within(Index{1}, Index{1} << 40);
-  line.add_option("--keep-best", options->keep_best, "Keep outputs of the steps listed in FILE, one a line")
+  line.add_option("--keep-best", options->keep_best, "Keep outputs of the steps listed in FILE, one per line")
       .takes("FILE")
       .read();
   line.add_flag("--prune-source", options->prune_source, "Also remove the sources of removed outputs");
   line.add_option("--without-optimizer-after", options->without_optimizer_after,
-                  "Rewrite proven sources but the last N without their optimizer")
+                  "Remove the optimizer from converted sources but the last N")
       .takes("N")
       .within(Index{1}, Index{1} << 40);
   line.group("Run");
-  line.add_flag("--once", options->once, "Make one pass and end; exits with 1 if a step failed").common();
-  line.add_option("--interval", options->interval, "Most seconds between two looks at the run")
+  line.add_flag("--once", options->once, "Make one pass, then exit (with 1 if a step failed)").common();
+  line.add_option("--interval", options->interval, "Most seconds between two scans of the run")
       .takes("SECONDS")
       .within_real(0.1, 1e6)
       .shows_default();
@@ -519,7 +519,8 @@ void add_watch(CommandLine& line) {
                  {"reshard watch outputs models --to hf --every 1000 --keep-last 3 --once", "from cron"}});
   line.description(
       "Each complete step is converted and proven as by 'reshard convert', oldest first, and appears in DST under its "
-      "own name. A failed step is reported and tried again, less and less often; the others go on. After a kill, the "
+      "own name. A failed step is reported and tried again, less and less often; the others continue. After a kill, "
+      "the "
       "same command resumes. The newest complete step is never removed, nor a step that was not converted.");
   line.action([options] { return watch(*options); });
 }

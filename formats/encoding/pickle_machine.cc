@@ -241,7 +241,7 @@ class Machine : RecordReader {
       case '.':
         return stop();
       default:
-        return refuse("not an opcode of the data pickles that are read here");
+        return refuse("not an opcode of a supported pickle");
     }
   }
 

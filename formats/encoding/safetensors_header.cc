@@ -25,7 +25,7 @@ constexpr Index kEntriesAtOnce = 1 << 14;  // number of entries to read before r
 Result<DType> parse_dtype(std::string_view name) {
   if (const auto dtype = dtype_from_safetensors(name)) return *dtype;
   if (name == "F4" || name == "F6_E2M3" || name == "F6_E3M2")
-    return unsupported("dtype: " + std::string(name) + " packs elements into parts of a byte, which is not read here");
+    return unsupported("dtype: " + std::string(name) + " packs elements into parts of a byte, which is not supported");
   return unsupported("dtype: unknown element type '" + printable(name.substr(0, 64)) + "'");
 }
 

@@ -92,7 +92,7 @@ herr_t collect_link(hid_t, const char* name, const H5L_info_t*, void* out) {
 }
 
 Result<Listing> Scanner::run() {
-  if (is_url(path_)) return unsupported(path_ + ": libhdf5 reads local files alone; download it first");
+  if (is_url(path_)) return unsupported(path_ + ": libhdf5 reads only local files; download it first");
   const LibraryLock lock;
   listing_.catalog.root = parent_path(path_);
   const File file = TRY(File::open(path_));
@@ -337,7 +337,7 @@ Result<std::vector<ChunkFilter>> Scanner::filters_of(Id creation, Index element_
       out.push_back({ChunkFilter::Kind::kZstd});
     } else {
       return unsupported("filter " + std::to_string(id) +
-                         "; those read are shuffle, deflate (gzip), fletcher32 and zstd (32015)");
+                         "; supported: shuffle, deflate (gzip), fletcher32, zstd (32015)");
     }
   }
   return out;

@@ -136,7 +136,7 @@ std::string vocabulary_text(const Arguments& args, const Catalog& catalog) {
   const Index words = vocabulary_of(args, catalog);
   if (words == 0) return {};
   const Index rows = catalog.tensors()[*catalog.find(kEmbedding)].shape[0];
-  return rows > words ? "; " + count_of(words, "word") + ", padded to " + count_of(rows, "row") : std::string();
+  return rows > words ? "; " + count_of(words, "token") + ", padded to " + count_of(rows, "row") : std::string();
 }
 
 namespace {
@@ -307,7 +307,7 @@ Result<Arguments> arguments_of(const Json& json) {
     return unsupported("model_type '" + printable(config.model_type) + "': its Megatron args are unknown");
   TRY(config.check());
   if (const std::string why = without_words(json, config, *type); !why.empty())
-    return unsupported("Megatron's args have no words for this model here: " + why);
+    return unsupported("Megatron's args cannot describe this model: " + why);
   const auto flag = [&](std::string_view name) { return config.number(name) != 0; };
   Arguments out;
   out.set("num_layers", config.num_hidden_layers());

@@ -61,7 +61,7 @@ std::string mesh_text(const Degrees& degrees);  // "pp=2, dp=4, tp=2, ep=2 (expe
 // Returns the size of the vocabulary, for Catalog::vocabulary, or 0 if args do not give it or no embedding has that
 // many rows.
 Index vocabulary_of(const Arguments& args, const Catalog& catalog);
-std::string vocabulary_text(const Arguments& args, const Catalog& catalog);  // "; 257 words, padded to 288 rows"
+std::string vocabulary_text(const Arguments& args, const Catalog& catalog);  // "; 257 tokens, padded to 288 rows"
 
 // A config.json made from args and the names of the catalog's tensors, or the reason why there is none. It is of a
 // LlamaForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM, MixtralForCausalLM or Qwen3MoeForCausalLM.

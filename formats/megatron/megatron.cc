@@ -51,7 +51,7 @@ Result<std::unique_ptr<Reader>> open(const PathSnapshot& place, const OpenOption
     directory = TRY(place.inside(latest));
     if (!TRY(is_iteration(*directory)))
       return io_error(path_join(place.path(), kLatestFile) + ": names " + latest + ", which is " +
-                      (directory->is_there() ? "no checkpoint of Megatron" : "missing") +
+                      (directory->is_there() ? "not a Megatron checkpoint" : "missing") +
                       "; another iteration can be opened by its own path");
   }
   auto reader = TRY(TRY(has_sharded_files(*directory)) ? open_sharded(*directory, options)

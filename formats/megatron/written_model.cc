@@ -15,7 +15,7 @@ namespace {
 constexpr Index kVocabularyUnit = 128;  // --make-vocab-size-divisible-by
 
 Error no_whole_model(const std::string& missing) {
-  return unsupported("a checkpoint of Megatron is of a whole model under Megatron's names: expected " + missing +
+  return unsupported("a Megatron checkpoint holds a whole model under Megatron's names: expected " + missing +
                      " among its tensors");
 }
 

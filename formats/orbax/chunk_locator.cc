@@ -64,7 +64,7 @@ Result<Fragment> ChunkLocator::missing_chunk(const Tensor& tensor, const StoredA
   if (stored.stores_fill_values)
     return corrupt(what + ", and " + std::string(kItemMetadata) +
                    " says that chunks of the fill value are stored, too: it was lost");
-  if (!stored.fill) return unsupported(what + ", and its fill value is not one that is read");
+  if (!stored.fill) return unsupported(what + ", and its fill value is not supported");
   Fragment out;
   out.box = box;
   out.strides = Dims::filled(box.rank(), 0);

@@ -345,8 +345,8 @@ class DatabaseReader {
     }
     if (newest.empty())
       return corrupt(path_of(std::string(kManifest)) +
-                     ": expected manifest.<16 digits> next to it, as it says that "
-                     "versions are in files of their own; there is none");
+                     ": expected manifest.<16 digits> next to it, which it "
+                     "refers to; there is none");
     return newest;
   }
 

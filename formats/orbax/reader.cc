@@ -88,7 +88,7 @@ Status OrbaxReader::check_finished(const Reading& now) const {
   if (place.has_file(kManifest)) return {};
   if (!processes.empty())
     return corrupt(place.path() + ": a save that did not finish: " + std::string(kManifest) +
-                   " is missing, into which what the processes wrote is merged at the end (" + some_of(processes) +
+                   " is missing, into which Orbax merges what the processes wrote (" + some_of(processes) +
                    "). Take an earlier step");
   if (now.metadata && now.metadata->uses_database && !place.entries().empty())
     return corrupt(place.path() + ": " + std::string(kManifest) + " is missing, and " + std::string(kItemMetadata) +

@@ -170,8 +170,7 @@ Status add_filter(std::string_view name, ChunkLayout& chunk) {
   } else if (name == "zlib") {
     chunk.filters.push_back({ChunkFilter::Kind::kDeflate});
   } else {
-    return unsupported("codec '" + printable(name) +
-                       "' is not read; those read are zstd, gzip, zlib, blosc and crc32c");
+    return unsupported("codec '" + printable(name) + "' is not supported; supported: zstd, gzip, zlib, blosc, crc32c");
   }
   return {};
 }
@@ -225,7 +224,7 @@ Status read_index_codecs(const Json& settings, ShardIndex& index) {
     else if (i == 1 && name == "crc32c")
       index.has_crc = true;
     else
-      return unsupported("index_codecs: '" + printable(name) + "' is not read there; bytes and crc32c are");
+      return unsupported("index_codecs: '" + printable(name) + "' is not supported there; supported: bytes, crc32c");
   }
   if (codecs.empty()) return corrupt("index_codecs: expected bytes");
   return {};
@@ -271,7 +270,7 @@ Status read_codecs(std::span<const Json> codecs, ZarrArray& out, int depth) {
       has_bytes = true;
     } else {
       return unsupported("codec '" + printable(name) +
-                         "' is not read there; those read are transpose, bytes and sharding_indexed");
+                         "' is not supported there; supported: transpose, bytes, sharding_indexed");
     }
   }
   if (!has_bytes) return corrupt("codecs: expected bytes or sharding_indexed");

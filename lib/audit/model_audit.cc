@@ -90,7 +90,7 @@ std::vector<std::string> lines_by_rule(const std::vector<Mismatch>& all) {
 
 // Tensors whose shape is not the expected one, by the kind of finding that explains them.
 struct Mismatches {
-  std::vector<Mismatch> vocabulary;  // only the number of words differs
+  std::vector<Mismatch> vocabulary;  // only the number of tokens differs
   std::vector<Mismatch> parts;
   std::vector<Mismatch> concatenated;
   std::vector<Mismatch> flat;  // one-dimensional; if some are parts, also one-dimensional parameters that are parts
@@ -208,7 +208,7 @@ StoredModel match_names(const DescribedModel& subject, ModelAudit& audit, Findin
 
 // ---- Shapes
 
-// Returns whether only the number of words differs.
+// Returns whether only the number of tokens differs.
 bool has_other_vocabulary(const Mismatch& m) {
   const Dims &want = m.parameter->shape, &got = m.tensor->shape;
   return m.parameter->rule->is_vocabulary() && got.rank() == want.rank() && got[0] != want[0] &&

@@ -77,7 +77,7 @@ std::string_view member(std::string_view object, std::string_view key) {
   }
 }
 
-// The ids at or beyond the number of words, and the number of tokens.
+// The ids at or beyond the vocabulary, and the number of tokens.
 struct Tokens {
   explicit Tokens(Index vocabulary) : words(vocabulary) {}
   void add(Index id, std::string_view token) {

@@ -108,7 +108,7 @@ bool holds_weights(const Catalog& catalog) {
 void check_tokenizer(const Catalog& catalog, const Model& model, VerifyReport& report) {
   const std::string title = "the tokenizer has no token beyond the vocabulary";
   const Index words = model.config ? model.config->vocab_size() : 0;
-  if (words < 1) return report.skipped("tokenizer", title, "no config.json gives the number of words");
+  if (words < 1) return report.skipped("tokenizer", title, "no config.json gives the number of tokens");
   const std::string place = parent_path(model.config->path);
   TokenizerAudit audit = audit_tokenizer(place.empty() ? catalog.root : place, model.config->path, words);
   if (!audit.skipped.empty()) return report.skipped("tokenizer", title, std::move(audit.skipped));
@@ -169,7 +169,7 @@ constexpr std::string_view kNotChecked = "not checked: ";
 void check_unknown_model(const Catalog& catalog, const ModelConfig& config, bool is_wanted, VerifyReport& report) {
   UnknownModelAudit audit = audit_unknown_model(catalog, config);
   const auto compared = audit.architecture.empty() ? std::ssize(audit.compared) : std::ssize(catalog.tensors());
-  for (const auto& [id, title] : {std::pair("vocabulary", "embedding and head have a row for each word"),
+  for (const auto& [id, title] : {std::pair("vocabulary", "embedding and head have a row for each token"),
                                   std::pair("shape", "the sizes that the config names are those of the tensors"),
                                   std::pair("missing", "every layer and expert of the config is there"),
                                   std::pair("extra", "no layer or expert is there that the config does not have")})
@@ -250,7 +250,7 @@ Status check_described_model(const Catalog& catalog, const Model& model, bool is
     return {};
   }
   const Index n = audit->expected_tensors;
-  report.checked("vocabulary", "embedding and head have a row for each word", n);
+  report.checked("vocabulary", "embedding and head have a row for each token", n);
   report.checked("shape", kShapeTitle, n);
   report.checked("missing", "every tensor of the model is present", n);
   report.checked("extra", "no tensor is present that the model lacks", audit->looked_at);

@@ -100,7 +100,7 @@ Finding too_few(const VocabularyTensor& tensor, const VocabularyContext& context
                   std::string(context.optimizer_missing ? "; optimizer/ is missing, which is consistent" : ""));
   f.advice =
       "To recover them: use rank files if they exist, another save of this run, or the base model's rows for "
-      "words that were never trained. " +
+      "tokens that were never trained. " +
       how_to_avoid(size, cut);
   return f;
 }
@@ -112,7 +112,7 @@ Finding too_many(const VocabularyTensor& tensor, const VocabularyContext& contex
   f.rows = {{"stored", size}, {"padding", rows - size}};
   const auto cuts = explain_padding(rows, size);
   const std::string tail = "rows " + with_commas(size) + " to " + with_commas(rows - 1) + " (" +
-                           with_commas(rows - size) + ") are not words of this model";
+                           with_commas(rows - size) + ") are not tokens of this model";
   if (cuts.empty()) {
     f.why.push_back(with_commas(rows) + " is not a multiple to which Megatron or ColossalAI would pad " +
                     with_commas(size) + "; " + tail);

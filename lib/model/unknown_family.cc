@@ -99,7 +99,7 @@ struct Facts {
   bool has_width = false, has_layers = false;
 };
 
-// Returns whether a tensor has a row for each word or, in a detector, for each query.
+// Returns whether a tensor has a row for each token or, in a detector, for each query.
 bool has_rows(const Names& names, const ModelConfig& config, std::span<const std::string_view> rows) {
   return std::any_of(names.matrices.begin(), names.matrices.end(), [&](const Tensor* t) {
     return has_member_with(config, rows, t->shape[0]) && has_member_with(config, kWidthNames, t->shape[1]) &&

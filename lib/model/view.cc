@@ -163,7 +163,7 @@ class ViewBuilder {
     const auto stored = static_cast<Index>(tensor.fragments.size() + tensor.replicas.size());
     const Index pieces = ceil_div(stored, count) * tensor.shape[tensor.shape.rank() - 1];
     return may_take(pieces * kBytesOfPiece, [&] {
-      return what(tensor) + ", whose columns take turns with another's: " + count_of(pieces, "piece");
+      return what(tensor) + ", whose columns alternate with another's: " + count_of(pieces, "piece");
     });
   }
 

@@ -143,7 +143,7 @@ Result<std::optional<Upload::Journal>> Upload::read_journal() const {
   if (!TRY(find_stored(path))) return std::optional<Journal>();
   const Json json = TRY(parse_json(TRY(read_whole_file(path, kMostJournal)), path));
   const auto damaged = [&](const Error& error) {
-    return usage_error(path + ": is no journal of reshard (" + error.message() + "); remove it to start over");
+    return usage_error(path + ": is not a journal of reshard (" + error.message() + "); remove it to start over");
   };
   const auto read = [&]() -> Result<Journal> {
     Journal out;

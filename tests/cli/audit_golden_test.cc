@@ -34,7 +34,7 @@ void fill_rows(TensorValue& tensor, Index begin, Index end, std::uint16_t bits) 
   for (Index at = begin * row; at < end * row; at += 2) std::memcpy(tensor.bytes.data() + at, &bits, 2);
 }
 
-// Returns a checkpoint with a vocabulary of 257 words and 384 rows (3 x 128), and `head` rows for the head.
+// Returns a checkpoint with a vocabulary of 257 tokens and 384 rows (3 x 128), and `head` rows for the head.
 TensorValues padded(Index head) {
   TensorValues values = tp8();
   for (const auto& [name, rows] : {std::pair("tok_embeddings.weight", Index{384}), std::pair("output.weight", head)}) {

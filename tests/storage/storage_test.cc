@@ -197,7 +197,7 @@ TEST_F(Stores, SayWhatToDo) {
       {"hf://org/model/hf", "", {}, "it is private: set HF_TOKEN"},
       {"hf://org/none", "", {"HF_TOKEN=hf_t"}, "there is no such repository"},
       {"hf://org/model@v9/hf", "", {"HF_TOKEN=hf_t"}, "the repository has no revision 'v9'"},
-      {"s3://org/model/odd.h5", "", kSigned, "libhdf5 reads local files alone; download it first"},
+      {"s3://org/model/odd.h5", "", kSigned, "libhdf5 reads only local files; download it first"},
       {"hf://org", "", {}, "expected hf://organisation/model"},
       {server.url() + "/web/org/none", "", {}, "not found"},
       {"https://user:s3cr3t@host/model", "", {}, "a URL with a user or a password"},

@@ -222,8 +222,8 @@ TEST(Pickle, RefusesWhatTheLimitsForbid) {
 }
 
 TEST(Pickle, RefusesOpcodesItDoesNotKnow) {
-  EXPECT_EQ(error_of("\x82\x01."), "p@0x0: opcode 0x82: not an opcode of the data pickles that are read here");
-  EXPECT_EQ(error_of("\x97."), "p@0x0: opcode 0x97: not an opcode of the data pickles that are read here");
+  EXPECT_EQ(error_of("\x82\x01."), "p@0x0: opcode 0x82: not an opcode of a supported pickle");
+  EXPECT_EQ(error_of("\x97."), "p@0x0: opcode 0x97: not an opcode of a supported pickle");
   EXPECT_EQ(error_of("\x80\x06N."), "p@0x0: PROTO: expected a protocol up to 5, got 6");
 }
 

@@ -116,7 +116,7 @@ TEST_F(SafetensorsHeaderTest, V5UnknownElementTypesAreRefusedByName) {
   for (const char* name : {"F4", "F6_E2M3", "F6_E3M2"}) {
     EXPECT_EQ(refusal(one("\"dtype\":\"" + std::string(name) + R"(","shape":[4],"data_offsets":[0,3])", 3)),
               "m.safetensors@0x8: tensor 'w': dtype: " + std::string(name) +
-                  " packs elements into parts of a byte, which is not read here");
+                  " packs elements into parts of a byte, which is not supported");
     EXPECT_EQ(code_, ErrorCode::kUnsupported);
   }
 }

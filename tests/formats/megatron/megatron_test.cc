@@ -219,19 +219,19 @@ TEST_F(Megatron, InspectTellsHowItWasSaved) {
   };
   EXPECT_EQ(saved("legacy_pp2_vpp2_dp2_distopt_tied"),
             "on pp=2, chunks of a stage=2, dp=2 by args; optimizer distributed: flat buffers, gathered over the "
-            "data-parallel ranks; 35 words, padded to 40 rows");
+            "data-parallel ranks; 35 tokens, padded to 40 rows");
   EXPECT_EQ(saved("legacy_tp2_ep2_moe_plain"),
             "on dp=2, tp=2, ep=2, the experts' tp=1 by args; optimizer plain: each rank has the state of its own "
-            "parameters; 35 words, padded to 48 rows");
+            "parameters; 35 tokens, padded to 48 rows");
   EXPECT_EQ(saved("dist_old_tp2_dp2_flat"),
             "on dp=2, tp=2, by args in common.pt; all layers of a parameter in one tensor; optimizer "
-            "distributed, fully_sharded_model_space: flat pieces of each parameter; 257 words, padded to 288 rows");
+            "distributed, fully_sharded_model_space: flat pieces of each parameter; 257 tokens, padded to 288 rows");
   EXPECT_EQ(saved("dist_tp2_dp2_dpreshardable"),
             "on dp=2, tp=2, by args in common.pt; all layers of a parameter in one tensor; optimizer "
-            "distributed, dp_reshardable: flat buffers of each tp rank and stage; 257 words, padded to 288 rows");
+            "distributed, dp_reshardable: flat buffers of each tp rank and stage; 257 tokens, padded to 288 rows");
   EXPECT_EQ(saved("dist_new_moe_mixed"),
             "on pp=2, by args in an item common_state (Megatron core 0.17 or later); each layer's tensors "
-            "apart; 259 words, padded to 272 rows");
+            "apart; 259 tokens, padded to 272 rows");
   const CommandResult shown = reshard_cli({"inspect", test_data("megatron/dist_new_moe_mixed")});
   EXPECT_THAT(shown.out,
               HasSubstr("No config.json can be made from args: some of its layers have experts and others do"));

@@ -192,7 +192,7 @@ TEST_F(MaxText, ColumnsThatTakeTurnsStayWithinTheMemoryGranted) {
       EXPECT_EQ(plan.exit_code, exit_code) << to << memory << plan.err;
       if (exit_code == 2) {
         EXPECT_THAT(plan.err,
-                    AllOf(HasSubstr("columns take turns with another's"), HasSubstr("--memory 67.1 MB is too small")));
+                    AllOf(HasSubstr("columns alternate with another's"), HasSubstr("--memory 67.1 MB is too small")));
       }
     }
   }

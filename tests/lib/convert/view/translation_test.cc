@@ -86,7 +86,7 @@ TEST_F(ConfigOfAConversion, BehindALinkIsUsedAndNotCopied) {
 
 // ---- Whether loaders recognise the output as a model
 
-// Returns a model with two layers, a vocabulary of 20 words with width 4, and two modules at the top, named like
+// Returns a model with two layers, a vocabulary of 20 tokens with width 4, and two modules at the top, named like
 // transformers' models.
 Catalog unknown_model() {
   TempDir dir;
