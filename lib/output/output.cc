@@ -17,6 +17,7 @@
 #include "lib/device/copy.h"
 #include "lib/device/crc32.h"
 #include "lib/output/work_directory.h"
+#include "lib/source/piece_rows.h"
 #include "lib/source/pieces.h"
 #include "lib/transport/collectives.h"
 
@@ -283,8 +284,23 @@ Result<bool> Output::write(const FragmentList& fragments, const FragmentIndex& i
   };
   const Dims data_strides = row_major_strides(box.shape);
   bool is_written = true;
-  for (const PieceGroup& group :
-       pieces_of(fragments, index, box, element_bytes, static_cast<Index>(scratch.size()) - File::kDirectUnit)) {
+  const auto write_group = [&](const PieceGroup& group, Bytes bytes, MutableBytes free) -> Status {
+    const Index offset = group.extent.offset + group.begin;
+    if (target_.encoder()) return encode(offset, bytes);
+    add_sum(group.extent, group.begin, bytes);
+    if (std::ssize(data) <= SmallWriteBuffer::kLongest && held_.add(group.extent.file, offset, bytes)) {
+      is_written = false;
+      return {};
+    }
+    TRY(put(group.extent.file, offset, bytes, free));
+    unsynced_[group.extent.file] = true;
+    return {};
+  };
+  const Index room = std::ssize(scratch) - File::kDirectUnit;
+  const std::vector<PieceGroup> groups = pieces_of(fragments, index, box, element_bytes, room);
+  std::size_t count = 1;
+  for (std::size_t i = 0; i < groups.size(); i += std::exchange(count, 1)) {
+    const PieceGroup& group = groups[i];
     const auto place = [&](const Piece& p) {
       return data.data() + offset_in(box, data_strides, p.box) * element_bytes;
     };
@@ -304,30 +320,25 @@ Result<bool> Output::write(const FragmentList& fragments, const FragmentIndex& i
     }
     const Piece& first = group.pieces.front();
     const auto length = static_cast<std::size_t>(group.length());
-    const bool direct = group.pieces.size() == 1 && is_one_run(first.box.shape, first.strides) &&
-                        is_one_run(first.box.shape, data_strides);
+    if (group.pieces.size() == 1 && is_one_run(first.box.shape, first.strides) &&
+        is_one_run(first.box.shape, data_strides)) {
+      TRY(write_group(group, {place(first), length}, scratch));
+      continue;
+    }
+    Piece rows = first;
+    count = take_rows(std::span(groups).subspan(i), element_bytes, room / 2, rows);
+    if (count > 1) {
+      copy_box(rows.box.shape, element_bytes, place(rows), data_strides, scratch.data(), rows.strides);
+      for (std::size_t k = 0; k < count; ++k)
+        TRY(write_group(groups[i + k], scratch.subspan(k * length, length), scratch.subspan(count * length)));
+      continue;
+    }
     // Packed with the same offset within a page as in the file, so that whole pages can be written directly.
     const auto shift = static_cast<std::size_t>((group.extent.offset + group.begin) % File::kDirectUnit);
     const MutableBytes packed = scratch.subspan(shift, length);
-    Bytes bytes(place(first), length);
-    if (!direct) {
-      for (const Piece& p : group.pieces)
-        copy_box(p.box.shape, element_bytes, place(p), data_strides, packed.data() + (p.begin - group.begin),
-                 p.strides);
-      bytes = packed;
-    }
-    if (target_.encoder()) {
-      TRY(encode(group.extent.offset + group.begin, bytes));
-      continue;
-    }
-    add_sum(group.extent, group.begin, bytes);
-    const Index offset = group.extent.offset + group.begin;
-    if (std::ssize(data) <= SmallWriteBuffer::kLongest && held_.add(group.extent.file, offset, bytes)) {
-      is_written = false;
-      continue;
-    }
-    TRY(put(group.extent.file, offset, bytes, scratch));
-    unsynced_[group.extent.file] = true;
+    for (const Piece& p : group.pieces)
+      copy_box(p.box.shape, element_bytes, place(p), data_strides, packed.data() + (p.begin - group.begin), p.strides);
+    TRY(write_group(group, packed, scratch));
   }
   return is_written;
 }

@@ -5,10 +5,13 @@
 #include <cstdio>
 #include <numeric>
 #include <set>
+#include <span>
+#include <utility>
 
 #include "lib/base/text.h"
 #include "lib/device/copy.h"
 #include "lib/device/crc32.h"
+#include "lib/source/piece_rows.h"
 #include "lib/transport/collectives.h"
 
 namespace reshard {
@@ -220,43 +223,71 @@ void FileSource::add_ranges(std::size_t number, const Box& box, Index scratch, s
   }
 }
 
+// Reads the bytes of a group into `bytes`, adds them to the CRC of its extent, and brings them into memory's byte
+// order. `bytes` may be at DirectReader::place() in `scratch`, or outside the part of it that is passed.
+Status FileSource::read_group(const Tensor& tensor, const Fragment& fragment, const PieceGroup& group,
+                              const std::shared_ptr<const File>& file, MutableBytes bytes, MutableBytes scratch) {
+  const Index offset = group.extent.offset + group.begin;
+  const auto read = [&] {
+    if (is_past_cache(tensor, group, *file)) return direct_.read_through(file, offset, bytes, scratch);
+    if (!in_order_ || group.length() > ShortReads::kLongest || is_remote()) return file->read_at(offset, bytes);
+    return short_.read(group.extent.file, *file, catalog_.files[group.extent.file].size, offset, bytes);
+  };
+  TRY(read().context([&] { return piece_text(tensor, group.pieces.front()); }));
+  TRY(add_crc(tensor, fragment, group, bytes));
+  if (fragment.big_endian) swap_bytes(bytes, swap_unit(tensor.dtype));
+  return {};
+}
+
+bool FileSource::is_past_cache(const Tensor& tensor, const PieceGroup& group, const File& file) {
+  return once_ && direct_.wants_direct(file, group.extent.offset + group.begin, group.length()) &&
+         !has_gaps(group, byte_size(tensor.dtype));
+}
+
 Status FileSource::read_pieces(std::size_t number, const Box& box, const PieceFilter& wanted, MutableBytes out,
                                MutableBytes scratch) {
   const Tensor& tensor = catalog_.tensors()[number];
   const Index eb = byte_size(tensor.dtype);
   const Dims out_strides = row_major_strides(box.shape);
+  const auto copy = [&](const Piece& p, const std::byte* from) {
+    copy_box(p.box.shape, eb, from, p.strides, out.data() + offset_in(box, out_strides, p.box) * eb, out_strides);
+  };
   // When the page cache is bypassed, whole units of the file are read around a group.
   const Index room = std::ssize(scratch) - (once_ ? 2 * File::kDirectUnit : 0);
-  for (const PieceGroup& group : pieces_of(tensor.fragments, index(number), box, eb, room, wanted)) {
+  const std::vector<PieceGroup> groups = pieces_of(tensor.fragments, index(number), box, eb, room, wanted);
+  std::size_t count = 1;
+  for (std::size_t i = 0; i < groups.size(); i += std::exchange(count, 1)) {
+    const PieceGroup& group = groups[i];
+    const Piece& first = group.pieces.front();
     const auto file = TRY(files_.open(catalog_.file_path(group.extent.file)));
-    const Fragment fragment = tensor.fragments.get(group.pieces.front().fragment);
+    const Fragment fragment = tensor.fragments.get(first.fragment);
+    const auto length = static_cast<std::size_t>(group.length());
     if (fragment.encoding) {
       TRY(read_encoded(tensor, group, fragment, *file, box, out));
       continue;
     }
-    const auto place = [&](const Piece& p) { return out.data() + offset_in(box, out_strides, p.box) * eb; };
     // A piece that is contiguous on both sides needs no scratch memory.
-    const Piece& first = group.pieces.front();
-    const bool direct = is_one_run(group, out_strides);
-    const auto length = static_cast<std::size_t>(group.length());
-    if (!direct && group.length() > room)
+    if (is_one_run(group, out_strides)) {
+      const auto at = static_cast<std::size_t>(offset_in(box, out_strides, first.box) * eb);
+      TRY(read_group(tensor, fragment, group, file, out.subspan(at, length), scratch));
+      continue;
+    }
+    if (group.length() > room)
       return internal_error("scratch memory: expected at least " + bytes_of(length) + ", got " + std::to_string(room));
-    const Index offset = group.extent.offset + group.begin;
-    const bool past_cache = once_ && direct_.wants_direct(*file, offset, group.length()) && !has_gaps(group, eb);
-    const auto at = static_cast<std::size_t>(past_cache ? DirectReader::place(offset, 0) : 0);
-    const MutableBytes bytes = direct ? MutableBytes(place(first), length) : scratch.subspan(at, length);
-    const auto read = [&] {
-      if (past_cache) return direct_.read_through(file, offset, bytes, scratch);
-      if (!in_order_ || group.length() > ShortReads::kLongest || is_remote()) return file->read_at(offset, bytes);
-      return short_.read(group.extent.file, *file, catalog_.files[group.extent.file].size, offset, bytes);
-    };
-    TRY(read().context([&] { return piece_text(tensor, first); }));
-
-    TRY(add_crc(tensor, fragment, group, bytes));
-    if (first.big_endian) swap_bytes(bytes, swap_unit(tensor.dtype));
-    if (direct) continue;
-    for (const Piece& p : group.pieces)
-      copy_box(p.box.shape, eb, bytes.data() + (p.begin - group.begin), p.strides, place(p), out_strides);
+    // Elements that are transposed are copied many rows at a time: a copy of one row would touch a cache line for each.
+    Piece rows = first;
+    count = take_rows(std::span(groups).subspan(i), eb, room / 2, rows);
+    if (count > 1) {
+      const MutableBytes rest = scratch.subspan(count * length);
+      for (std::size_t k = 0; k < count; ++k)
+        TRY(read_group(tensor, fragment, groups[i + k], file, scratch.subspan(k * length, length), rest));
+      copy(rows, scratch.data());
+      continue;
+    }
+    const Index begin = group.extent.offset + group.begin;
+    const auto at = static_cast<std::size_t>(is_past_cache(tensor, group, *file) ? DirectReader::place(begin, 0) : 0);
+    TRY(read_group(tensor, fragment, group, file, scratch.subspan(at, length), scratch));
+    for (const Piece& p : group.pieces) copy(p, scratch.data() + at + (p.begin - group.begin));
   }
   return {};
 }

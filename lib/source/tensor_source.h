@@ -131,6 +131,9 @@ class FileSource : public TensorSource {
   Status decode(const Tensor& tensor, const Fragment& fragment, const File& file, Decoding& decoding);
   Status read_encoded(const Tensor& tensor, const PieceGroup& group, const Fragment& fragment, const File& file,
                       const Box& box, MutableBytes out);
+  Status read_group(const Tensor& tensor, const Fragment& fragment, const PieceGroup& group,
+                    const std::shared_ptr<const File>& file, MutableBytes bytes, MutableBytes scratch);
+  bool is_past_cache(const Tensor& tensor, const PieceGroup& group, const File& file);
   Status check_crc(const Tensor& tensor, const Fragment& fragment, std::uint32_t got) const;
   Status add_crc(const Tensor& tensor, const Fragment& fragment, const PieceGroup& group, Bytes bytes);
   const FragmentIndex& index(std::size_t tensor);

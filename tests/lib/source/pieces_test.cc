@@ -4,7 +4,9 @@
 
 #include <map>
 #include <set>
+#include <span>
 
+#include "lib/source/piece_rows.h"
 #include "tests/support/layouts.h"
 
 namespace reshard {
@@ -83,6 +85,48 @@ void check_group(const FragmentList& list, const PieceGroup& group, Index elemen
   }
   ASSERT_EQ(begin, group.begin);
   ASSERT_EQ(end, group.end);
+}
+
+// Checks that each element of `rows` is where its group is, if the bytes of `groups` are in memory one after the other.
+void check_rows(const FragmentList& list, std::span<const PieceGroup> groups, const Piece& rows, Index element_bytes) {
+  const Fragment f = list.get(rows.fragment);
+  Index held = 0;
+  for (const PieceGroup& group : groups) {
+    const Index behind = (&group - groups.data()) * groups[0].length() - group.begin;
+    const Piece& piece = group.pieces.at(0);
+    held += volume(piece.box);
+    each_element(piece.box, [&](const Dims& at) {
+      const Box element{at, Dims::filled(at.rank(), 1)};
+      ASSERT_EQ(intersect(rows.box, element), element);
+      ASSERT_EQ(offset_in(rows.box, rows.strides, element) * element_bytes, behind + address(f, at, element_bytes));
+    });
+  }
+  ASSERT_EQ(volume(rows.box), held);
+}
+
+TEST(Pieces, RowsThatAreCopiedTogetherKeepTheirElements) {
+  Rng rng(43);
+  std::size_t together = 0;
+  for (int n = 0; n < 400; ++n) {
+    const Dims shape = random_shape(rng);
+    const Index element_bytes = Index{1} << below(rng, 5), room = below(rng, 4000);
+    const FragmentList list = random_fragments(rng, shape, element_bytes);
+    const FragmentIndex index(list);
+    Box box = random_box(rng, shape);
+    while (volume(box) > 2000) *std::max_element(&box.shape[0], &box.shape[0] + box.rank()) /= 2;
+    const auto groups = pieces_of(list, index, box, element_bytes, 16 + below(rng, 200));
+    for (std::size_t i = 0, count = 0; i < groups.size(); i += count) {
+      Piece rows = groups[i].pieces.front();
+      count = take_rows(std::span(groups).subspan(i), element_bytes, room, rows);
+      ASSERT_GE(count, 1);
+      ASSERT_LE(i + count, groups.size());
+      if (count == 1) continue;
+      together += count;
+      ASSERT_LE(static_cast<Index>(count) * groups[i].length(), room);
+      ASSERT_NO_FATAL_FAILURE(check_rows(list, std::span(groups).subspan(i, count), rows, element_bytes));
+    }
+  }
+  EXPECT_GT(together, 1000);
 }
 
 TEST(Pieces, HoldEveryElementOnceWithinTheSpan) {
