@@ -18,8 +18,8 @@
 namespace reshard::tools {
 namespace {
 
-constexpr std::string_view kRecord = ".reshard-watch-page.json";
-constexpr Index kMaxRecordBytes = Index{64} << 20;
+constexpr std::string_view kPageRecord = ".reshard-watch-page.json";
+constexpr Index kMaxPageRecordBytes = Index{64} << 20;
 
 // Sums over tensors.
 struct Distance {
@@ -72,9 +72,9 @@ Result<WatchPage> WatchPage::open(const std::string& page, const std::string& ro
   WatchPage out(options);
   out.page_ = page;
   out.root_ = root;
-  out.record_ = path_join(root, kRecord);
+  out.record_ = path_join(root, kPageRecord);
   if (!path_exists(out.record_)) return out;
-  const Json json = TRY(parse_json(TRY(read_whole_file(out.record_, kMaxRecordBytes)), out.record_));
+  const Json json = TRY(parse_json(TRY(read_whole_file(out.record_, kMaxPageRecordBytes)), out.record_));
   const std::span<const Json::Member> steps = TRY(json.get_object("steps").context(out.record_));
   for (const Json::Member& step : steps) {
     if (const Json* moved = step.value.find("moved")) TRY(moved->as_object().context(out.record_));
