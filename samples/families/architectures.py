@@ -3,7 +3,8 @@
 A class is built at many configs on torch's meta device, without weights:
 1. at its default config with few layers and experts, the base;
 2. with each member of the config changed alone, which shows what depends on it;
-3. again beside each change that adds tensors ("tie_word_embeddings": false adds a head);
+3. again beside each change that adds tensors ("tie_word_embeddings": false adds a head) or gives a number that the
+   default leaves out;
 4. with several changes at a time, drawn at random. A config that contradicts the rows joins the samples and the rows are
    derived again, until the rows hold for CONFIRMATIONS configs in a row that no derivation has seen;
 5. at its whole default config.
@@ -50,7 +51,7 @@ HARMLESS = re.compile(
     r"|image_mean|image_std|scale_embedding|\w*loss_weight|\w*loss_ignore_index|time_step_init_scheme|init_device|dense_act_fn"
     r"|scale_decoder_outputs|gradient_checkpointing|mask_(time|feature)_\w+|apply_spec_augment|chunk_size_feed_forward"
     r"|tokenizer_class|prefix|begin_suppress_tokens|suppress_tokens|forced_\w+|\w*temperature|\w*softcap\w*|max_length|min_length"
-    r"|\w*_coef|\w*_cost|\w*_coefficient|logits_scaling|\w*_multiplier|router_dtype|router_jitter_noise|scoring_func|topk_method"
+    r"|\w*_coef|\w*_cost|\w*_coefficient|logits_scaling|\w*_multipliers?|router_dtype|router_jitter_noise|scoring_func|topk_method"
     r"|num_experts_per_tok|moe_topk|norm_topk_prob|topk_group|n_group|\w*_scaling|\w*_scaling_factor|pad_mode|\w*padding_idx"
     r"|residual_scale\w*|is_causal|use_mems_\w+|mem_len|clamp_len|same_length|reuse_len|bi_data|output_\w+|quantization_config)$")
 # Parameters that files may lack: buffers that are computed, and what depends on the training.
@@ -72,6 +73,7 @@ SMALLEST_SIZE = 16  # of a constant that may be a member's value
 CONFIRMATIONS = 6
 ATTEMPTS = 3
 SECONDS = 20  # for one model
+MOST_SECONDS = 240  # of processor time for one class
 MAX_CLASSES, MAX_OWN_CLASSES, MAX_CONTEXTS = 3, 8, 4
 HEADS = ("ForMaskedLM", "ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "ForPreTraining", "ForSequenceClassification",
          "ForImageClassification", "ForCTC", "ForTokenClassification", "ForQuestionAnswering", "ForObjectDetection")
@@ -106,6 +108,26 @@ def made_as(dtype, seconds):
         signal.signal(signal.SIGALRM, before[0])
 
 
+class TooLong(BaseException):
+    """Not an Exception, because configs that make no model raise those."""
+
+
+@contextlib.contextmanager
+def within(seconds):
+    """Raises TooLong if the code takes more processor time. Garbage is not collected meanwhile but by the code itself."""
+    def stop(*_):
+        raise TooLong
+    before = signal.signal(signal.SIGVTALRM, stop)
+    signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)
+
+
 @contextlib.contextmanager
 def without_initialization():
     """Models are made faster: their values do not matter."""
@@ -127,7 +149,7 @@ class Builder:
     another name stands for in files begins with a mark (architectures.py)."""
 
     def __init__(self, cls):
-        self.cls, self.model, self.calls, self.is_plain = cls, None, 0, False
+        self.cls, self.model, self.calls, self.is_plain = cls, None, 0, True
 
     def __call__(self, config):
         with made_as(torch.bfloat16, SECONDS), without_initialization():
@@ -148,10 +170,10 @@ class Builder:
     def in_files(self, model, kept):
         """What files have for these tensors. A class whose first models are saved as they are is asked now and then."""
         self.calls += 1
-        if self.is_plain and self.calls % 8:
+        if self.is_plain and self.calls > 2 and self.calls % 8:
             return kept
         files = revert_weight_conversion(model, dict(kept))
-        self.is_plain = files.keys() == kept.keys() and all(files[n].shape == kept[n].shape for n in kept) and self.calls > 1
+        self.is_plain &= files.keys() == kept.keys() and all(files[n].shape == kept[n].shape for n in kept)
         return files
 
     def source(self):
@@ -443,6 +465,11 @@ class Sample:
     def __init__(self, values, shapes):
         self.values, self.shapes, self.patterns = values, shapes, patterns_of(shapes)
 
+    @property
+    def kinds(self):
+        """The patterns, each with its numbers of dimensions."""
+        return {(pattern, len(shape)) for pattern, found in self.patterns.items() for shape in found.values()}
+
     @functools.cached_property
     def numbers(self):
         """{(pattern up to a number, numbers before it): numbers}, of all names."""
@@ -508,7 +535,7 @@ class Derivation:
         """Repeats or cuts the lists that have an entry for each layer."""
         part = depth.rpartition(".")[0]
         for path, value in self.values.items():
-            if path.rpartition(".")[0] == part and isinstance(value, list) and len(value) == self.values[depth]:
+            if path.rpartition(".")[0] == part and isinstance(value, list) and self.is_per_layer(path, depth):
                 place, last = place_of(config, path)
                 place[last] = list(itertools.islice(itertools.cycle(place[last]), layers))
 
@@ -571,6 +598,13 @@ class Derivation:
         self.values = members(self.base)
         return sample
 
+    def undeclared(self):
+        """Sizes that the code reads from a config if it has them, and that the default config has not."""
+        names = {name for name in re.findall(r"getattr\(\s*(?:self\.)?\w*config,\s*[\"'](\w+)[\"']", self.source) if NUMBERS.search(name)}
+        parts = {path.rpartition(".")[0] for path in self.values if re.search(r"[a-z]$", path)}
+        paths = {f"{part}.{name}".lstrip(".") for part in parts for name in names}
+        return sorted(paths - self.values.keys())
+
     def mentions(self, path):
         """Whether the code of the class or of its parts names this member of the config."""
         if path.endswith("id2label.#"):
@@ -600,24 +634,28 @@ class Derivation:
         if isinstance(value, str):
             return [t for t in self.texts_for(path) if t != value]
         if isinstance(value, list):
-            return self.other_lists(value)
+            return self.other_lists(path, value)
         if value is None and not NUMBERS.search(path):
             return []
         if isinstance(value, float):
             return [value * 2, value / 2]
         return changes_of(value) if is_number(value) or value is None else []
 
-    def other_lists(self, value):
+    def other_lists(self, path, value):
         """Lists of the same length, of the same entries in other orders or with one of another kind."""
-        if not value or is_sizes(value) and not self.is_per_layer(value):
+        if not value or is_sizes(value) and not self.is_per_layer(path):
             return []
         kinds = list(dict.fromkeys(map(str, value)))
         others = [k for k in KINDS if k in self.words and k not in kinds] if isinstance(value[0], str) else []
         orders = [value[1:] + value[:1], value[::-1]] if len(kinds) > 1 else []
         return orders + [value[:-1] + [k] for k in others]
 
-    def is_per_layer(self, value):
-        return any(is_number(v) and v == len(value) and DEPTHS.search(p) for p, v in self.values.items())
+    def is_per_layer(self, path, *depths):
+        """Whether a list has an entry for each layer, in the base and, if it is there, in the default config."""
+        depths = depths or [p for p, v in self.values.items() if is_number(v) and DEPTHS.search(p)]
+        default = members(self.default)
+        return any(len(self.values[path]) == self.values[depth] for depth in depths
+                   if not isinstance(default.get(path), list) or len(default[path]) == default.get(depth))
 
     def change_each(self, base):
         failed = []
@@ -636,7 +674,7 @@ class Derivation:
                 self.fix(path, self.values[path])
 
     def fix(self, path, value):
-        if isinstance(value, list) and self.is_per_layer(value):
+        if isinstance(value, list) and self.is_per_layer(path):
             tried = [v for move in self.moves.get(path, ()) for v in move]
             self.fixed[path + "[]"] = list(dict.fromkeys([*value, *tried]))
         elif not isinstance(value, list) or path not in self.moves:
@@ -652,7 +690,7 @@ class Derivation:
             self.moves.setdefault(path, []).append(to)
             tried += 1
             self.add_pair(base, sample, path)
-            if tried == (3 if isinstance(value, (str, list)) else 1):
+            if tried == (3 if isinstance(value, (str, list)) else 2 if value is None else 1):
                 break
 
     def add_pair(self, base, sample, *paths):
@@ -675,20 +713,25 @@ class Derivation:
     def change_beside_additions(self, base):
         contexts = {}
         for _, sample, path in list(self.pairs):
-            added = frozenset(sample.patterns.keys() - base.patterns.keys())
-            if added and not any(added <= other for other, _ in contexts.values()):
+            added = frozenset(sample.kinds - base.kinds)
+            if self.values[path] is None or added and not any(added <= other for other, _ in contexts.values()):
                 contexts[path] = added, sample
         used = sorted({f for *_, f in self.pairs})
         used = [f for f in used if not isinstance(self.values[f], (bool, str))]
         for context, (added, there) in list(contexts.items())[:MAX_CONTEXTS]:
             change = {context: there.values.get(context)}
             for path in used:
-                if path == context or context.startswith(path + ".") or path.startswith(context + "."):
+                if path not in self.moves or context.startswith(path + ".") or path.startswith(context + "."):
                     continue
-                sample = path in self.moves and self.sample({**change, path: self.moves[path][-1]})
+                sample = self.sample({**change, path: self.unlike(path, there)})
                 if sample and sample.patterns != there.patterns:
                     self.samples.append(sample)
                     self.pairs.append((there, sample, path))
+
+    def unlike(self, path, sample):
+        """A value for a member that no member of the sample has, so that it shows what depends on it."""
+        others = [value for value in self.further(path)[::-1] if value not in sample.values.values()]
+        return next((value for value in others if value in self.moves[path]), others[-1] if others else self.moves[path][-1])
 
     def find_computed(self):
         """Numbers that a config without them computes from others."""
@@ -761,6 +804,7 @@ class Derivation:
         if not base:
             return None
         self.source = self.build.source()
+        self.values.update(dict.fromkeys(self.undeclared(), None))
         self.samples.append(base)
         self.change_each(base)
         self.change_beside_additions(base)
@@ -773,7 +817,7 @@ class Derivation:
                 rows = self.confirm()
             self.caught = contradictions(rows, self.whole)
             self.holds_for_default = not self.caught
-        return self.confirm_others(rows)
+        return self.check_further(self.confirm_others(rows))
 
     def confirm_others(self, rows):
         for config in self.others:
@@ -783,6 +827,30 @@ class Derivation:
                 rows = self.confirm()
                 self.caught = contradictions(rows, sample)
         return rows
+
+    def draw_further(self):
+        """A sample with some numbers changed, of all numbers: also of those on which nothing seems to depend."""
+        fields = [f for f, v in self.values.items() if is_number(v) and v and not isinstance(v, bool) and not HARMLESS.search(f)]
+        some = self.random.sample(fields, min(3, len(fields)))
+        sample = self.sample({f: self.values[f] * 2 if self.values[f] > 8 else self.values[f] + 1 for f in some})
+        return sample if sample and can_attend(sample.values) else None
+
+    def check_further(self, rows):
+        """Derives the rows again if they contradict such samples, and leaves open what still contradicts a sample. Returns
+        None if that does not end."""
+        for attempt in range(ATTEMPTS):
+            drawn = [s for s in (self.draw_further() for _ in range(CONFIRMATIONS)) if s]
+            wrong = [s for s in drawn if contradictions(rows, s)]
+            self.samples += wrong
+            if attempt == 0 and wrong:
+                rows = self.confirm()
+            known = [*self.samples, *([self.whole] if self.whole else [])]
+            looser = loosened(rows, known)
+            if not wrong and looser == rows:
+                return rows
+            rows = looser
+        self.problem = "its formulas do not hold for further configs"
+        return None
 
     # rows
 
@@ -797,7 +865,11 @@ class Derivation:
 
     def is_unvaried(self, formula):
         """Whether a constant equals a member that had no other value while the row existed, so that it may depend on it."""
-        return formula.isdigit() and int(formula) >= SMALLEST_SIZE and int(formula) in self.values.values()
+        return formula.isdigit() and int(formula) >= SMALLEST_SIZE and int(formula) in self.numbers
+
+    @functools.cached_property
+    def numbers(self):
+        return {n for values in (self.values, members(self.default)) for n in values.values() if type(n) is int}
 
     def condition(self, known, facts):
         """condition_of(), once for the many rows that are alike."""
@@ -863,11 +935,31 @@ class Quantities:
         there = [s for s in self.d.samples if self.found(s)]
         if not there:
             return
+        ranks = {len(shape) for s in there for shape in self.found(s).values()}
+        if len(ranks) > 1:
+            for rank in sorted(ranks):
+                own = {key: {i: x for i, x in found.items() if len(x) == rank} for key, found in self.own.items()}
+                yield from Quantities(self.d, self.pattern, self.name, self.words, self.counted, own).rows()
+            return
         counts = [self.formula(lambda s, k=k: self.count(s, k), there) for k in self.counted]
-        if None in counts:
-            yield from self.each_number(there)
-        else:
-            yield from self.split(self.when(there), counts, there)
+        rows = list(self.each_number(there) if None in counts else self.split(self.when(there), counts, there))
+        if self.has_stages(counts, there) and open_ends(rows):
+            stages = list(self.each_stage(there))
+            rows = stages if open_ends(stages) < open_ends(rows) else rows
+        yield from rows
+
+    def has_stages(self, counts, there):
+        """Whether the first number may be that of a stage, which has sizes and a number of layers of its own."""
+        is_depth = counts and any(DEPTHS.search(member) for member in used_in([counts[0] or ""]))
+        return bool(counts) and not is_depth and len({i[self.counted[0]] for s in there for i in self.found(s)}) <= LONGEST_LIST
+
+    def each_stage(self, there):
+        """Rows for each of the first numbers."""
+        stage, *others = self.counted
+        for number in sorted({i[stage] for s in there for i in self.found(s)}):
+            words = {**self.words, stage: number}
+            own = {key: {i: x for i, x in found.items() if i[stage] == number} for key, found in self.own.items()}
+            yield from Quantities(self.d, self.pattern, fill(self.pattern, words), words, others, own).rows()
 
     def each_number(self, there):
         """A row for each number that was seen, where no formula counts them."""
@@ -878,8 +970,13 @@ class Quantities:
                 yield Row(fill(self.pattern, dict(enumerate(numbers))), tuple(dims), (), "?")
 
     def formula(self, quantity, there):
-        fields = self.d.fields_of(lambda s: quantity(s) if self.found(s) else None)
-        return formula_of(fields, [(s.values, quantity(s)) for s in there])
+        """A formula for all samples that have such names, or for those that have this one."""
+        for samples in ([s for s in self.d.samples if quantity(s)], there):
+            known = {id(s): quantity(s) for s in samples}
+            found = formula_of(self.d.fields_of(lambda s: known.get(id(s))), [(s.values, known[id(s)]) for s in samples])
+            if found:
+                return found
+        return None
 
     def row(self, facts, counts, when):
         dims = self.dims(facts)
@@ -973,6 +1070,12 @@ class Quantities:
                 if formula:
                     return formula
         return None
+
+
+def open_ends(rows):
+    """The part of the rows' sizes and conditions for which there are no formulas."""
+    ends = [text for row in rows for text in (*row.dims, row.when)]
+    return sum(text == "?" for text in ends) / len(ends) if ends else 1
 
 
 def alike(facts):
@@ -1100,6 +1203,23 @@ def contradictions(rows, sample):
     return out
 
 
+def loosened(rows, samples):
+    """Rows that no sample contradicts: with "?" for the sizes and conditions that are wrong in one."""
+    out = {row: row for row in rows}
+    for sample in samples:
+        wanted = expand(rows, sample.values)
+        for name in contradictions(rows, sample):
+            shape = sample.shapes.get(name)
+            for row, dims, _ in wanted[name]:
+                known = out[row]
+                if shape is None:
+                    out[row] = known._replace(when="?")
+                elif len(shape) == len(dims):
+                    sizes = (d if a in (None, b) else "?" for d, a, b in zip(known.dims, dims, shape))
+                    out[row] = known._replace(dims=tuple(sizes))
+    return sorted(out.values())
+
+
 # ---- one type
 
 class Texts:
@@ -1154,6 +1274,7 @@ def line_of(model_type, derived):
         lists = {f.rpartition(".")[0] for f in used if f.rpartition(".")[2].isdigit()}
         fixed.update({f"{path}.#": len(default[path]) for path in lists if isinstance(default.get(path), list)})
         fixed.update(d.fixed)
+        fixed.update(types_of_parts(d.config_class, d.default))
     for f in computed:
         defaults.pop(f, None)
     return json.dumps({"type": model_type, "prefix": prefix, "transformers": transformers.__version__,
@@ -1162,8 +1283,25 @@ def line_of(model_type, derived):
                       separators=(",", ":"))
 
 
+def types_of_parts(config_class, default, prefix=""):
+    """{member: model type} of the parts of a config that may be of any type: the rows hold for the default's type."""
+    out = {}
+    for name, part_class in getattr(config_class, "sub_configs", {}).items():
+        part = default.get(name)
+        if not isinstance(part, dict):
+            continue
+        if part_class is transformers.AutoConfig and isinstance(part.get("model_type"), str):
+            out[f"{prefix}{name}.model_type"] = part["model_type"]
+        elif part_class is not transformers.AutoConfig:
+            out.update(types_of_parts(part_class, part, f"{prefix}{name}."))
+    return out
+
+
 def used_members(rows):
-    texts = {text for row in rows for text in (*row.dims, *row.counts, row.when)}
+    return used_in({text for row in rows for text in (*row.dims, *row.counts, row.when)})
+
+
+def used_in(texts):
     return {word.removesuffix("[") for text in texts for word in re.findall(r"[A-Za-z_](?:\w|\.(?=\w))*(?:\.#|\[)?", re.sub(r"'[^']*'", "", text))}
 
 
@@ -1172,13 +1310,21 @@ def derive_type(model_type, classes, default=None, further=()):
     the type is not one of transformers', and the rows hold for the configs `further`, too."""
     made, report = [], []
     for cls in classes:
-        d = Derivation(model_type, cls.__name__, cls.base_model_prefix, Builder(cls), default, further)
-        rows = d.derive()
+        try:
+            with within(MOST_SECONDS):
+                d = Derivation(model_type, cls.__name__, cls.base_model_prefix, Builder(cls), default, further)
+                rows = d.derive()
+        except TooLong:
+            report.append({"class": cls.__name__, "why": "deriving it takes too long"})
+            continue
         if not rows:
             report.append({"class": cls.__name__, "why": d.problem or "it has no tensors"})
             continue
-        made.append((d, rows))
         sizes = [size for row in rows for size in row.dims]
+        if 2 * sizes.count("?") > len(sizes):
+            report.append({"class": cls.__name__, "why": "its sizes follow no formulas"})
+            continue
+        made.append((d, rows))
         report.append({"class": cls.__name__, "rows": len(rows), "sizes": len(sizes), "unknown": sizes.count("?"),
                        "optional": sum(row.when == "?" for row in rows), "configs": d.confirmed, "builds": d.builds,
                        "default": d.holds_for_default,
@@ -1186,12 +1332,12 @@ def derive_type(model_type, classes, default=None, further=()):
     return line_of(model_type, made) if made else None, report
 
 
-def can_attend(config):
-    """Whether the heads of each part of a config are a multiple of its key-value heads, as no transformer runs without.
-    Building on the meta device does not check that."""
-    parts = [config] + [p for p in config.values() if isinstance(p, dict)]
-    return all(p["num_attention_heads"] % p["num_key_value_heads"] == 0 for p in parts
-               if type(p.get("num_attention_heads")) is int and type(p.get("num_key_value_heads")) is int and p["num_key_value_heads"])
+def can_attend(values):
+    """Whether the heads of each part of a config, given by paths, are a multiple of its key-value heads, as no transformer
+    runs without. Building on the meta device does not check that."""
+    pairs = ((n, values.get(path.removesuffix("num_attention_heads") + "num_key_value_heads"))
+             for path, n in values.items() if path.rpartition(".")[2] == "num_attention_heads")
+    return all(heads % shared == 0 for heads, shared in pairs if type(heads) is int and type(shared) is int and shared)
 
 
 def further_model(model_type, cls):
@@ -1211,7 +1357,7 @@ def further_model(model_type, cls):
         config.pop("model_type", None)
         try:
             made = d.config_class(**config)
-            shapes = build(made) if can_attend(made.to_dict()) else None
+            shapes = build(made) if can_attend(members(as_lists(made.to_dict()))) else None
         except Exception:  # the config describes no model
             continue
         if shapes and shapes != base.shapes:

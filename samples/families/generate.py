@@ -19,8 +19,10 @@ tests/data/kept_float32.json.
 orders: covers every model type of TINY_MODELS whose parameters have the same names in memory and in files. --check compares
 instead of writing.
 transposed: covers every model type whose code uses transformers' Conv1D. --check compares instead of writing.
-architectures: covers every model type without a family, or the given ones; see architectures.py. Each line is written when its
-type is derived, so an interrupted run loses nothing; lines of other types are kept.
+architectures: covers every model type that is neither a family's nor in samples/families/derivations.jsonl, which says what
+was found out of each class; with --all every type, or the given ones. See architectures.py. Each line is written when its type
+is derived, so an interrupted run loses nothing; lines of other types are kept. --report only writes the counts into
+docs/families.md.
 
 Models are built on torch's meta device, so they have no weights and nothing is downloaded. Needs torch and transformers, and
 RESHARD (default build/release/reshard) for tables.
@@ -52,7 +54,7 @@ import architectures as derivation
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 MODELS = ROOT / "tests/data/architectures.jsonl"
 ARCHITECTURES = pathlib.Path(os.environ.get("RESHARD_ARCHITECTURES", ROOT / "samples/families/architectures.jsonl"))
-DERIVED = pathlib.Path(os.environ.get("RESHARD_DERIVED", ROOT / "build/derived.jsonl"))  # what was found out of each class
+DERIVATIONS = ROOT / "samples/families/derivations.jsonl"  # what was found out of each class
 TABLE = ROOT / "samples/families/kept_float32.json"
 REPORT = ROOT / "docs/families.md"
 SAMPLES = ROOT / "tests/data/kept_float32.json"
@@ -483,21 +485,30 @@ def by_type(path):
 
 
 def architectures(arguments):
-    lines, reports = by_type(ARCHITECTURES), by_type(DERIVED)
-    for model_type in arguments.types or [t for t in model_types() if arguments.all or t not in reports]:
-        classes = own_classes(model_type)
-        if not classes:
-            continue
-        line, report = derivation.derive_type(model_type, derivation.chosen(classes))
-        reports[model_type] = json.dumps({"type": model_type, "transformers": transformers.__version__, "classes": report})
+    lines, reports = by_type(ARCHITECTURES), by_type(DERIVATIONS)
+    for model_type in [] if arguments.report else arguments.types or to_derive(reports, arguments.all):
+        line, report = derivation.derive_type(model_type, derivation.chosen(own_classes(model_type)))
+        reports[model_type] = text_of_report(model_type, report)
         print(reports[model_type], flush=True)
         lines.pop(model_type, None)
         if line:
             lines[model_type] = line
         ARCHITECTURES.write_text("".join(lines[t] + "\n" for t in sorted(lines)))
-        write_report(ARCHITECTURE_MARKS, architectures_report(lines, reports))
-        DERIVED.write_text("".join(reports[t] + "\n" for t in sorted(reports)))
+        DERIVATIONS.write_text("".join(reports[t] + "\n" for t in sorted(reports)))
+    write_report(ARCHITECTURE_MARKS, architectures_report(lines, reports, len(to_derive(reports))))
     return 0
+
+
+def to_derive(reports, all_types=False):
+    """The types with classes of their own that no family describes and that are not derived yet."""
+    done = set() if all_types else described_types() | reports.keys()
+    return [t for t in model_types() if t not in done and own_classes(t)]
+
+
+def text_of_report(model_type, report):
+    kept_words = "class", "rows", "sizes", "unknown", "optional", "configs", "default", "why"
+    classes = [{word: c[word] for word in kept_words if word in c} for c in report]
+    return json.dumps({"type": model_type, "transformers": transformers.__version__, "classes": classes}, separators=(",", ":"))
 
 
 def reason(why):
@@ -508,7 +519,7 @@ def reason(why):
     return why if why.startswith(("deriving", "its")) else "transformers cannot build its default config"
 
 
-def architectures_report(lines, reports, untried=0):
+def architectures_report(lines, reports, untried):
     """Returns what docs/families.md says about the types that were tried."""
     reports = {t: json.loads(report)["classes"] for t, report in reports.items()}
     classes = [c for t in lines for c in reports[t] if "rows" in c]
@@ -570,6 +581,7 @@ def main():
     command.set_defaults(run=transposed)
     command = commands.add_parser("architectures")
     command.add_argument("--all", action="store_true")
+    command.add_argument("--report", action="store_true")
     command.add_argument("types", nargs="*")
     command.set_defaults(run=architectures)
     command = commands.add_parser("samples")

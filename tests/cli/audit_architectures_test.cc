@@ -134,9 +134,35 @@ TEST_P(Architectures, DamageIsFound) {
 std::string title(const testing::TestParamInfo<Sample>& param) { return param.param.title; }
 INSTANTIATE_TEST_SUITE_P(OfTransformers, Architectures, testing::ValuesIn(sampled(samples(), 4)), title);
 
+const Sample& sample_of(const std::string& name) {
+  static const auto* const all = new std::vector<Sample>(samples());
+  return *std::find_if(all->begin(), all->end(), [&](const Sample& s) { return s.title == name; });
+}
+
+// Returns the shapes without the module of the highest number in a list of modules.
+Shapes without_last(const Shapes& shapes, const std::string& list) {
+  Index last = 0;
+  for (const auto& [name, shape] : shapes)
+    if (name.starts_with(list)) last = std::max(last, *parse_number(split(name.substr(list.size()), '.')[0]));
+  Shapes out = shapes;
+  std::erase_if(out, [&](const auto& tensor) { return tensor.first.starts_with(list + std::to_string(last) + "."); });
+  EXPECT_LT(out.size(), shapes.size()) << list;
+  return out;
+}
+
+TEST(Stages, ALayerLessIsFoundInEach) {
+  for (const auto& [title, lists] : std::map<std::string, std::vector<std::string>>{
+           {"ConvNextModel", {"encoder.stages.0.layers.", "encoder.stages.2.layers.", "encoder.stages.3.layers."}},
+           {"FalconH1ForCausalLM", {"model.layers."}}})
+    for (const std::string& list : lists) {
+      const Sample& s = sample_of(title);
+      EXPECT_THAT(verify(without_last(s.shapes, list), s.config).ids, Contains(HasSubstr("missing"))) << list;
+    }
+}
+
 // Every class is found, and a config with only defaults gives every shape of nearly all classes.
 TEST(ArchitectureTable, IsReadWhole) {
-  EXPECT_LT(builtin_architectures().size(), std::size_t{1} << 20);
+  EXPECT_LT(compressed_architectures().frame.size(), std::size_t{1} << 20);
   Index classes = 0, whole = 0;
   for (const std::string& line : split(builtin_architectures(), '\n')) {
     if (line.empty()) continue;
@@ -157,14 +183,19 @@ TEST(ArchitectureTable, IsReadWhole) {
   EXPECT_GT(4 * whole, 3 * classes);
 }
 
-const Sample& sample_of(const std::string& name) {
-  static const auto* const all = new std::vector<Sample>(samples());
-  return *std::find_if(all->begin(), all->end(), [&](const Sample& s) { return s.title == name; });
-}
-
 // Returns the config with one member replaced.
 std::string with(const std::string& config, const std::string& member, Json value) {
   return to_text(parse_json(config, "config.json")->set(member, std::move(value)));
+}
+
+// The table is derived with the default type of each part: BLIP-2's text model may be OPT or T5.
+TEST(FixedMembers, APartOfAnotherTypeIsSaid) {
+  const Shapes shapes = {{"query_tokens", {1, 32, 768}},
+                         {"language_model.encoder.block.0.layer.0.SelfAttention.q.weight", {64, 64}}};
+  const Verified v = verify(shapes, R"({"model_type": "blip-2", "architectures": ["Blip2ForConditionalGeneration"],
+                                        "text_config": {"model_type": "t5", "d_model": 64}})");
+  EXPECT_THAT(v.row, HasSubstr("text_config.model_type is not \"opt\""));
+  EXPECT_THAT(v.ids, Not(Contains(HasSubstr("missing"))));
 }
 
 TEST(FixedMembers, AFixedMemberOfAnotherValueIsSaid) {

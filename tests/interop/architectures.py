@@ -12,11 +12,13 @@ converted to Hugging Face's files, is the same model to from_pretrained, in ever
 own save_pretrained is left out.
 
 All classes of all types or of those that are named, or one class of each of N types, drawn by a fixed seed. --write puts the
-counts into docs/families.md. RESHARD is the program (default build/release/reshard).
+counts into docs/families.md. RESHARD is the program (default build/release/reshard). With RESHARD_ARCHITECTURES, a file like
+samples/families/architectures.jsonl, audit compares with its rows and not with those that the program contains.
 """
 import argparse
 import collections
 import copy
+import functools
 import json
 import os
 import pathlib
@@ -44,12 +46,12 @@ LAYERS = re.compile(r"((?:^|.*?\.)(?:layers?|h|blocks?))\.(\d+)\.")
 
 def classes_of(arguments):
     """[(model type, class)] to look at."""
-    lines = {t: json.loads(line)["classes"] for t, line in sorted(generate.by_type(generate.ARCHITECTURES).items())}
+    lines = {t: json.loads(line)["classes"] for t, line in sorted(tables().items())}
     draw = random.Random(36)
     if arguments.draw:
         lines = {t: [draw.choice(lines[t])] for t in sorted(draw.sample(sorted(lines), arguments.draw))}
     types = arguments.types or lines
-    return [(t, cls) for t in types for cls in generate.classes_of(t) if cls.__name__ in lines[t]]
+    return [(t, cls) for t in types for cls in generate.classes_of(t) if cls.__name__ in lines.get(t, ())]
 
 
 def in_files(shapes):
@@ -73,11 +75,26 @@ def write_model(directory, shapes, config):
     (directory / "config.json").write_text(config)
 
 
-def verify(shapes, config):
+def own_table(model_type, directory):
+    """Options that make the program use the table of a file of one's own."""
+    if "RESHARD_ARCHITECTURES" not in os.environ:
+        return []
+    table = pathlib.Path(directory) / "table.json"
+    table.write_text(tables()[model_type] + "\n")
+    return ["--family-file", str(table)]
+
+
+@functools.cache
+def tables():
+    return generate.by_type(generate.ARCHITECTURES)
+
+
+def verify(model_type, shapes, config):
     """(ids of the findings, the row that says what was compared)."""
     with tempfile.TemporaryDirectory() as directory:
         write_model(pathlib.Path(directory) / "m", shapes, config)
-        done = subprocess.run([RESHARD, "verify", f"{directory}/m", "--json"], capture_output=True, text=True)
+        done = subprocess.run([RESHARD, "verify", f"{directory}/m", "--json", *own_table(model_type, directory)],
+                              capture_output=True, text=True)
     if not done.stdout.startswith("{"):
         return ["no report: " + done.stderr.strip()[-200:]], ""
     report = json.loads(done.stdout)
@@ -113,10 +130,10 @@ def audit_class(model_type, cls):
     config, shapes = found
     config.architectures = [cls.__name__]
     shapes, text = in_files(shapes), config.to_json_string()
-    ids, row = verify(shapes, text)
+    ids, row = verify(model_type, shapes, text)
     out = {"healthy": ids, "row": row, "found": [], "missed": {}}
     for kind, (word, damaged) in damages(shapes).items():
-        got, _ = verify(damaged, text)
+        got, _ = verify(model_type, damaged, text)
         if any(line.startswith(word) for line in got):
             out["found"].append(kind)
         else:
