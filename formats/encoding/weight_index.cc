@@ -40,6 +40,9 @@ Result<WeightIndex> WeightIndex::parse(std::string_view text, const std::string&
   if (const Json* total = metadata->find("total_size")) index.total_size_ = *total;
   if (const Json* groups = metadata->find("param_groups"))
     index.param_groups_ = TRY(file_inside(*groups, path + ": metadata: param_groups"));
+  if (!metadata->contains("delta_encoding")) return index;
+  for (const Json::Member& member : TRY(metadata->as_object().context(path + ": metadata")))
+    if (const auto value = member.value.as_string()) index.delta_.emplace_back(member.key, *value);
   return index;
 }
 

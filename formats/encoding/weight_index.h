@@ -7,12 +7,19 @@
 // Hugging Face (huggingface_hub/serialization/_torch.py) gives total_size in bytes and sorts the names. ColossalAI
 // (colossalai/checkpoint_io/index_file.py) gives it in MiB, as a float, and keeps the order of the model. ColossalAI's
 // index of an optimizer maps parameter ids in decimal, and its metadata names the file of the parameter groups.
+//
+// slime, miles and SGLang publish what a training step changed as such files (slime/backends/megatron_utils/
+// update_weight/update_weight_from_disk_delta.py; sglang/srt/weight_sync/disk_delta.py), whose metadata is
+//
+//   {"version": "000002", "base_version": "000001", "delta_encoding": "xor", "compression_format": "zstd",
+//    "checksum_format": "xxh3-128"}
 #pragma once
 
 #include <optional>
 #include <string>
 #include <string_view>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "lib/base/json.h"
@@ -41,6 +48,9 @@ class WeightIndex {
   const Json& total_size() const { return total_size_; }
   // Returns metadata.param_groups, a file inside the directory, or an empty text if it is missing.
   const std::string& param_groups() const { return param_groups_; }
+  // Returns the texts of the metadata if the files hold a published delta: they include delta_encoding. Empty
+  // otherwise.
+  const std::vector<std::pair<std::string, std::string>>& delta() const { return delta_; }
 
  private:
   std::string path_;
@@ -48,6 +58,7 @@ class WeightIndex {
   std::unordered_map<std::string, std::size_t> by_name_;
   Json total_size_;
   std::string param_groups_;
+  std::vector<std::pair<std::string, std::string>> delta_;
 };
 
 }  // namespace reshard

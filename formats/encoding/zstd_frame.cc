@@ -97,6 +97,12 @@ Index window_bytes(Bytes start) {
   return to_index(header.windowSize).value_or(INT64_MAX);
 }
 
+Index content_bytes(Bytes start) {
+  const unsigned long long bytes = ZSTD_getFrameContentSize(start.data(), start.size());
+  if (bytes == ZSTD_CONTENTSIZE_UNKNOWN || bytes == ZSTD_CONTENTSIZE_ERROR) return -1;
+  return to_index(bytes).value_or(-1);
+}
+
 // ---- Encoding
 
 struct FrameEncoder::Context {

@@ -28,6 +28,9 @@ Result<std::string> decode(Bytes frame, Index limit, const std::string& place);
 // enough. 0 if they do not begin a frame.
 Index window_bytes(Bytes start);
 
+// Returns how many bytes a frame decodes to, from its first 18 bytes; -1 if it does not say.
+Index content_bytes(Bytes start);
+
 // Makes frames with a content size and a checksum. Thread-safe.
 class FrameEncoder {
  public:

@@ -2,12 +2,14 @@
 #include "formats/tensor_files/reader.h"
 
 #include <algorithm>
+#include <array>
 #include <functional>
 #include <map>
 #include <optional>
 #include <set>
 
 #include "formats/encoding/safetensors_header.h"
+#include "formats/encoding/zstd_frame.h"
 #include "formats/hf/hf.h"
 #include "formats/tensor_files/indexed_files.h"
 #include "formats/tensor_files/joined_tensor.h"
@@ -20,6 +22,7 @@ namespace reshard::hf {
 namespace {
 
 constexpr std::string_view kShardingInfo = "DCP_SHARDING_INFO";
+constexpr std::string_view kSpoolName = "(decoded frames)";
 constexpr std::string_view kFileEnd = ".safetensors";
 constexpr std::string_view kIndexEnd = ".safetensors.index.json";
 
@@ -162,6 +165,7 @@ Result<Sources> find_sources(const PathSnapshot& place) {
 class HfReader : public TensorFileReader {
  public:
   Status open(const PathSnapshot& place, const OpenOptions& options);
+  Status locate(const std::vector<std::size_t>& tensors, int threads, const std::string& spool) override;
 
  private:
   // A box of a tensor, from one header.
@@ -179,10 +183,16 @@ class HfReader : public TensorFileReader {
   Status check_shapes() const;
   void drop_aliases();
   void describe_format();
+  Status describe_delta();
 
   Sources sources_;
   std::vector<bool> sharded_;  // for each file, whether it has DCP_SHARDING_INFO
   std::string hints_;          // __metadata__ of the first file that has any
+  // Of a published delta: its decoded frames, which have no name on disk.
+  std::shared_ptr<const File> spool_;
+  std::uint32_t spool_file_ = 0;
+  bool has_spool_ = false;  // in the list of files
+  Index spooled_ = 0;
 };
 
 Fragment fragment_of(const Dims& origin, const SafetensorsEntry& entry, std::uint32_t file) {
@@ -335,6 +345,70 @@ void HfReader::describe_format() {
   if (!hints_.empty()) catalog_.attributes.emplace_back("metadata", hints_);
 }
 
+// Makes each tensor of a published delta that of the decoded bytes, which locate() finds.
+Status HfReader::describe_delta() {
+  constexpr std::size_t kStart = 18;  // bytes of a frame that tell its content's size
+  std::string base;
+  for (const auto& [key, value] : sources_.index->index().delta()) {
+    catalog_.attributes.emplace_back(key, printable(value));
+    if (key == "base_version") base = printable(value);
+  }
+  catalog_.delta_of = "version " + base;
+  catalog_.has_other_bytes = true;  // the frames, once they are decoded
+  for (Tensor& tensor : catalog_.own_tensors()) {
+    const Extent extent = tensor.fragments.extent(0);
+    const auto file = TRY(files_.open(catalog_.file_path(extent.file)));
+    const std::string what = at(file->path(), extent.offset) + ": " + tensor_text(tensor.name);
+    if (tensor.dtype != DType::kUint8 || tensor.shape.rank() != 1 || tensor.fragments.size() != 1)
+      return corrupt(what + ": expected U8 with one dimension, as published deltas have, got " +
+                     std::string(info(tensor.dtype).safetensors_name) + " " + to_string(tensor.shape));
+    std::array<std::byte, kStart> start;
+    const MutableBytes read(start.data(), std::min(kStart, static_cast<std::size_t>(extent.length)));
+    TRY(file->read_at(extent.offset, read));
+    const Index bytes = zstd::content_bytes(read);
+    if (bytes < 0) return corrupt(what + ": expected a zstd frame with a content size");
+    tensor.shape = {bytes};
+    tensor.located = false;
+    tensor.fragments = FragmentList(1);
+    tensor.fragments.add({.box = whole(tensor.shape), .strides = row_major_strides(tensor.shape), .extent = extent});
+  }
+  return {};
+}
+
+Status HfReader::locate(const std::vector<std::size_t>& tensors, int /*threads*/, const std::string& spool) {
+  if (catalog_.delta_of.empty()) return {};
+  if (!has_spool_) {
+    spool_file_ = static_cast<std::uint32_t>(catalog_.files.size());
+    catalog_.files.push_back({std::string(kSpoolName), 0});
+    has_spool_ = true;
+  }
+  for (const std::size_t i : tensors) {
+    if (catalog_.tensors()[i].located) continue;
+    Tensor& tensor = catalog_.tensor(i);
+    const Extent frame = tensor.fragments.extent(0);
+    const Index bytes = tensor.bytes();
+    if (const Index free = TRY(free_space(spool)); bytes > free)
+      return io_error(spool + ": decoding " + tensor_text(tensor.name) + " needs " + human_bytes(bytes) +
+                      " there, and " + human_bytes(free) + " are free");
+    if (!spool_) {
+      files_.pin(catalog_.file_path(spool_file_), TRY(File::create_anonymous(spool)));
+      spool_ = TRY(files_.open(catalog_.file_path(spool_file_)));
+    }
+    const auto file = TRY(files_.open(catalog_.file_path(frame.file)));
+    const Index length = TRY(zstd::decode(*file, frame.offset, frame.length, bytes, *spool_, spooled_));
+    if (length != bytes)
+      return corrupt(at(file->path(), frame.offset) + ": " + tensor_text(tensor.name) + ": expected " +
+                     count_of(bytes, "byte") + ", as the frame says, got " + with_commas(length));
+    tensor.fragments = FragmentList(1);
+    tensor.fragments.add({.box = whole(tensor.shape),
+                          .strides = row_major_strides(tensor.shape),
+                          .extent = {spool_file_, spooled_, bytes}});
+    tensor.located = true;
+    catalog_.files[spool_file_].size = spooled_ += bytes;
+  }
+  return {};
+}
+
 Status HfReader::open(const PathSnapshot& place, const OpenOptions& options) {
   sources_ = TRY(find_sources(place));
   catalog_.root = sources_.root;
@@ -349,6 +423,7 @@ Status HfReader::open(const PathSnapshot& place, const OpenOptions& options) {
   if (sources_.index) TRY(sources_.index->check(catalog_));
   drop_aliases();
   describe_format();
+  if (sources_.index && !sources_.index->index().delta().empty()) TRY(describe_delta());
   sources_ = {};  // frees the index, which is as large as the catalog
   return finish(options);
 }

@@ -19,6 +19,7 @@ class IndexedFiles {
   const std::vector<std::string>& files() const { return files_; }  // sorted
   bool contains(const std::string& file) const;
   std::size_t tensors() const { return index_.entries().size(); }
+  const WeightIndex& index() const { return index_; }
 
   // Records that a tensor was found in a file, and returns whether to read it. A tensor that the index has in another
   // file is a stale copy and is skipped. A tensor that the index does not know is read, as loaders would read it. A

@@ -4,8 +4,10 @@
 #include <algorithm>
 #include <numeric>
 
+#include "lib/base/file.h"
 #include "lib/base/text.h"
 #include "lib/convert/lineage.h"
+#include "lib/convert/weights/published_delta.h"
 
 namespace reshard {
 namespace {
@@ -28,6 +30,29 @@ std::vector<std::size_t> smallest_first(const Conversion& patch) {
   return out;
 }
 
+// Returns the number of a published version from "weight_v000002" at the end of a path; -1 if it names none.
+Index version_in(const std::string& path) {
+  std::string_view name = path;
+  while (name.ends_with('/')) name.remove_suffix(1);
+  name = name.substr(name.rfind('/') + 1);  // npos + 1 is 0
+  return take(name, "weight_v") ? parse_number(name).value_or(-1) : -1;
+}
+
+// Returns the version of a model: the one that SGLang says next to it, the last one that `reshard patch` applied, or
+// that of its directory's name. 0, the model before all versions, if nothing tells.
+Result<Index> version_of(Reader& model) {
+  constexpr std::string_view kState = ".weight_sync/state.json";  // sglang/srt/weight_sync/disk_delta.py
+  constexpr Index kMostBytes = 4096;
+  const std::string path = path_join(model.catalog().root, std::string(kState));
+  if (path_exists(path)) {
+    const Json state = TRY(parse_json(TRY(read_whole_file(path, kMostBytes)), path));
+    return parse_number(TRY(state.get_string("version").context(path))).value_or(0);
+  }
+  if (const auto recorded = recorded_merge(model))
+    if (const Index applied = version_in(recorded->merge.sources.back().path); applied >= 0) return applied;
+  return std::max<Index>(0, version_in(model.catalog().root));
+}
+
 }  // namespace
 
 MergeOptions delta_options(const std::string& old_path, const std::string& new_path) {
@@ -40,7 +65,7 @@ MergeOptions delta_options(const std::string& old_path, const std::string& new_p
 MergeOptions patch_options(const std::string& base, const std::vector<std::string>& deltas) {
   MergeOptions out;
   out.applies_deltas = true;
-  std::vector<std::string> names = {"base"};
+  std::vector<std::string> names = {std::string(kDeltaBase)};
   out.sources.push_back({names.front(), base});
   for (const std::string& delta : deltas) {
     names.push_back("delta" + std::to_string(names.size()));
@@ -53,6 +78,11 @@ MergeOptions patch_options(const std::string& base, const std::vector<std::strin
 Result<DeltaChain> DeltaChain::open(const MergeOptions& merge) {
   DeltaChain out;
   out.base_ = merge.sources.front().path;
+  out.base_reader_ = merge.sources.front().reader;
+  if (PublishedDelta::is_one(merge.sources[1].reader->catalog())) {
+    TRY(out.add_published(merge));
+    return out;
+  }
   for (std::size_t s = 1; s < merge.sources.size(); ++s) {
     const std::string& path = merge.sources[s].path;
     const auto recorded = recorded_merge(*merge.sources[s].reader);
@@ -75,6 +105,28 @@ Result<DeltaChain> DeltaChain::open(const MergeOptions& merge) {
   return out;
 }
 
+// Takes the deltas of a chain that trainers published.
+Status DeltaChain::add_published(const MergeOptions& merge) {
+  const PublishedDelta* before = nullptr;
+  for (std::size_t s = 1; s < merge.sources.size(); ++s) {
+    const MergeSource& source = merge.sources[s];
+    const auto* const delta = dynamic_cast<const PublishedDelta*>(source.reader);
+    if (!delta)
+      return usage_error(source.path + ": not a published delta as " + merge.sources[1].path +
+                         " is; apply one kind after the other");
+    if (before && before->version() != delta->base_version())
+      return usage_error(source.path + ": made from version " + printable(delta->base_version()) + ", but follows " +
+                         "version " + printable(before->version()) + "; give all deltas, in their order");
+    if (!before && parse_number(delta->base_version()) != TRY(version_of(*base_reader_)))
+      return unsupported(source.path + ": made from version " + printable(delta->base_version()) + "; " + base_ +
+                         " is version " + std::to_string(TRY(version_of(*base_reader_))) +
+                         ": apply all versions between them, in their order");
+    published_.push_back(source.reader);
+    before = delta;
+  }
+  return {};
+}
+
 Status DeltaChain::check_base(const std::string& tensor, const Digest& digest) const {
   const Link& first = links_.front();
   const std::string expected = digest_of(first.tensors.find(tensor), kOld);
@@ -85,6 +137,7 @@ Status DeltaChain::check_base(const std::string& tensor, const Digest& digest) c
 }
 
 Status DeltaChain::check_start(const Conversion& patch, const ConversionSource& source, RunOptions run) const {
+  if (!published_.empty()) return check_published(*base_reader_, published_, run);
   constexpr Index kMostBytes = Index{16} << 20;
   std::vector<std::size_t> chosen;
   std::vector<DigestRequest> requests;
@@ -106,6 +159,7 @@ Status DeltaChain::check_start(const Conversion& patch, const ConversionSource& 
 
 Status DeltaChain::check(const Conversion& patch, const std::vector<TensorProof>& proofs,
                          const MergeDigests& read) const {
+  if (links_.empty()) return {};  // check_start() has proven the result of published deltas
   for (std::size_t i = 0; i < proofs.size(); ++i) {
     const PlannedTensor& planned = patch.plan().tensors[i];
     const Tensor& made = patch.target_view().tensors()[planned.to];

@@ -4,7 +4,8 @@
 //
 // `reshard delta` writes one as the merge "new ^ old", and its manifest records the digests of both. `reshard patch` is
 // the merge "base ^ delta ^ delta ...". The records prove that a delta is applied to its own base, and that the result
-// is the new model, before the output appears.
+// is the new model, before the output appears. Deltas that trainers publish (weights/published_delta.h) record
+// checksums of the new model instead, so the base and they are read once more before the output is begun.
 #pragma once
 
 #include <cstddef>
@@ -25,11 +26,13 @@ MergeOptions patch_options(const std::string& base, const std::vector<std::strin
 class DeltaChain {
  public:
   // Reads the records of the deltas: the sources of `merge`, all open, after the first. Fails (unsupported) if one is
-  // not a delta, (usage) if one was not made from the result of the one before it.
+  // not a delta, (usage) if one was not made from the result of the one before it, or if published deltas are mixed
+  // with others.
   static Result<DeltaChain> open(const MergeOptions& merge);
 
   // Fails (unsupported) if one of the base's smallest tensors is not what the first delta was made from. Reads at most
-  // 16 MiB, so that a wrong base is found before all of it has been read. All ranks must call it.
+  // 16 MiB, so that a wrong base is found before all of it has been read. If there are published deltas: reads
+  // everything, and fails if a tensor has not the checksum that they record. All ranks must call it.
   Status check_start(const Conversion& patch, const ConversionSource& source, RunOptions run) const;
 
   // Fails (unsupported) if the base that was read is another than the first delta was made from, (corrupt) if what was
@@ -43,10 +46,13 @@ class DeltaChain {
     std::string old_path;  // of what it was made from, as recorded
     Json tensors;          // the manifest's
   };
+  Status add_published(const MergeOptions& merge);
   Status check_base(const std::string& tensor, const Digest& digest) const;
 
   std::string base_;
-  std::vector<Link> links_;
+  std::vector<Link> links_;         // none: they are published
+  std::vector<Reader*> published_;  // in their order
+  Reader* base_reader_ = nullptr;
 };
 
 }  // namespace reshard

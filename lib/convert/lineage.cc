@@ -138,6 +138,7 @@ Status RecordedMerge::move(std::string_view name, const std::string& directory) 
 Result<Lineage> check_lineage(const RecordedMerge& recorded, const Opener& open, const Format& format,
                               const ModelChoice& choice, const std::string& config_path, const RunOptions& run) {
   MergeOptions merge = recorded.merge;
+  merge.applies_deltas = merge.sources.front().name == kDeltaBase && merge.expression.find('^') != std::string::npos;
   for (const MergeSource& source : merge.sources)
     if (!path_exists(source.path))
       return io_error(recorded.path + ": source " + source.name + ", " + source.path +

@@ -14,6 +14,8 @@
 
 namespace reshard {
 
+inline constexpr std::string_view kDeltaBase = "base";  // the name of the source that `reshard patch` applies deltas to
+
 // A merge as a manifest records it.
 struct RecordedMerge {
   std::string path;    // of the manifest

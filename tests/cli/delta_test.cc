@@ -54,6 +54,8 @@ TEST_F(Delta, ChainGivesTheLastModelInOnePass) {
   EXPECT_TRUE(load_checkpoint(dir_ / "out") == load_checkpoint(steps_[3]));
   const CommandResult again = run({"verify", d1, "--lineage"});
   EXPECT_EQ(again.exit_code, 0) << again.out << again.err;
+  const CommandResult patched = run({"verify", dir_ / "out", "--lineage"});
+  EXPECT_EQ(patched.exit_code, 0) << patched.out << patched.err;
 }
 
 // Both models, the base and the output may have any formats, names and layouts.

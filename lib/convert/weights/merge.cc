@@ -2,12 +2,12 @@
 #include "lib/convert/weights/merge.h"
 
 #include <algorithm>
-#include <cstdint>
-#include <cstring>
 #include <utility>
 
 #include "lib/base/names.h"
 #include "lib/base/text.h"
+#include "lib/base/xor_bytes.h"
+#include "lib/convert/weights/published_delta.h"
 #include "lib/device/convert.h"
 #include "lib/engine/run.h"
 #include "lib/transport/collectives.h"
@@ -56,18 +56,6 @@ Status match_source(std::size_t s, const Catalog& view, Merge& out) {
     out.numbers[i].push_back(number);
   }
   return {};
-}
-
-// Sets `to` to the exclusive or of both, word by word: compilers do not vectorise the loop over std::byte.
-void xor_into(MutableBytes to, Bytes from) {
-  std::size_t at = 0;
-  for (std::uint64_t a = 0, b = 0; at + sizeof a <= to.size(); at += sizeof a) {
-    std::memcpy(&a, to.data() + at, sizeof a);
-    std::memcpy(&b, from.data() + at, sizeof b);
-    a ^= b;
-    std::memcpy(to.data() + at, &a, sizeof a);
-  }
-  for (; at < to.size(); ++at) to[at] ^= from[at];
 }
 
 // Divides `box` into boxes of at most kMostElements elements and calls visit() with each, in row-major order.
@@ -177,6 +165,8 @@ Result<std::vector<OpenCheckpoint>> open_others(MergeOptions& merge, Reader& fir
     source.reader = &first;
     if (&source != &merge.sources.front()) {
       out.push_back(TRY(open(source.path, how)));
+      if (merge.applies_deltas && PublishedDelta::is_one(out.back().reader->catalog()))
+        out.back().reader = TRY(PublishedDelta::open(std::move(out.back().reader), first));
       source.reader = out.back().reader.get();
     }
   }

@@ -35,7 +35,8 @@ struct MergeOptions {
       others_from;  // the source of tensors that are not floating-point; empty: they must be equal in all sources
 };
 
-// Opens the sources after the first. The result must outlive `merge`.
+// Opens the sources after the first. Published deltas get the shapes of the first (published_delta.h). The result must
+// outlive `merge`, and `first` the result.
 Result<std::vector<OpenCheckpoint>> open_others(MergeOptions& merge, Reader& first, const Opener& open,
                                                 const OpenOptions& how);
 

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+// Deltas that trainers publish for inference servers (slime, miles, SGLang's /pull_weights): for each tensor that
+// changed, the exclusive or of its old and new bytes, and a checksum of the new ones. They record no dtypes and shapes,
+// which are those of the model that they change.
+//
+// Their format opens one as flat tensors of bytes with Catalog::delta_of set, and gives these facts: attributes
+// "version", "base_version", "delta_encoding", "compression_format" and "checksum_format", and the checksums under the
+// tensors' names in Catalog::header_metadata.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "lib/checkpoint/format.h"
+#include "lib/engine/run_options.h"
+
+namespace reshard {
+
+// A published delta as a checkpoint of all tensors of its base. Those that did not change are zeros.
+class PublishedDelta : public Reader {
+ public:
+  static bool is_one(const Catalog& catalog);
+  // `base` is the model before the first delta, under the names of Hugging Face; it is used while opening only, and for
+  // side files. Fails (unsupported) if the encoding or the checksum is unknown, or if `base` lacks a tensor or has it
+  // in another size.
+  static Result<std::unique_ptr<Reader>> open(std::unique_ptr<Reader> stored, Reader& base);
+
+  const std::string& version() const { return version_; }
+  const std::string& base_version() const { return base_version_; }
+  // Returns the checksum of a tensor's new bytes, or an empty text if the delta does not change it.
+  std::string checksum(const std::string& tensor) const;
+  const std::string& checksum_format() const { return checksum_format_; }
+
+  Status locate(const std::vector<std::size_t>& tensors, int threads, const std::string& spool) override;
+  Result<std::string> blob_bytes(const Blob& blob) override;
+  Result<std::optional<std::string>> side_file(const std::string& name, Index limit) override;
+  Result<std::optional<std::string>> side_file_start(const std::string& name, Index length) override;
+  std::string describe(const Blob& blob) override;
+
+ private:
+  PublishedDelta(std::unique_ptr<Reader> stored, Reader& base);
+  Status read_facts();
+  Status take_tensors();
+
+  std::unique_ptr<Reader> stored_;
+  Reader& base_;
+  std::string version_, base_version_, checksum_format_;
+  std::map<std::string, std::string> checksums_;  // by tensor
+  bool has_zeros_ = false;                        // an empty file as long as the largest unchanged tensor
+  Index zeros_bytes_ = 0;                         // its length
+};
+
+// Applies the deltas to the bytes of `base`, and fails (unsupported) if a tensor then has another checksum than the
+// last delta that changed it records: one of them was made from another model, or is damaged. Reads all of both.
+Status check_published(Reader& base, std::span<Reader* const> deltas, const RunOptions& run);
+
+}  // namespace reshard
