@@ -50,7 +50,11 @@ class Checksum {
 };
 
 Fragment whole_at(const Dims& shape, const Extent& extent) {
-  return {.box = whole(shape), .strides = row_major_strides(shape), .extent = extent};
+  Fragment out;
+  out.box = whole(shape);
+  out.strides = row_major_strides(shape);
+  out.extent = extent;
+  return out;
 }
 
 // Calls visit(box) with boxes of at most a few MiB that follow one another in row-major order, unless a row is larger.
