@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 #include <set>
+#include <span>
 #include <utility>
 
 #include "formats/open.h"
@@ -55,13 +56,15 @@ std::string_view name_of(WatchedStep::State state) {
   return "not asked for";
 }
 
+std::span<const Json::Member> members_of(const Json& object) { return *object.as_object(); }
+
 // Returns the layers that any step moved, each where the first step that has it puts it.
 std::vector<std::string> layers_of(const std::vector<const Json*>& moved) {
   std::vector<std::string> out;
   std::set<std::string, std::less<>> seen;
   for (const Json* step : moved)
     if (step)
-      for (const Json::Member& layer : *step->as_object())
+      for (const Json::Member& layer : members_of(*step))
         if (!layer.key.empty() && seen.insert(layer.key).second) out.push_back(layer.key);
   return out;
 }
@@ -149,7 +152,7 @@ Json WatchPage::data(const std::string& run, const std::vector<WatchedStep>& ste
     row.set("name", valid_utf8(step.name)).set("number", step.number).set("state", name_of(step.state));
     const Json* const facts = facts_.find(step.name);
     if (facts)
-      for (const Json::Member& fact : *facts->as_object())
+      for (const Json::Member& fact : members_of(*facts))
         if (fact.key != "moved") row.set(fact.key, fact.value);
     if (!step.remark.empty()) row.set("remark", valid_utf8(step.remark));
     moved.push_back(facts ? facts->find("moved") : nullptr);
