@@ -23,6 +23,7 @@ namespace reshard::tools {
 namespace {
 
 Status check_destination(const ConvertOptions& options) {
+  TRY(check_state(options.state, options.destination));
   if (is_url(options.destination)) return check_is_bucket(options.destination);
   if (!options.force && path_exists(options.destination))
     return usage_error(options.destination + ": the destination exists; --force replaces it");
@@ -156,7 +157,8 @@ Result<int> convert(const ConvertOptions& options) {
     conversion.set_progress([&](Index done) { progress.update(done); });
     outcome = TRY(conversion.run({options.destination,
                                   options.force ? files_of_checkpoint : nullptr,
-                                  {options.layout, options.source_layout.layout, options.model.family_file}}));
+                                  {options.layout, options.source_layout.layout, options.model.family_file},
+                                  options.state}));
   }
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   if (options.as_json)
@@ -247,6 +249,7 @@ void add_convert(CommandLine& line) {
                   "Resume an interrupted run: auto, never or require")
       .takes("WHEN")
       .shows_default();
+  add_state(line, options->state);
   line.add_flag("--json", options->as_json, "Print the result as JSON");
   line.examples({{"reshard convert step-1000 model --to hf", "a Hugging Face model"},
                  {"reshard convert step-1000 out --to dcp --mesh tp=4,dp_shard=2", "the same state for other ranks"},

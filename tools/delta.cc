@@ -10,6 +10,7 @@
 #include "lib/convert/delta_chain.h"
 #include "tools/commands.h"
 #include "tools/job_options.h"
+#include "tools/outputs.h"
 
 namespace reshard::tools {
 namespace {
@@ -91,6 +92,7 @@ void add_patch(CommandLine& line) {
   options->add_format(line);
   options->add_changes(line);
   add_run(*options, line, "Replace the destination if it is a checkpoint");
+  add_state(line, options->state);
   line.examples({{"reshard patch step-100 d101.h5 step-101 --to hf", ""},
                  {"reshard patch step-100 d101.h5 d102.h5 d103.h5 step-103 --to hf", "in one pass"}});
   line.description(

@@ -10,6 +10,7 @@
 #include "lib/convert/weights/expression.h"
 #include "tools/commands.h"
 #include "tools/job_options.h"
+#include "tools/outputs.h"
 
 namespace reshard::tools {
 namespace {
@@ -118,6 +119,7 @@ void add_merge(CommandLine& line) {
   line.add_flag("--force", options->force, "Replace the destination if it is a checkpoint").common();
   line.group("Run");
   line.add_flag("--dry-run", options->dry_run, "Check everything, write nothing").common();
+  add_state(line, options->state);
   line.add_flag("--json", options->as_json, "Print the result as JSON");
   line.examples(
       {{"reshard merge step-900 step-950 step-1000 model --average --to hf", ""},

@@ -79,6 +79,17 @@ Status check_is_bucket(const std::string& url) {
   return usage_error(printable(url) + ": cannot be written to; expected a local path, s3:// or gs://");
 }
 
+void add_state(CommandLine& line, std::string& state) {
+  line.add_option("--state", state, "Keep the journal of an output in a bucket in DIR, not in the bucket")
+      .written()
+      .takes("DIR");
+}
+
+Status check_state(const std::string& state, const std::string& destination) {
+  if (state.empty() || is_url(destination)) return {};
+  return usage_error("--state is for an output in a bucket; that of a local output is in " + destination + ".partial");
+}
+
 std::vector<std::string> files_of(const Catalog& catalog) {
   std::vector<std::string> out = catalog.file_paths();
   for (const std::string& name : catalog.metadata_files) out.push_back(path_join(catalog.root, name));

@@ -17,6 +17,10 @@ Action sparing_inputs(const Action& action, const PathsOfLine& paths);
 // Fails with a usage error for a URL outside a bucket, which cannot be written to.
 Status check_is_bucket(const std::string& url);
 
+// Adds --state, and checks it: the directory of the journal of an output in a bucket. Empty: not given.
+void add_state(CommandLine& line, std::string& state);
+Status check_state(const std::string& state, const std::string& destination);
+
 // Returns the files of an open checkpoint.
 std::vector<std::string> files_of(const Catalog& catalog);
 

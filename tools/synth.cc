@@ -43,7 +43,7 @@ constexpr std::array<KnownModel, 5> kModels = {{
 }};
 
 struct SynthOptions {
-  std::string destination, model, config, family_file, to, mesh, names, dtype;
+  std::string destination, model, config, family_file, to, mesh, names, dtype, state;
   std::vector<std::string> shapes, without;
   Index layers = 0;
   bool optimizer = false, metadata_only = false, headers_only = false, force = false;
@@ -304,9 +304,9 @@ Status upload(const SynthOptions& options, const Subject& subject, SynthSource& 
                   [&config]() -> Result<std::string> { return config; });
   const ImageFiles files = files_to_upload(*image, written);
   const Upload::Source from = source_of(*image, files);
-  const auto output = TRY(
-      Upload::create({options.destination, options.force ? files_of_checkpoint : nullptr, {options.config}},
-                     files.files, {.resume = Resume::kNever, .interrupt = run.interrupt, .workers = memory.workers}));
+  const auto output = TRY(Upload::create(
+      {options.destination, options.force ? files_of_checkpoint : nullptr, {options.config}, options.state},
+      files.files, {.resume = Resume::kNever, .interrupt = run.interrupt, .workers = memory.workers}));
   Progress progress("writing", plan.bytes_written, options.resources.quiet);
   const auto write = [&]() -> Status {
     TRY(output->send(from, [&](Index done) { progress.update(done); }));
@@ -323,6 +323,7 @@ void print_done(const SynthOptions& options, std::chrono::steady_clock::time_poi
 }
 
 Result<int> synth(const SynthOptions& options) {
+  TRY(check_state(options.state, options.destination));
   if (is_url(options.destination)) TRY(check_is_bucket(options.destination));
   const auto start = std::chrono::steady_clock::now();
   const Subject subject = TRY(find_subject(options));
@@ -397,6 +398,7 @@ void add_synth(CommandLine& line) {
   line.add_option("--without", options->without, "Leave out tensors whose Hugging Face names match").takes("GLOB");
   line.add_flag("--force", options->force, "Replace the destination if it is a checkpoint").common();
   options->resources.add(line);
+  add_state(line, options->state);
   line.examples({{"reshard synth tiny --model llama3-tiny --mesh tp=2,dp_shard=2", "1 MB in four files"},
                  {"reshard synth step-0 --model llama3-1b --mesh tp=8 --optimizer", "18 GB, with Adam's state"},
                  {"reshard synth big --model llama3-405b --mesh pp=16,dp_shard=128,tp=8 --metadata-only", ""},

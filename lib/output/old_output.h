@@ -18,6 +18,7 @@ struct OutputPath {
   // existing destination is replaced if it is empty or contains only these files. Null: the destination must not exist.
   std::function<Result<std::vector<std::string>>(const std::string& directory)> files_of_checkpoint = nullptr;
   std::vector<std::string> inputs = {};  // files and directories that the job reads (output_guard.h)
+  std::string state = {};  // local directory of the journal of an output in a bucket; empty: it is kept in the bucket
 };
 
 // The state of a destination when the decision was made. Markers of work directories are left out.

@@ -11,6 +11,7 @@
 #include "lib/base/parallel.h"
 #include "lib/base/shell.h"
 #include "lib/base/storage/http.h"
+#include "lib/base/storage/sha256.h"
 #include "lib/base/storage/storage.h"
 #include "lib/base/text.h"
 #include "lib/output/work_directory.h"
@@ -91,7 +92,21 @@ std::string Upload::key_of(const UploadFile& file) const {
   return file.path.empty() ? url_.key : url_.key + "/" + file.path;
 }
 
-std::string Upload::journal_key() const { return work_directory(url_.key) + "/" + std::string(kMarker); }
+// Returns the journal's path: a URL, or a local file whose name depends on the destination.
+std::string Upload::journal_path() const {
+  if (to_.state.empty()) return work_directory(to_.path) + "/" + std::string(kMarker);
+  constexpr std::size_t kDigits = 16;
+  return path_join(to_.state, "reshard-" + to_hex(sha256(to_.path)).substr(0, kDigits) + std::string(kMarker));
+}
+
+// Returns what messages name as the place of an unfinished output.
+std::string Upload::uploads_place() const { return to_.state.empty() ? work_directory(to_.path) : journal_path(); }
+
+Status Upload::remove_journal() {
+  const std::string path = journal_path();
+  if (is_url(path)) return writer_.remove(parse_url(path).key);
+  return path_exists(path) ? remove_file(path) : Status();
+}
 
 Result<std::unique_ptr<Upload>> Upload::create(OutputPath to, std::vector<UploadFile> files, Options options) {
   const Url url = parse_url(to.path);
@@ -113,9 +128,10 @@ Result<std::unique_ptr<Upload>> Upload::create(OutputPath to, std::vector<Upload
 }
 
 Status Upload::prepare() {
-  const std::string work = work_directory(to_.path);
+  const std::string work = uploads_place();
+  if (!to_.state.empty() && !path_exists(to_.state)) TRY(make_directory(to_.state));
   forget_stored(to_.path);
-  forget_stored(work);
+  forget_stored(work_directory(to_.path));
   const std::optional<Journal> left = TRY(read_journal());
   TRY(look_at_destination(left));
   const Resume resume = options_.resume;
@@ -139,8 +155,8 @@ Status Upload::prepare() {
 // ---- what is there
 
 Result<std::optional<Upload::Journal>> Upload::read_journal() const {
-  const std::string path = url_of(journal_key());
-  if (!TRY(find_stored(path))) return std::optional<Journal>();
+  const std::string path = journal_path();
+  if (!TRY(entry_at(path))) return std::optional<Journal>();
   const Json json = TRY(parse_json(TRY(read_whole_file(path, kMostJournal)), path));
   const auto damaged = [&](const Error& error) {
     return usage_error(path + ": is not a journal of reshard (" + error.message() + "); remove it to start over");
@@ -175,13 +191,16 @@ Status Upload::write_journal(bool is_publishing) {
   for (const std::string& name : replaced_) replaced.push_back(valid_utf8(name));
   const std::string text = to_text(Json::object()
                                        .set("reshard_upload", 1)
+                                       .set("destination", valid_utf8(to_.path))
                                        .set("facts", options_.facts)
                                        .set("part_bytes", part_bytes_)
                                        .set("publishing", is_publishing)
                                        .set("replaced", std::move(replaced))
                                        .set("files", std::move(files)),
                                    1);
-  TRY(writer_.put(journal_key(), as_bytes(text)));
+  const std::string path = journal_path();
+  if (!is_url(path)) return replace_file(path, text);
+  TRY(writer_.put(parse_url(path).key, as_bytes(text)));
   return {};
 }
 
@@ -264,7 +283,7 @@ Status Upload::drop(const Journal& left) {
   }));
   if (left.is_publishing && !old_)
     for (const std::string& name : left.replaced) TRY(writer_.remove(url_.key + "/" + name));
-  TRY(writer_.remove(journal_key()));
+  TRY(remove_journal());
   forget_stored(to_.path);
   return {};
 }
@@ -443,8 +462,8 @@ Status Upload::make_visible(const Source& source) {
     if (!files_[f].holds_tensors || !uploads_[f]) TRY(put(f, source));
   TRY(check_listed());
   is_kept_ = true;
-  return writer_.remove(journal_key())
-      .context("the new checkpoint is complete in " + to_.path + ", but the journal could not be removed");
+  return remove_journal().context("the new checkpoint is complete in " + to_.path +
+                                  ", but the journal could not be removed");
 }
 
 // Lists what is removed of the old checkpoint: metadata first, as small files.
@@ -541,7 +560,7 @@ std::vector<std::string> Upload::abort_all() {
     left.push_back(printable(url_of(key_of(files_[f]))) + " (upload " + printable(uploads_[f]->id) + ")");
     return {};
   });
-  if (left.empty()) (void)writer_.remove(journal_key());
+  if (left.empty()) (void)remove_journal();
   return left;
 }
 
@@ -554,7 +573,8 @@ Error Upload::give_up(const Error& error) {
     return {error.code(), error.message() + ". All data is uploaded, and " + to_.path +
                               " is incomplete: rerun the same command to complete it"};
   if (is_interrupted)
-    return {error.code(), error.message() + ". What is uploaded stays in " + work_directory(to_.path) + ": " + resume};
+    return {error.code(),
+            error.message() + ". What is uploaded stays, and is recorded in " + uploads_place() + ": " + resume};
   const std::vector<std::string> left = abort_all();
   if (left.empty()) return error;
   return {error.code(), error.message() + ". " + count_of(std::ssize(left), "upload") +

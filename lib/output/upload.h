@@ -2,7 +2,8 @@
 // An output that is written to a bucket: nothing is staged on disk.
 //
 //   1. create() decides what may be replaced, as for local outputs (old_output.h), begins an upload in parts for each
-//      file, or finds those of a killed run, and records them in a journal, the object DST.partial/.reshard-partial.
+//      file, or finds those of a killed run, and records them in a journal, the object DST.partial/.reshard-partial or
+//      a local file (OutputPath::state).
 //   2. send() computes the parts, several at a time, and uploads them. All uploads stay invisible. A part that a killed
 //      run has uploaded is computed again and is not sent if its ETag is the MD5 of the same bytes: so whatever has
 //      changed in between, the output is that of this run. Each of several ranks sends its share of the parts.
@@ -114,7 +115,9 @@ class Upload {
   Upload(OutputPath to, std::vector<UploadFile> files, Options options, ObjectWriter& writer);
   std::string key_of(const UploadFile& file) const;
   std::string url_of(const std::string& key) const { return url_.root + "/" + key; }
-  std::string journal_key() const;
+  std::string journal_path() const;
+  std::string uploads_place() const;
+  Status remove_journal();
   Result<std::optional<Journal>> read_journal() const;
   Status write_journal(bool is_publishing);
   Status look_at_destination(const std::optional<Journal>& left);

@@ -28,7 +28,7 @@ using Words = std::vector<std::string>;
 const std::set<std::string> kReaders = {"--config",  "--family-file", "--layout",    "--source-layout",
                                         "--donor",   "--adapter",     "--against",   "--source",
                                         "--tensors", "--delta",       "--keep-best", "--from-transformers"};
-const std::set<std::string> kWriters = {"--html", "--junit", "--log", "--all"};
+const std::set<std::string> kWriters = {"--html", "--junit", "--log", "--all", "--state"};
 const std::set<std::string> kWords = {"--accumulate",
                                       "--allow",
                                       "--as",

@@ -63,6 +63,11 @@ void expect_equal(const std::map<std::string, std::string>& got, const std::map<
   }
 }
 
+Index count_in(const std::string& log, const std::string& pattern) {
+  const std::regex regex(pattern);
+  return std::distance(std::sregex_iterator(log.begin(), log.end(), regex), std::sregex_iterator());
+}
+
 class Uploads : public testing::Test {
  protected:
   void SetUp() override { fs::create_directories(bucket()); }
@@ -137,6 +142,9 @@ TEST_F(Uploads, AreTheFilesThatAreWrittenToDisk) {
   expect_as_on_disk(server, {"convert", source}, {"--to", "hdf5"}, "archive.h5");
   expect_as_on_disk(server, {"merge", source, kSample + "/hf.safetensors"}, {"--average", "--to", "hf"}, "merged");
   expect_as_on_disk(server, {"synth"}, {"--model", "llama3-tiny", "--mesh", "tp=2"}, "synth");
+  const std::string delta = directory_ / "delta.h5";
+  ASSERT_EQ(reshard_cli({"delta", source, kSample + "/hf.safetensors", delta}).exit_code, 0);
+  expect_as_on_disk(server, {"patch", source, delta}, {"--to", "hf"}, "patched");
 }
 
 TEST_F(Uploads, InManyPartsAreTheSameBytes) {
@@ -389,11 +397,6 @@ TEST_F(Uploads, SurviveFaultsOfAnyKindAtAnyTime) {
   }
 }
 
-Index count_in(const std::string& log, const std::string& pattern) {
-  const std::regex regex(pattern);
-  return std::distance(std::sregex_iterator(log.begin(), log.end(), regex), std::sregex_iterator());
-}
-
 // A run that is killed at any of these requests is resumed by the same command.
 TEST_F(Uploads, ResumeAfterAKillAtAnyTime) {
   const StandInServer server(served());
@@ -425,6 +428,47 @@ TEST_F(Uploads, ResumeAfterAKillAtAnyTime) {
     EXPECT_TRUE(stored("out.partial").empty());
     fs::remove_all(bucket() + "/out");
   }
+}
+
+// With --state the bucket has nothing but uploads and the finished output. Each destination has a journal of its own.
+TEST_F(Uploads, KeepTheirJournalInADirectoryOnRequest) {
+  const StandInServer server(served());
+  const std::string state = directory_ / "state";
+  ASSERT_EQ(reshard_cli({"convert", large(), directory_ / "here", "--to", "hf"}).exit_code, 0);
+  const auto line = [&](const std::string& to) {
+    return std::vector<std::string>{"convert",   large(), "s3://bucket/" + to, "--to", "hf", "--memory", kLittleMemory,
+                                    "--threads", "2",     "--state",           state};
+  };
+  for (const char* to : {"a", "b"}) {
+    kill_at(server, "uploadId", "POST", 0, line(to));
+    EXPECT_TRUE(files_in(bucket()).empty());
+  }
+  EXPECT_EQ(files_in(state).size(), 2u);
+  for (const char* to : {"b", "a"}) {
+    const CommandResult resumed = server.run(line(to));
+    EXPECT_EQ(resumed.exit_code, 0) << resumed.err;
+    EXPECT_THAT(resumed.out, HasSubstr("parts already uploaded"));
+    EXPECT_EQ(count_in(server.take_requests(), "partNumber="), 0);
+    expect_equal(stored(to), files_in(directory_ / "here"));
+  }
+  EXPECT_TRUE(files_in(state).empty());
+  const CommandResult made =
+      server.run({"synth", "s3://bucket/synth", "--model", "llama3-tiny", "--state", state}, {"RESHARD_HTTP_TRIES=1"});
+  EXPECT_EQ(made.exit_code, 0) << made.err;
+  EXPECT_EQ(count_in(server.take_requests(), "[.]partial"), 0);
+  for (const std::vector<std::string>& words :
+       {std::vector<std::string>{"convert", kSample + "/checkpoint", directory_ / "out", "--to", "hf"},
+        {"synth", directory_ / "out", "--model", "llama3-tiny"}}) {
+    std::vector<std::string> with = words;
+    with.insert(with.end(), {"--state", state});
+    const CommandResult refused = server.run(with);
+    EXPECT_EQ(refused.exit_code, 2);
+    EXPECT_THAT(refused.err, HasSubstr("--state is for an output in a bucket"));
+  }
+  const CommandResult inside = server.run(
+      {"convert", kSample + "/checkpoint", "s3://bucket/c", "--to", "hf", "--state", kSample + "/checkpoint/new"});
+  EXPECT_EQ(inside.exit_code, 2);
+  EXPECT_THAT(inside.err, HasSubstr("which this job reads"));
 }
 
 TEST_F(Uploads, StartOverWhereTheyMayNotResume) {

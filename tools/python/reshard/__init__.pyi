@@ -382,6 +382,7 @@ def convert(
     dry_run: bool = False,
     force: bool = False,
     resume: Optional[Literal["auto", "never", "require"]] = None,
+    state: Optional[_Path] = None,
     progress: _Progress = False,
 ) -> TensorView: ...
 @overload
@@ -430,6 +431,7 @@ def convert(
     dry_run: Literal[True],
     force: bool = False,
     resume: Optional[Literal["auto", "never", "require"]] = None,
+    state: Optional[_Path] = None,
     progress: _Progress = False,
 ) -> ConversionPlan: ...
 @overload
@@ -478,6 +480,7 @@ def convert(
     dry_run: Literal[False] = False,
     force: bool = False,
     resume: Optional[Literal["auto", "never", "require"]] = None,
+    state: Optional[_Path] = None,
     progress: _Progress = False,
 ) -> Conversion: ...
 @overload
@@ -526,6 +529,7 @@ def convert(
     dry_run: bool = False,
     force: bool = False,
     resume: Optional[Literal["auto", "never", "require"]] = None,
+    state: Optional[_Path] = None,
     progress: _Progress = False,
 ) -> Union[Conversion, ConversionPlan, TensorView]: ...
 def plan(

@@ -276,7 +276,7 @@ def convert(src, dst, *, to, names=None, mesh=None, layout=None, dtype=None, kee
             source_mesh=None, strip_prefix=None, part=None, rename=None, weights=None, family=None, family_file=None,
             source_names=None,
             config=None, memory=None, threads=None, device=None, gpu_memory=None, transport=None, dry_run=False,
-            force=False, resume=None, progress=False):  # fmt: skip
+            force=False, resume=None, state=None, progress=False):  # fmt: skip
     """Writes a checkpoint in another format, layout, naming or dtype. Returns a Conversion.
 
     Returns a ConversionPlan with dry_run=True, and a TensorView with to="hdf5-view". The options are those of `reshard
