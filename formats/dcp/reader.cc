@@ -88,14 +88,16 @@ bool DcpReader::stored_as_safetensors() {
 }
 
 Status DcpReader::read_metadata(const std::vector<DirectoryEntry>& entries) {
-  const auto has = [&](std::string_view name) {
+  // Web servers do not list names that begin with a dot.
+  const auto has = [&](std::string_view name) -> Result<bool> {
+    if (is_url(catalog_.root)) return TRY(entry_at(path_join(catalog_.root, name))).has_value();
     return std::any_of(entries.begin(), entries.end(), [&](const DirectoryEntry& e) { return e.name == name; });
   };
   std::vector<std::string> names;
   std::string how = "PyTorch DCP";
-  if (has(kMetadataFile)) {
+  if (TRY(has(kMetadataFile))) {
     names = {std::string(kMetadataFile)};
-  } else if (has(kUnfinishedMetadata)) {
+  } else if (TRY(has(kUnfinishedMetadata))) {
     names = {std::string(kUnfinishedMetadata)};
     catalog_.warnings.emplace_back(
         ".metadata is missing, but .metadata.tmp is complete: the save died just before its last rename. It is used; "

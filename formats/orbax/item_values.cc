@@ -27,6 +27,15 @@ Status add_files(const PathSnapshot& directory, const std::string& prefix, int d
       out.back().name = prefix + entry.name;
     }
   }
+  // Web servers do not list names that begin with a dot.
+  constexpr std::string_view kHidden = kZarr2.substr(1);
+  const bool is_listed = std::any_of(directory.entries().begin(), directory.entries().end(),
+                                     [&](const DirectoryEntry& entry) { return entry.name == kHidden; });
+  if (is_listed || !is_url(directory.path())) return {};
+  if (auto entry = TRY(entry_at(path_join(directory.path(), kHidden)))) {
+    out.push_back(std::move(*entry));
+    out.back().name = prefix + std::string(kHidden);
+  }
   return {};
 }
 

@@ -34,8 +34,11 @@ const DirectoryEntry* PathSnapshot::find(std::string_view name) const {
 }
 
 bool PathSnapshot::has_file(std::string_view name) const {
-  const DirectoryEntry* const e = find(name);
-  return e != nullptr && !e->is_directory;
+  if (const DirectoryEntry* const e = find(name)) return !e->is_directory;
+  // Listings of web servers leave out such names.
+  if (!name.starts_with('.') || !path_.starts_with("http")) return false;
+  const auto there = inside(name);
+  return there && (*there)->is_file();
 }
 
 bool PathSnapshot::has_directory(std::string_view name) const {
@@ -45,7 +48,7 @@ bool PathSnapshot::has_directory(std::string_view name) const {
 
 Result<std::optional<std::string>> PathSnapshot::text_of(std::string_view name, Index limit) const {
   const DirectoryEntry* const e = find(name);
-  if (e == nullptr || e->is_directory || e->size > limit) return std::optional<std::string>();
+  if (!has_file(name) || (e != nullptr && e->size > limit)) return std::optional<std::string>();
   auto text = texts_.find(name);
   if (text == texts_.end()) text = texts_.emplace(name, TRY(read_whole_file(path_join(path_, name), limit))).first;
   return std::optional(text->second);

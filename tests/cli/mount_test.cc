@@ -19,6 +19,7 @@
 #include "formats/open.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/run_command.h"
+#include "tests/support/stand_in_server.h"
 #include "tests/support/temp_dir.h"
 
 namespace reshard {
@@ -64,7 +65,10 @@ class Mount : public testing::Test {
   void TearDown() override { end(); }
 
   CommandResult mount(const std::string& source, const std::string& as, const std::vector<std::string>& more = {}) {
-    CommandResult r = reshard_cli({"mount", source, seen_, "--as", as, "--background"}, more);
+    return mounted(reshard_cli({"mount", source, seen_, "--as", as, "--background"}, more));
+  }
+  // Notes the process that a command has left in the background.
+  CommandResult mounted(CommandResult r) {
     std::smatch found;
     process_ = std::regex_search(r.out, found, std::regex("process ([0-9]+)")) ? std::stoi(found[1]) : 0;
     return r;
@@ -102,6 +106,24 @@ TEST_F(Mount, ShowsTheTreeThatConvertWrites) {
     std::vector<std::thread> readers;
     for (int t = 0; t < 3; ++t) readers.emplace_back([&] { EXPECT_TRUE(all_files(seen_) == expected) << as; });
     for (std::thread& t : readers) t.join();
+    end();
+  }
+}
+
+TEST_F(Mount, ShowsACheckpointOfABucket) {
+  std::filesystem::create_directories(dir_ / "served/bucket/run a+b");
+  std::filesystem::copy(sample("fsdp2_tp2_optim") + "/checkpoint", dir_ / "served/bucket/run a+b/step=5",
+                        std::filesystem::copy_options::recursive);
+  std::filesystem::copy(sample("fsdp2_tp2_optim") + "/config.json", dir_ / "served/bucket/run a+b/config.json");
+  const StandInServer server(dir_ / "served", {"--key", "id:s3cr3t"});
+  const std::vector<std::string> key = {"AWS_ACCESS_KEY_ID=id", "AWS_SECRET_ACCESS_KEY=s3cr3t"};
+  const std::string source = "s3://bucket/run a+b/step=5", written = dir_ / "written";
+  for (const char* as : {"hf", "dcp"}) {
+    const CommandResult converted = server.run({"convert", source, written, "--to", as, "--force"}, key);
+    ASSERT_EQ(converted.exit_code, 0) << converted.err;
+    const CommandResult r = mounted(server.run({"mount", source, seen_, "--as", as, "--background"}, key));
+    ASSERT_EQ(r.exit_code, 0) << r.err;
+    EXPECT_TRUE(all_files(seen_) == all_files(written)) << as;
     end();
   }
 }

@@ -1,6 +1,6 @@
 """Serves one directory as S3, Google's XML interface, the Hugging Face hub and a plain web server.
 
-    python3 tests/storage/stand_in.py DIRECTORY [--key ID:SECRET] [--token TOKEN] [--delay SECONDS] [--deny-list] [--replace FILE] [--tls PEM]
+    python3 tests/storage/stand_in.py DIRECTORY [--key ID:SECRET] [--token TOKEN] [--delay SECONDS] [--deny-list] [--terse-list] [--replace FILE] [--tls PEM]
 
 Prints its port. Paths:  /DIR/KEY and /DIR?list-type=2   S3, path style: DIR is the bucket
                          /web/PATH                        files with ranges, directories as pages
@@ -53,6 +53,7 @@ class State:
         if self.etags.exists():
             ETAGS.update(json.loads(self.etags.read_text()))
         self.lock = threading.Lock()
+        self.tree = threading.Lock()  # held while the names of objects change or are listed
         self.faults = []
         self.uploads = {}  # by id: bucket, key, {number: bytes}
         self.requests = []
@@ -175,6 +176,23 @@ class Handler(http.server.BaseHTTPRequestHandler):
         after = query.get("continuation-token", [""])[0]
         root = self.server.state.root / bucket
         rows = {}
+        # Renames and removals wait meanwhile: a listing of a store shows objects whole or not at all.
+        with self.server.state.tree:
+            self.add_rows(root, prefix, delimiter, rows)
+        keys = [k for k in sorted(rows, key=str.encode) if k > after]
+        more = len(keys) > most
+        body = "".join(rows[k] for k in keys[:most])
+        token = f"<NextContinuationToken>{escape(keys[most - 1])}</NextContinuationToken>" if more else ""
+        truncated = f"<IsTruncated>{str(more).lower()}</IsTruncated>"
+        if self.server.state.options.terse_list:
+            truncated, body = "", body.replace("&quot;", "")
+        self.reply(200, (f'<?xml version="1.0" encoding="UTF-8"?><ListBucketResult><Name>{bucket}</Name>'
+                         f"{truncated}{token}{body}</ListBucketResult>").encode(),
+                   {"Content-Type": "application/xml"})
+
+    @staticmethod
+    def add_rows(root, prefix, delimiter, rows):
+        """Adds the XML of the objects and common prefixes of a listing, by key."""
         for path in root.rglob("*"):
             key = path.relative_to(root).as_posix().removesuffix(BESIDE)
             if not path.is_file() or not key.startswith(prefix):
@@ -189,13 +207,6 @@ class Handler(http.server.BaseHTTPRequestHandler):
                 rows[key] = (f"<Contents><Key>{escape(key)}</Key><LastModified>{when:%Y-%m-%dT%H:%M:%S.000Z}"
                              f"</LastModified><ETag>{escape(etag_of(path), {chr(34): '&quot;'})}</ETag>"
                              f"<Size>{s.st_size}</Size></Contents>")
-        keys = [k for k in sorted(rows, key=str.encode) if k > after]
-        more = len(keys) > most
-        body = "".join(rows[k] for k in keys[:most])
-        token = f"<NextContinuationToken>{escape(keys[most - 1])}</NextContinuationToken>" if more else ""
-        self.reply(200, (f'<?xml version="1.0" encoding="UTF-8"?><ListBucketResult><Name>{bucket}</Name>'
-                         f"<IsTruncated>{str(more).lower()}</IsTruncated>{token}{body}</ListBucketResult>").encode(),
-                   {"Content-Type": "application/xml"})
 
     def s3(self, target, query, fault):
         state = self.server.state
@@ -232,16 +243,17 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def store(self, path, parts, is_whole):
         """Writes an object in one step. Returns its ETag: of the bytes, or of the sums of its parts."""
-        path.parent.mkdir(parents=True, exist_ok=True)
         sums = [hashlib.md5(p) for p in parts]
         etag = sums[0].hexdigest() if is_whole else \
             hashlib.md5(b"".join(s.digest() for s in sums)).hexdigest() + f"-{len(parts)}"
-        new = path.parent / f".new-{threading.get_ident()}"
+        root = self.server.state.root
+        new = root.parent / f"{root.name}.new-{threading.get_ident()}"  # outside, so that no listing shows it
         new.write_bytes(b"".join(parts))
-        ETAGS[str(path)] = new.stat().st_mtime_ns, f'"{etag}"'
-        new.rename(path)
-        with self.server.state.lock:  # for a server started later
-            self.server.state.etags.write_text(json.dumps(ETAGS))
+        with self.server.state.tree:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            ETAGS[str(path)] = new.stat().st_mtime_ns, f'"{etag}"'
+            new.rename(path)
+            self.server.state.etags.write_text(json.dumps(ETAGS))  # for a server started later
         return f'"{etag}"'
 
     def write(self, target, query, fault):
@@ -263,9 +275,11 @@ class Handler(http.server.BaseHTTPRequestHandler):
             if upload:
                 with state.lock:
                     del state.uploads[upload]
-            elif path.is_file():
-                path.unlink()
-                self.prune(path.parent, state.root / bucket)
+            else:
+                with state.tree:
+                    if path.is_file():
+                        path.unlink()
+                        self.prune(path.parent, state.root / bucket)
             return self.reply(204)
         if self.command == "POST" and "uploads" in query:
             upload = f"upload-{time.monotonic_ns()}-{threading.get_ident()}"
@@ -362,7 +376,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
             return self.reply(404, b"<html>not found</html>", {"Content-Type": "text/html"})
         if not self.path.endswith("/"):
             return self.reply(301, b"", {"Location": self.path + "/"})
-        names = sorted(p.name + ("/" if p.is_dir() else "") for p in path.iterdir())
+        # nginx and Apache do not list names that begin with a dot, either.
+        names = sorted(p.name + ("/" if p.is_dir() else "") for p in path.iterdir() if not p.name.startswith("."))
         links = "".join(f'<li><a href="{quote(n)}">{html.escape(n)}</a></li>' for n in ["../", *names])
         return self.reply(200, f"<html><ul>{links}</ul></html>".encode(), {"Content-Type": "text/html; charset=utf-8"})
 
@@ -376,7 +391,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
                 return self.reply(404, b"", {"X-Error-Code": "RepoNotFound"})
             if m[2] not in ("main", "refs/pr/1", COMMIT):
                 return self.reply(404, b"", {"X-Error-Code": "RevisionNotFound"})
-            return self.reply(200, json.dumps({"id": m[1], "sha": COMMIT}).encode())
+            names = sorted(p.relative_to(state.root / m[1]).as_posix() for p in (state.root / m[1]).rglob("*") if p.is_file())
+            return self.reply(200, json.dumps({"id": m[1], "sha": COMMIT, "tags": [], "downloads": 0, "likes": 0,
+                                               "private": bool(token), "siblings": [{"rfilename": n} for n in names]}).encode())
         if m := re.fullmatch(r"api/models/([^/]+/[^/]+)/tree/" + COMMIT, target):
             root = state.root / m[1]
             files = sorted(p for p in root.rglob("*"))
@@ -391,7 +408,11 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if m := re.fullmatch(r"([^/]+/[^/]+)/resolve/" + COMMIT + "/(.+)", target):
             # Storage on another host, which must not receive the token.
             place = f"http://localhost:{self.server.server_port}/cas/{quote(m[1] + '/' + m[2])}?X-Signature=secret"
-            return self.reply(302, b"", {"Location": place, "X-Repo-Commit": COMMIT})
+            path = state.root / m[1] / m[2]
+            if not path.is_file():
+                return self.reply(404, b"", {"X-Error-Code": "EntryNotFound"})
+            return self.reply(302, b"", {"Location": place, "X-Repo-Commit": COMMIT, "X-Linked-Etag": etag_of(path),
+                                         "X-Linked-Size": str(path.stat().st_size)})
         return self.reply(404)
 
     def cas(self, target, fault):
@@ -507,6 +528,7 @@ def main():
     parser.add_argument("--token")
     parser.add_argument("--delay", type=float, default=0)
     parser.add_argument("--deny-list", action="store_true")
+    parser.add_argument("--terse-list", action="store_true", help="list as fake-gcs-server: no IsTruncated, bare ETags")
     parser.add_argument("--query", help="what URLs of /web must end in: those are presigned")
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--tls", metavar="PEM", help="also serve https, with this key; the port goes to PEM.port")

@@ -31,11 +31,14 @@ class Bucket : public Storage {
         return out;
       }
       if (reply.status != 200) return client_.error_of(reply).context(client_.root() + "/" + key);
-      if (!xml_text(reply.body, "IsTruncated"))
+      if (reply.body.find("<ListBucketResult") == std::string::npos)
         return io_error(client_.root() + ": the endpoint answers, but not as S3 does");
       add_objects(reply.body, prefix, out.objects);
       const auto next = xml_text(reply.body, "NextContinuationToken");
-      if (xml_text(reply.body, "IsTruncated") != "true" || !next) return out;
+      const std::string is_truncated = xml_text(reply.body, "IsTruncated").value_or("");  // not all servers send it
+      if (!next && is_truncated == "true")
+        return io_error(client_.root() + ": the server ends a listing early and does not say how to continue");
+      if (!next || next->empty() || is_truncated == "false") return out;
       query["continuation-token"] = *next;
     }
   }
@@ -62,6 +65,9 @@ class Bucket : public Storage {
   }
 
  private:
+  // Returns an ETag as headers have it. Some servers list it without quotes.
+  static std::string quoted(std::string etag) { return etag.empty() || etag.ends_with('"') ? etag : '"' + etag + '"'; }
+
   static void add_objects(std::string_view xml, const std::string& prefix, std::vector<StoredObject>& out) {
     const auto name_of = [&](const std::optional<std::string>& key) {
       return key && key->starts_with(prefix) ? key->substr(prefix.size()) : "";
@@ -71,7 +77,7 @@ class Bucket : public Storage {
       if (name.empty()) return;  // the directory's own marker
       const auto size = parse_number(xml_text(item, "Size").value_or(""));
       out.push_back({{name, false, size.value_or(0), parse_time(xml_text(item, "LastModified").value_or(""))},
-                     xml_text(item, "ETag").value_or("")});
+                     quoted(xml_text(item, "ETag").value_or(""))});
     });
     for_each_xml(xml, "CommonPrefixes", [&](std::string_view item) {
       std::string name = name_of(xml_text(item, "Prefix"));

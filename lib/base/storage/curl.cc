@@ -205,6 +205,14 @@ HttpFailure failure_of(CURLcode code, const HttpRequest& request, const char* de
 
 int on_progress(void*, curl_off_t, curl_off_t, curl_off_t, curl_off_t) { return is_http_interrupted() ? 1 : 0; }
 
+// Returns the seconds after which a request fails although bytes still trickle in.
+long total_timeout(const HttpRequest& request) {
+  constexpr long kIdleTimes = 10;
+  constexpr std::size_t kSlowest = std::size_t{4} << 10;  // bytes a second
+  return kIdleTimes * http_limits().idle_timeout +
+         static_cast<long>((request.body.size() + request.into.size()) / kSlowest);
+}
+
 void set_options(CURL* handle, const HttpRequest& request, Receiving& to, curl_slist* headers, char* details) {
   const auto set = curl()->easy_setopt;
   curl()->easy_reset(handle);  // keeps the connection
@@ -220,6 +228,7 @@ void set_options(CURL* handle, const HttpRequest& request, Receiving& to, curl_s
   set(handle, CURLOPT_CONNECTTIMEOUT, http_limits().connect_timeout);
   set(handle, CURLOPT_LOW_SPEED_LIMIT, 1024L);
   set(handle, CURLOPT_LOW_SPEED_TIME, http_limits().idle_timeout);
+  set(handle, CURLOPT_TIMEOUT, total_timeout(request));
   set(handle, CURLOPT_BUFFERSIZE, 256L << 10);
   set(handle, CURLOPT_NOPROGRESS, 0L);
   set(handle, CURLOPT_XFERINFOFUNCTION, on_progress);

@@ -42,6 +42,10 @@ class FailedRoots {
   std::map<std::string, Error> errors_;
 };
 
+// Returns whether listings contain all names. Listing pages of web servers usually leave out those that begin with a
+// dot, which are looked up by name.
+bool lists_hidden(const Url& url) { return !url.root.starts_with("http"); }
+
 std::string text_of(const Url& url) { return url.key.empty() ? url.root : url.root + "/" + url.key; }
 
 }  // namespace
@@ -115,26 +119,38 @@ bool StoredTree::holds_known(const std::string& key) const {
 Result<std::optional<StoredObject>> StoredTree::find(const Url& url) {
   const std::string name = base_name(url.key);
   if (url.key.empty()) return std::optional(directory_object(base_name(url.root)));
+  const auto seen = found(url.key);
+  const bool is_object = seen && *seen;
+  if (is_object && !url.is_directory) return *seen;
   if (const auto own = known(url.key); own && !own->objects.empty()) return std::optional(directory_object(name));
-  if (const auto seen = found(url.key); seen && *seen) return *seen;
+  if (is_object) return *seen;
   if (is_inside_listed(url.key)) {
     const auto parent = TRY(directory(parent_key(url.key)));
     const auto at = parent->objects.find(name);
     if (at != parent->objects.end()) return std::optional(at->second);
-    if (parent->is_allowed) return std::optional<StoredObject>();
+    if (parent->is_allowed && (lists_hidden(url) || !name.starts_with('.'))) return std::optional<StoredObject>();
   }
   if (holds_known(url.key)) return std::optional(directory_object(name));
-  if (const auto seen = found(url.key)) return *seen;
+  if (seen) return *seen;
   std::optional<StoredObject> object = TRY(ask(url));
   if (object && object->entry.is_directory) return object;
   const std::lock_guard lock(mutex_);
   return found_.try_emplace(url.key, std::move(object)).first->second;
 }
 
-// Looks up an object by name. If it does not exist or is empty, lists the keys below it.
+// Looks up an object by name. If it does not exist or is empty, lists the keys below it. A name without an ending is
+// usually that of a directory, which is then listed at the same time, to save a round trip.
 Result<std::optional<StoredObject>> StoredTree::ask(const Url& url) {
   std::optional<StoredObject> object;
-  if (!url.is_directory) object = TRY(storage_->stat(url.key));
+  const bool may_be_directory = base_name(url.key).find('.') == std::string::npos;
+  if (!url.is_directory)
+    TRY(parallel_for(may_be_directory ? 2 : 1, 2, [&](int, Index i) -> Status {
+      if (i == 0)
+        object = TRY(storage_->stat(url.key));
+      else
+        (void)directory(url.key);  // kept if it succeeds, and repeated below if needed
+      return {};
+    }));
   if (object && (object->entry.is_directory || object->entry.size > 0)) return object;
   const auto below = TRY(directory(url.key));
   if (!below->objects.empty()) return std::optional(directory_object(base_name(url.key)));
@@ -147,13 +163,13 @@ Result<std::vector<DirectoryEntry>> StoredTree::list(const Url& url) {
   const auto there = TRY(directory(url.key));
   std::map<std::string, DirectoryEntry> out;
   for (const auto& [name, object] : there->objects) out.emplace(name, object.entry);
-  if (!there->is_allowed) {
+  if (!there->is_allowed || !lists_hidden(url)) {
     const std::string below = url.key.empty() ? "" : url.key + "/";
     const std::lock_guard lock(mutex_);
     for (auto at = found_.lower_bound(below); at != found_.end() && at->first.starts_with(below); ++at)
       if (at->second && at->first.find('/', below.size()) == std::string::npos)
         out.emplace(at->second->entry.name, at->second->entry);
-    if (out.empty()) return io_error(text_of(url) + ": " + there->why_not);
+    if (out.empty() && !there->is_allowed) return io_error(text_of(url) + ": " + there->why_not);
   }
   std::vector<DirectoryEntry> entries;
   for (auto& [name, entry] : out) entries.push_back(std::move(entry));
