@@ -1,5 +1,6 @@
 """Buckets: what boto3 wrote is read, and what reshard writes is read by boto3 and by torch over s3fs. The servers are
-moto and, where Debian's packages are installed, OpenStack Swift. Both check signatures. Run by test_interop.py."""
+moto and, where Debian's packages are installed, OpenStack Swift. Both check signatures. The hub: what reshard writes is
+downloaded by huggingface_hub from a stand-in. Run by test_interop.py."""
 import importlib.util
 import os
 import pathlib
@@ -136,3 +137,26 @@ class BucketsOfSwift(OnAServer, unittest.TestCase):
         cls.addClassCleanup(server.stdin.close)
         cls.url, cls.key, cls.secret = told
         cls.open()
+
+
+@unittest.skipUnless(importlib.util.find_spec("huggingface_hub"), "huggingface_hub needed")
+class Hub(unittest.TestCase):
+    def test_huggingface_hub_downloads_what_is_written(self):
+        from huggingface_hub import snapshot_download
+        with tempfile.TemporaryDirectory(prefix="reshard-hub-") as directory:
+            (pathlib.Path(directory) / "served/org").mkdir(parents=True)
+            model = pathlib.Path(directory) / "served/org/model"
+            subprocess.run([RESHARD, "convert", SAMPLE / "checkpoint", model, "--to", "hf", "--max-shard-size", "100kB", "-q"],
+                           check=True)
+            with subprocess.Popen([sys.executable, ROOT / "tests/storage/stand_in.py", model.parents[1], "--token", "hf_t"],
+                                  stdout=subprocess.PIPE, text=True) as server:
+                try:
+                    url = f"http://127.0.0.1:{int(server.stdout.readline())}"
+                    got = pathlib.Path(snapshot_download("org/model", endpoint=url, token="hf_t", cache_dir=directory))
+                    self.assertEqual({p.name: p.read_bytes() for p in got.iterdir()},
+                                     {p.name: p.read_bytes() for p in model.iterdir()})
+                    done = subprocess.run([RESHARD, "verify", "hf://org/model", "--against", got], capture_output=True,
+                                          text=True, env={**os.environ, "HF_ENDPOINT": url, "HF_TOKEN": "hf_t"})
+                    self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+                finally:
+                    server.kill()

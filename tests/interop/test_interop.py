@@ -40,7 +40,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 
 from tests.interop import ranks
 from tests.interop.ranks import same_bits
-from tests.interop.test_buckets import Buckets, BucketsOfSwift
+from tests.interop.test_buckets import Buckets, BucketsOfSwift, Hub
 from tests.interop.test_html import HtmlPages  # pages in a browser, counted with the rest
 from tests.interop.test_site import Description, Site
 

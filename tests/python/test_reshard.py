@@ -20,6 +20,7 @@ import os
 import pathlib
 import pickle
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -1023,6 +1024,56 @@ class Served(Case):
         state = model.state_dict()
         self.assertEqual(set(state), set(expected))
         self.assertTrue(all(torch.equal(state[n].view(torch.uint8), t.view(torch.uint8)) for n, t in expected.items()))
+
+
+class Stored(Case):
+    """Checkpoints in a bucket."""
+
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        bucket = cls.tmp / "served/bucket"
+        program("synth", cls.tmp / "titan", "--model", "llama3-tiny", "--mesh", "tp=2", "--dtype", "float32")
+        for name, source in {"titan": cls.tmp / "titan", "fsdp": FSDP}.items():
+            shutil.copytree(source, bucket / f"run a+b/{name}")
+        server = subprocess.Popen(
+            [sys.executable, ROOT / "tests/storage/stand_in.py", cls.tmp / "served", "--key", "id:s3cr3t"],
+            stdout=subprocess.PIPE, text=True)  # fmt: skip
+        cls.addClassCleanup(server.stdout.close)
+        cls.addClassCleanup(server.wait)
+        cls.addClassCleanup(server.kill)
+        store = unittest.mock.patch.dict(os.environ, {
+            "AWS_ENDPOINT_URL_S3": f"http://127.0.0.1:{int(server.stdout.readline())}", "AWS_ACCESS_KEY_ID": "id",
+            "AWS_SECRET_ACCESS_KEY": "s3cr3t", "AWS_EC2_METADATA_DISABLED": "true"})  # fmt: skip
+        store.start()
+        cls.addClassCleanup(store.stop)
+
+    def test_a_checkpoint_is_opened_and_sliced(self):
+        with reshard.open(FSDP) as here, reshard.open("s3://bucket/run a+b/fsdp") as there:
+            self.assertEqual(list(there), list(here))
+            self.assertEqual(there.mesh, here.mesh)
+            for name, tensor in here.items():
+                self.assert_same(there[name].numpy(), tensor.numpy())
+                if tensor.shape and tensor.shape[0] > 1:
+                    self.assert_same(there[name][1:], tensor[1:])
+
+    def test_each_rank_loads_its_part(self):
+        for rank in range(4):
+            how = {"mesh": "tp=2,dp_shard=2", "rank": rank}
+            wanted, got = (reshard.load(root, **how) for root in (self.tmp / "titan", "s3://bucket/run a+b/titan"))
+            self.assertEqual(set(got), set(wanted))
+            for name, array in wanted.items():
+                self.assert_same(got[name], array)
+
+    def test_commands_read_and_write_it(self):
+        reshard.convert("s3://bucket/run a+b/titan", "s3://bucket/hf", to="hf")
+        self.assertTrue(reshard.verify("s3://bucket/hf", against=self.tmp / "titan"))
+        self.assertTrue(reshard.diff("s3://bucket/hf", "s3://bucket/run a+b/titan").equal)
+        with self.assertRaisesRegex(OSError, "not found"):
+            reshard.open("s3://bucket/nothing")
+        with unittest.mock.patch.dict(os.environ, AWS_SECRET_ACCESS_KEY="wrong"):
+            refused = program("inspect", "s3://bucket/hf", code=5)
+        self.assertIn("the secret key does not match the access key", refused)
 
 
 class Commands(Case):
