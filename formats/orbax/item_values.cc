@@ -5,6 +5,7 @@
 
 #include "formats/orbax/ocdbt.h"
 #include "formats/orbax/zarr.h"
+#include "lib/base/storage/url.h"
 #include "lib/base/text.h"
 
 namespace reshard::orbax {
