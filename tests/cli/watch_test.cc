@@ -199,7 +199,8 @@ TEST_F(Watch, WritesAPageOfAllStepsAndOfWhatMovedBetweenThem) {
   std::map<std::string, double> expected;  // relative distances of tensors that are a layer by themselves
   const auto differing = parse_json(reshard_cli({"diff", source(100), source(200), "--json"}).out, "diff");
   ASSERT_TRUE(differing) << differing.error().message();
-  for (const Json& tensor : *differing->get_array("tensors"))
+  const auto compared = *differing->get_array("tensors");
+  for (const Json& tensor : compared)
     expected[std::string(*tensor.get_string("name"))] = *tensor.find("relative_l2")->as_double();
   const std::vector<std::string> options = {"--html", dir_ / "page.html", "--keep-last", "1", "--prune-source"};
   ASSERT_EQ(watch({"--html", dir_ / "page.html"}).exit_code, 0);
@@ -215,12 +216,13 @@ TEST_F(Watch, WritesAPageOfAllStepsAndOfWhatMovedBetweenThem) {
   ASSERT_TRUE(json) << json.error().message();
   const Json& data = *json->find("data");
   std::vector<std::string> states;
-  for (const Json& row : *data.get_array("steps")) states.emplace_back(*row.get_string("state"));
+  const auto rows = *data.get_array("steps"), moved = *data.get_array("moved");
+  for (const Json& row : rows) states.emplace_back(*row.get_string("state"));
   EXPECT_THAT(states, ElementsAre("converted, then removed", "converted", "incomplete"));
-  EXPECT_EQ(*data.get_array("steps")->back().get_string("name"), "step-300");
+  EXPECT_EQ(*rows.back().get_string("name"), "step-300");
   const auto layers = *data.get_array("layers");
   std::set<std::string> seen;
-  for (const Json& cell : *data.get_array("moved")) {
+  for (const Json& cell : moved) {
     const std::string layer(*layers[static_cast<std::size_t>(*cell.as_array()->front().as_index())].as_string());
     EXPECT_EQ(*(*cell.as_array())[1].as_index(), 1) << layer;
     seen.insert(layer);
