@@ -49,9 +49,7 @@ Result<std::optional<Adapter>> find_adapter(Reader& source, const Format& format
                          : writes_adapter          ? AdapterUse::kWritten
                                                    : AdapterUse::kNone;
   std::optional<Adapter> out = TRY(read_adapter(source, o.adapter, use, o.selection, d.view, d.names));
-  if (out && out->changes_nothing)
-    d.notes.warnings.push_back(
-        "lora_alpha is 0, so the adapter changes nothing; give the alpha that it was trained with: --lora-alpha");
+  if (out) d.notes.warnings.insert(d.notes.warnings.end(), out->notes.begin(), out->notes.end());
   if (out && out->is_merged() && !o.metadata_only) {
     Reader& reader = o.adapter.reader ? *o.adapter.reader : source;
     TRY(reader.locate(out->operands(), o.run.threads, o.spool));

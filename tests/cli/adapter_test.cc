@@ -222,6 +222,43 @@ TEST_F(AdapterTest, AnAlphaOfZeroIsNotedAndMayBeGiven) {
   EXPECT_EQ(digests_of(load_checkpoint(dir_ / "out")), read_digests(test_data("lora.merged.json")));
 }
 
+// Of an adapter written next to the model, and merged.
+TEST_F(AdapterTest, ModulesWhoseAlphaIsZeroAreNoted) {
+  const std::string some = "_pattern is 0, so the adapter changes nothing in ";
+  struct Case {
+    std::string config;
+    std::vector<std::string> notes;
+  };
+  const std::vector<Case> cases = {
+      {R"({"r": 4, "lora_alpha": 8, "alpha_pattern": {"q_proj": 0}})",
+       {"alpha" + some +
+        "2 of 6 modules: 'model.layers.0.self_attn.q_proj', 'model.layers.1.self_attn.q_proj'; correct"}},
+      {R"({"r": 4, "lora_alpha": 8, "alpha_pattern": {"layers.1.mlp.down_proj": 0, "down_proj": 4}})",
+       {"alpha" + some + "1 of 6 modules: 'model.layers.1.mlp.down_proj'; correct"}},
+      {R"({"r": 4, "lora_alpha": 8, "alpha_pattern": {".*": 0}})",
+       {"alpha_pattern is 0, so the adapter changes nothing; correct"}},
+      {R"({"r": 4, "lora_alpha": 0, "alpha_pattern": {"q_proj": 8, "v_proj": 0}})",
+       {"lora_alpha is 0, so the adapter changes nothing in 2 of 6 modules: 'model.layers.0.mlp.down_proj', "
+        "'model.layers.1.mlp.down_proj'; give the alpha",
+        "alpha" + some + "2 of 6 modules: 'model.layers.0.self_attn.v_proj'"}},
+      {R"({"r": 4, "lora_alpha": 0, "alpha_pattern": {".*": 8}})", {}},
+      {R"({"r": 4, "lora_alpha": 8, "alpha_pattern": {"k_proj": 0}})", {}}};
+  for (const Case& c : cases)
+    for (const bool merges : {false, true}) {
+      SCOPED_TRACE(c.config + (merges ? " merged" : ""));
+      set_config(c.config);
+      std::vector<std::string> words = {"convert", source_, dir_ / "out", "--to", "hf", "--force"};
+      if (merges) words.emplace_back("--merge-adapter");
+      const CommandResult r = reshard_cli(words);
+      ASSERT_EQ(r.exit_code, 0) << r.err;
+      const std::string said = r.out + r.err;
+      for (const std::string& note : c.notes) EXPECT_THAT(said, HasSubstr(note));
+      if (c.notes.empty()) {
+        EXPECT_THAT(said, testing::Not(HasSubstr("is 0, so")));
+      }
+    }
+}
+
 TEST_F(AdapterTest, ItsConfigIsFoundWhereTrainersPutIt) {
   for (const char* place : {"lora_adapter", "adapter", "default", "policy_lora"}) {
     SCOPED_TRACE(place);

@@ -9,6 +9,7 @@
 
 #include "lib/base/file.h"
 #include "lib/base/json.h"
+#include "lib/base/names.h"
 #include "lib/base/text.h"
 #include "lib/convert/weights/fused_parameters.h"
 #include "lib/convert/weights/module_pattern.h"
@@ -100,8 +101,7 @@ class AdapterReader {
     TRY(read_config(path));
     Adapter out;
     out.config = text_;
-    out.changes_nothing = !pairs_.empty() && alpha_ == 0 && whole_.empty() && rows_.empty() &&
-                          std::all_of(alphas_.begin(), alphas_.end(), [](const auto& a) { return a.second == 0; });
+    out.notes = notes_on_zeros();
     if (!merges_) return out;
     out.added = TRY(match_pairs(view, names));
     TRY(check_changed_once(out.added, view));
@@ -368,6 +368,10 @@ class AdapterReader {
     }
     if (options_.alpha && *options_.alpha != alpha_)
       return usage_error("lora_alpha differs from --lora-alpha; drop the option");
+    if (const Json* pattern = json.find("alpha_pattern"); pattern && pattern->is_object())
+      for (const Json::Member& m : TRY(pattern->as_object()))
+        alphas_.emplace_back(TRY(ModulePattern::parse(m.key).context("alpha_pattern")),
+                             TRY(alpha_of(m.value).context("alpha_pattern: " + printable(m.key))));
     if (!merges_) return {};
     const Json* const bias = json.find("bias");
     const bool trains_bias = bias && bias->is_string() && *bias->as_string() != "none";
@@ -380,10 +384,6 @@ class AdapterReader {
         return unsupported(std::string(member) + ": merging adapters of this kind is not supported");
     if (const Json* flag = json.find("fan_in_fan_out"); flag && flag->is_bool())
       is_fan_in_fan_out_ = TRY(flag->as_bool());
-    if (const Json* pattern = json.find("alpha_pattern"); pattern && pattern->is_object())
-      for (const Json::Member& m : TRY(pattern->as_object()))
-        alphas_.emplace_back(TRY(ModulePattern::parse(m.key).context("alpha_pattern")),
-                             TRY(alpha_of(m.value).context("alpha_pattern: " + printable(m.key))));
     if (const Json* rows = json.find("trainable_token_indices"); rows && !rows->is_null()) row_numbers_ = *rows;
     if (const Json* flag = json.find("use_rslora"); flag && flag->is_bool()) rooted_ = TRY(flag->as_bool());
     return {};
@@ -395,12 +395,39 @@ class AdapterReader {
     return alpha;
   }
 
-  // The first pattern that matches decides.
-  float scaling_of(const std::string& module, Index rank) const {
+  // Returns the alpha that alpha_pattern gives a module, by the first pattern that matches; nothing if none does.
+  std::optional<double> own_alpha(const std::string& module) const {
     const auto own =
         std::find_if(alphas_.begin(), alphas_.end(), [&](const auto& a) { return a.first.matches(module); });
+    return own == alphas_.end() ? std::nullopt : std::optional(own->second);
+  }
+
+  float scaling_of(const std::string& module, Index rank) const {
     const auto r = static_cast<double>(rank);
-    return static_cast<float>((own == alphas_.end() ? alpha_ : own->second) / (rooted_ ? std::sqrt(r) : r));
+    return static_cast<float>(own_alpha(module).value_or(alpha_) / (rooted_ ? std::sqrt(r) : r));
+  }
+
+  // Returns a note on the modules whose alpha is 0, for each of the members that may say so.
+  std::vector<std::string> notes_on_zeros() const {
+    std::vector<std::string> by_default, by_pattern;
+    for (const auto& [module, pair] : pairs_) {
+      const std::string name = pair.fused ? target_of(*pair.fused) : module;
+      const auto own = own_alpha(name);
+      if (own.value_or(alpha_) == 0) (own ? by_pattern : by_default).push_back("'" + printable(name) + "'");
+    }
+    const auto note = [&](const std::string& member, const std::vector<std::string>& modules) {
+      const bool is_all = modules.size() == pairs_.size() && whole_.empty() && rows_.empty();
+      return member + " is 0, so the adapter changes nothing" +
+             (is_all ? ""
+                     : " in " + with_commas(std::ssize(modules)) + " of " + count_of(std::ssize(pairs_), "module") +
+                           ": " + some_of(modules, 3));
+    };
+    std::vector<std::string> out;
+    if (!by_default.empty())
+      out.push_back(note("lora_alpha", by_default) + "; give the alpha that it was trained with: --lora-alpha");
+    if (!by_pattern.empty())
+      out.push_back(note("alpha_pattern", by_pattern) + "; correct it in adapter_config.json if they were trained");
+    return out;
   }
 
   // Returns what follows the last number of a name.

@@ -63,8 +63,8 @@ struct TrainedRows {
 };
 
 struct Adapter {
-  std::string config;            // adapter_config.json
-  bool changes_nothing = false;  // its alpha is 0
+  std::string config;              // adapter_config.json
+  std::vector<std::string> notes;  // warnings: modules that it does not change, because their alpha is 0
   // Empty unless the adapter is merged.
   std::vector<LowRank> added;
   std::vector<Replaced> replaced;
