@@ -2,6 +2,7 @@
 #include "lib/output/output.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <functional>
 #include <new>
@@ -176,6 +177,7 @@ Status Output::take_leftover() {
     if (continued_) {
       TRY(remove_what_is_not_data(work_, target_));
       journal_length_ = TRY(join_journals(work_, *continued_));
+      has_old_files_ = true;
       if (continuation_->tell)
         continuation_->tell("resuming " + work_ + ": " + human_bytes(continued_->finished.bytes) +
                             " already written; checking it first");
@@ -473,11 +475,14 @@ Status Output::seal() {
     last_number = f;
     return last->write_at(offset, bytes);
   };
+  std::optional<FileGaps> gaps;
+  if (has_old_files_) gaps.emplace(target_.catalog());
   // Adjacent items become one write.
   JoinedWrites joined(write);
   const EmitBytes emit = [&](std::uint32_t f, Index offset, Bytes bytes) { return joined.add(f, offset, bytes); };
   TRY(target_.seal(crc, [&](std::uint32_t f, Index offset, Bytes bytes) -> Status {
     TRY(held_.give_before(f, offset, emit));
+    if (gaps) gaps->add_written(f, offset, std::ssize(bytes));
     return emit(f, offset, bytes);
   }));
   TRY(held_.give_all(emit));
@@ -489,10 +494,25 @@ Status Output::seal() {
     if (target_.sealed_size(f) != target_.catalog().files[f].size || target_.encoder())
       TRY(TRY(files_.open(all.back()))->set_length(target_.sealed_size(f)));
   }
+  if (gaps) TRY(clear_gaps(*gaps));
   TRY(sync_files(files_, all));
   for (const std::string& directory : directories_of(target_.catalog()))
     TRY(sync_directory(path_join(work_, directory)));
   return sync_directory(work_);
+}
+
+// Writes zeros where nothing else is written.
+Status Output::clear_gaps(FileGaps& gaps) {
+  static constexpr std::array<std::byte, std::size_t{64} << 10> kZeros{};
+  return gaps.visit([&](std::uint32_t f) { return target_.sealed_size(f); },
+                    [&](const Extent& gap) -> Status {
+                      const auto file = TRY(files_.open(file_path(gap.file)));
+                      for (Index done = 0; done < gap.length; done += std::ssize(kZeros)) {
+                        const Index n = std::min(std::ssize(kZeros), gap.length - done);
+                        TRY(file->write_at(gap.offset + done, Bytes(kZeros).first(static_cast<std::size_t>(n))));
+                      }
+                      return {};
+                    });
 }
 
 // Moves the finished output to the destination. Returns whether `made` now is the old destination that create() saw.

@@ -23,6 +23,7 @@
 #include "lib/checkpoint/format.h"
 #include "lib/checkpoint/fragment_index.h"
 #include "lib/output/encoded_chunks.h"
+#include "lib/output/file_gaps.h"
 #include "lib/output/journal.h"
 #include "lib/output/old_output.h"
 #include "lib/output/small_write_buffer.h"
@@ -122,6 +123,7 @@ class Output {
   Status write_held();
   Status flush();
   Status seal();
+  Status clear_gaps(FileGaps& gaps);
   Status publish();
   Status move_aside(const std::string& made);
   Result<bool> take_place(const std::string& made);
@@ -145,6 +147,7 @@ class Output {
   std::unique_ptr<Journal> journal_;
   Transport* ranks_;
   bool removed_leftover_ = false;
+  bool has_old_files_ = false;  // whether its files are those of a killed run
   bool made_work_ = false, made_publishing_ = false;
   std::optional<DirectoryLock> lock_, publishing_lock_;  // locks of work_ and publishing_
   FilePool files_{File::Access::kReadWrite};
