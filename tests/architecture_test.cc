@@ -411,6 +411,109 @@ TEST(Architecture, NothingNamesAPlaceOutsideTheCheckout) {
       EXPECT_EQ(file.text.find(place), std::string::npos) << file.path << " names " << place;
 }
 
+// Returns the names of the C library's and the standard library's file operations that a text calls.
+std::set<std::string> file_operations_in(const std::string& text) {
+  static const std::set<std::string> kCalls = {"access",
+                                               "chmod",
+                                               "chown",
+                                               "close",
+                                               "copy_file_range",
+                                               "creat",
+                                               "faccessat",
+                                               "fallocate",
+                                               "fchmod",
+                                               "fchown",
+                                               "fdatasync",
+                                               "flock",
+                                               "fopen",
+                                               "fstat",
+                                               "fstatat",
+                                               "fsync",
+                                               "ftruncate",
+                                               "futimens",
+                                               "link",
+                                               "linkat",
+                                               "lseek",
+                                               "lstat",
+                                               "mkdir",
+                                               "mkdirat",
+                                               "mkdtemp",
+                                               "mkostemp",
+                                               "mkstemp",
+                                               "nftw",
+                                               "open",
+                                               "openat",
+                                               "opendir",
+                                               "posix_fallocate",
+                                               "pread",
+                                               "preadv",
+                                               "pwrite",
+                                               "pwritev",
+                                               "read",
+                                               "readdir",
+                                               "readlink",
+                                               "readv",
+                                               "realpath",
+                                               "remove",
+                                               "rename",
+                                               "renameat",
+                                               "renameat2",
+                                               "rmdir",
+                                               "scandir",
+                                               "sendfile",
+                                               "stat",
+                                               "statx",
+                                               "symlink",
+                                               "sync_file_range",
+                                               "syncfs",
+                                               "truncate",
+                                               "unlink",
+                                               "unlinkat",
+                                               "utimensat",
+                                               "write",
+                                               "writev"};
+  static const std::set<std::string> kOfStd = {"fopen", "fstream", "ifstream", "ofstream", "remove", "rename"};
+  static const std::set<std::string> kLexical = {"absolute", "path"};  // of std::filesystem: they change nothing
+  const auto is_word = [](char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_'; };
+  std::set<std::string> out;
+  for (std::size_t at = 0; (at = text.find("::", at)) != std::string::npos;) {
+    std::size_t begin = at, end = at + 2;
+    while (begin > 0 && is_word(text[begin - 1])) --begin;
+    while (end < text.size() && is_word(text[end])) ++end;
+    const std::string scope = text.substr(begin, at - begin), name = text.substr(at + 2, end - at - 2);
+    const bool is_nested = at > 0 && text[at - 1] == '>';
+    at += 2;
+    const bool is_call = scope.empty() && !is_nested && end < text.size() && text[end] == '(' && kCalls.contains(name);
+    if (is_call || (scope == "std" && kOfStd.contains(name)) || (scope == "filesystem" && !kLexical.contains(name)))
+      out.insert(name);
+  }
+  return out;
+}
+
+// File operations go through the table of lib/base/syscalls.h, so that tests can make each of them fail. Exceptions are
+// devices, pipes, a signal handler, and files of the kernel.
+TEST(Architecture, FileOperationsGoThroughTheTable) {
+  const std::map<std::string, std::set<std::string>> exceptions = {
+      {"lib/base/memory_limit.cc", {"fopen"}},
+      {"tools/doctor.cc", {"access", "close", "open"}},
+      {"tools/family.cc", {"mkdtemp"}},
+      {"tools/fuse.cc", {"close", "ofstream", "open", "write"}},
+      {"tools/mount.cc", {"close", "open", "read", "write"}},
+      {"tools/reshard.cc", {"open"}},
+      {"tools/terminal.cc", {"ifstream", "write"}}};
+  EXPECT_EQ(file_operations_in("if (::stat(a, &s) != 0 || std::filesystem::exists(b)) std::ifstream(c);"),
+            (std::set<std::string>{"exists", "ifstream", "stat"}));
+  EXPECT_EQ(file_operations_in("Status File::close() { Journal::open(at); other->link(a); sys().open(a); }"),
+            std::set<std::string>());
+  for (const SourceFile& file : sources()) {
+    if (file.path == "lib/base/syscalls.cc") continue;
+    const auto row = exceptions.find(file.path);
+    for (const std::string& name : file_operations_in(file.text))
+      if (row == exceptions.end() || !row->second.contains(name))
+        ADD_FAILURE() << file.path << ": " << name << "() goes through sys()";
+  }
+}
+
 // Messages count things with count_of or bytes_of, which know the singular; otherwise they would say "1 tensors".
 TEST(Architecture, CountsAgreeWithTheirNouns) {
   const std::vector<std::string> nouns = {

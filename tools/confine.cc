@@ -2,12 +2,11 @@
 #include "tools/confine.h"
 
 #include <dirent.h>
+#include <fcntl.h>
 #include <sys/stat.h>
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdlib>
-#include <memory>
 #include <new>
 #include <set>
 #include <string>
@@ -19,6 +18,7 @@
 #include "lib/base/storage/http.h"
 #include "lib/base/storage/role_credentials.h"
 #include "lib/base/storage/storage.h"
+#include "lib/base/syscalls.h"
 #include "tools/commands.h"
 #include "tools/job_options.h"
 
@@ -35,9 +35,9 @@ void check_memory() {
 
 // Returns the absolute path without links; empty if the path does not exist.
 std::string real(const std::string& path) {
-  const std::unique_ptr<char, decltype(&std::free)> found(::realpath(path.c_str(), nullptr), &std::free);
-  if (!found) check_memory();
-  return found ? found.get() : "";
+  std::string found = real_path(path);
+  if (found.empty()) check_memory();
+  return found;
 }
 
 class Paths {
@@ -129,16 +129,18 @@ class Paths {
 
   template <class Each>
   void for_each_name(const std::string& directory, Each each) {
-    DIR* const open = ::opendir(directory.c_str());
+    DIR* const open = sys().opendir(directory.c_str());
     if (!open) return check_memory();
     std::vector<std::pair<std::string, unsigned char>> names;  // closes this directory before others are opened
-    while (const dirent* entry = ::readdir(open)) {
+    while (const dirent* entry = sys().readdir(open)) {
       const std::string name = entry->d_name;
       if (name == "." || name == "..") continue;
       if (++names_ > kMostNames) break;
       unsigned char kind = entry->d_type;
       struct stat s {};
-      if (kind == DT_UNKNOWN && ::lstat(path_join(directory, name).c_str(), &s) == 0) kind = IFTODT(s.st_mode);
+      if (kind == DT_UNKNOWN &&
+          sys().fstatat(AT_FDCWD, path_join(directory, name).c_str(), &s, AT_SYMLINK_NOFOLLOW) == 0)
+        kind = IFTODT(s.st_mode);
       names.emplace_back(name, kind);
     }
     ::closedir(open);

@@ -2,13 +2,14 @@
 #include "tools/drop_optimizer.h"
 
 #include <algorithm>
-#include <filesystem>
+#include <cerrno>
+#include <cstring>
 #include <set>
-#include <system_error>
 #include <vector>
 
 #include "formats/open.h"
 #include "lib/base/file.h"
+#include "lib/base/syscalls.h"
 #include "lib/base/text.h"
 #include "lib/checkpoint/side_files.h"
 #include "lib/checkpoint/state_key.h"
@@ -64,9 +65,8 @@ Status link_files(const std::vector<Node>& nodes, const std::string& from, const
       continue;
     }
     if (path_exists(target)) TRY(remove_file(target));
-    std::error_code error;
-    std::filesystem::create_hard_link(path_join(from, node.name), target, error);
-    if (error) return io_error(printable(target) + ": cannot link: " + error.message());
+    if (sys().link(path_join(from, node.name).c_str(), target.c_str()) != 0)
+      return io_error(printable(target) + ": cannot link: " + std::strerror(errno));
   }
   return sync_directory(to);
 }

@@ -35,6 +35,7 @@
 #include <vector>
 
 #include "lib/base/find_function.h"
+#include "lib/base/syscalls.h"
 #include "lib/base/text.h"
 #include "tools/commands.h"
 
@@ -438,7 +439,7 @@ class Session {
 // Raises the kernel's read-ahead. Needs root; without it reads are only slower.
 void widen_read_ahead(const std::string& directory) {
   struct stat s {};
-  if (::stat(directory.c_str(), &s) != 0) return;
+  if (sys().fstatat(AT_FDCWD, directory.c_str(), &s, 0) != 0) return;
   std::ofstream("/sys/class/bdi/" + std::to_string(major(s.st_dev)) + ":" + std::to_string(minor(s.st_dev)) +
                 "/read_ahead_kb")
       << kReadAheadKib;

@@ -20,6 +20,7 @@
 #include "lib/base/output_guard.h"
 #include "lib/base/printable.h"
 #include "lib/base/shell.h"
+#include "lib/base/syscalls.h"
 #include "lib/base/text.h"
 #include "lib/convert/converted_image.h"
 #include "lib/convert/delta_chain.h"
@@ -42,7 +43,7 @@ Status check_mount_point(const std::string& directory) {
   // statfs() asks the process behind the mount; the kernel may still have what stat() needs in its cache.
   struct statfs system {};
   struct stat s {};
-  if (::statfs(directory.c_str(), &system) != 0 || ::stat(directory.c_str(), &s) != 0) {
+  if (::statfs(directory.c_str(), &system) != 0 || sys().fstatat(AT_FDCWD, directory.c_str(), &s, 0) != 0) {
     if (errno == ENOTCONN)
       return io_error(name + ": stale mount of a process that has ended; remove it: fusermount3 -u " +
                       shell_path(directory));
@@ -86,7 +87,7 @@ class Background {
 
   // In the child: sends messages after leave_terminal() to this file. Otherwise they are dropped.
   Status say_to(const std::string& log) {
-    said_ = ::open(log.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+    said_ = sys().open(log.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
     return said_ < 0 ? io_error(printable(log) + ": " + std::strerror(errno)) : Status();
   }
 

@@ -12,7 +12,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdlib>
 #include <cstring>
 
 #include "lib/base/memory_limit.h"
@@ -30,16 +29,6 @@ Error errno_error(const std::string& path, std::string_view what) {
                   (may_be_ours       ? "; if other programs can open it, try --no-sandbox"
                    : errno == EMFILE ? "; raise the limit (ulimit -n)"
                                      : ""));
-}
-
-// Repeats a call that was interrupted by a signal.
-template <class Call>
-auto retry(Call call) {
-  decltype(call()) r;
-  do {
-    r = call();
-  } while (r < 0 && (errno == EINTR || errno == EAGAIN));
-  return r;
 }
 
 }  // namespace
@@ -197,7 +186,7 @@ Status write_through(const std::string& path, std::string_view text) {
   if (fd < 0) return errno_error(path, "cannot open");
   Status status;
   while (status && !text.empty()) {
-    const ssize_t n = retry([&] { return ::write(fd, text.data(), text.size()); });
+    const ssize_t n = retry([&] { return sys().write(fd, text.data(), text.size()); });
     if (n < 0) status = errno_error(path, "cannot write");
     text.remove_prefix(static_cast<std::size_t>(std::max<ssize_t>(0, n)));
   }
@@ -265,16 +254,16 @@ DirectoryEntry entry_of(const std::string& name, const struct stat& st) {
 
 Result<std::vector<DirectoryEntry>> list_directory(const std::string& path) {
   if (is_url(path)) return list_stored(path);
-  const Directory directory(::opendir(path.c_str()));
+  const Directory directory(sys().opendir(path.c_str()));
   if (!directory) return errno_error(path, "cannot list");
   const int fd = ::dirfd(directory.get());
   std::vector<DirectoryEntry> out;
   for (const std::string& name : TRY(names_in(directory.get(), path))) {
     struct stat st {};
-    if (::fstatat(fd, name.c_str(), &st, 0) != 0) {
+    if (sys().fstatat(fd, name.c_str(), &st, 0) != 0) {
       const Error error = errno_error(path_join(path, name), "cannot stat");
       const bool leads_nowhere = errno == ENOENT || errno == ELOOP || errno == ENOTDIR || errno == EACCES;
-      const bool is_there = ::fstatat(fd, name.c_str(), &st, AT_SYMLINK_NOFOLLOW) == 0;
+      const bool is_there = sys().fstatat(fd, name.c_str(), &st, AT_SYMLINK_NOFOLLOW) == 0;
       if (leads_nowhere && (is_there ? S_ISLNK(st.st_mode) : errno == ENOENT)) continue;
       return error;
     }
@@ -290,7 +279,7 @@ Result<std::optional<DirectoryEntry>> entry_at(const std::string& path) {
     return object ? std::optional(object->entry) : std::nullopt;
   }
   struct stat st {};
-  if (::stat(path.c_str(), &st) != 0) {
+  if (sys().fstatat(AT_FDCWD, path.c_str(), &st, 0) != 0) {
     if (errno == ENOENT || errno == ENOTDIR) return std::optional<DirectoryEntry>();
     return errno_error(path, "cannot stat");
   }
@@ -328,7 +317,7 @@ Result<std::vector<std::string>> names_below(const std::string& directory) {
 Result<Node> look_at(const std::string& path) {
   if (is_url(path)) return look_at_stored(path);
   struct stat st {};
-  if (::lstat(path.c_str(), &st) != 0) return errno_error(path, "cannot stat");
+  if (sys().fstatat(AT_FDCWD, path.c_str(), &st, AT_SYMLINK_NOFOLLOW) != 0) return errno_error(path, "cannot stat");
   Node node{"", st.st_dev, st.st_ino, st.st_mode};
   if (node.is_directory()) return node;
   node.size = static_cast<Index>(st.st_size);
@@ -357,12 +346,11 @@ bool lies_in(const std::string& path, const std::string& directory) {
   if (is_url(path) || is_url(directory)) return is_url(path) && (path + "/").starts_with(path_join(directory, ""));
   struct stat st {
   }, wanted{};
-  char* const real = ::realpath(path.c_str(), nullptr);
-  if (real == nullptr || ::stat(directory.c_str(), &wanted) != 0) return ::free(real), false;
-  std::string at(real);
-  ::free(real);
+  std::string at = real_path(path);
+  if (at.empty() || sys().fstatat(AT_FDCWD, directory.c_str(), &wanted, 0) != 0) return false;
   while (true) {
-    if (::stat(at.c_str(), &st) == 0 && st.st_dev == wanted.st_dev && st.st_ino == wanted.st_ino) return true;
+    if (sys().fstatat(AT_FDCWD, at.c_str(), &st, 0) == 0 && st.st_dev == wanted.st_dev && st.st_ino == wanted.st_ino)
+      return true;
     if (at == "/") return false;
     at = parent_path(at);
   }
@@ -374,7 +362,7 @@ bool path_exists(const std::string& path) {
     return !object || *object;  // if the store gives no reason, reading reports it
   }
   struct stat st {};
-  return ::lstat(path.c_str(), &st) == 0;
+  return sys().fstatat(AT_FDCWD, path.c_str(), &st, AT_SYMLINK_NOFOLLOW) == 0;
 }
 
 bool is_directory(const std::string& path) {
@@ -383,7 +371,7 @@ bool is_directory(const std::string& path) {
     return object && *object && (*object)->entry.is_directory;
   }
   struct stat st {};
-  return ::stat(path.c_str(), &st) == 0 && S_ISDIR(st.st_mode);
+  return sys().fstatat(AT_FDCWD, path.c_str(), &st, 0) == 0 && S_ISDIR(st.st_mode);
 }
 
 std::string path_join(std::string_view directory, std::string_view name) {
@@ -413,17 +401,14 @@ std::string base_name(const std::string& path) {
 
 std::string by_own_name(const std::string& path) {
   const std::string last = base_name(path);
-  char* const real = last == "." || last == ".." ? ::realpath(path.c_str(), nullptr) : nullptr;
-  if (real == nullptr) return path;
-  std::string own(real);
-  ::free(real);
-  return own;
+  const std::string real = last == "." || last == ".." ? real_path(path) : "";
+  return real.empty() ? path : real;
 }
 
 bool is_mount_point(const std::string& path) {
   constexpr std::uint64_t kMountRoot = 0x2000;  // STATX_ATTR_MOUNT_ROOT, since Linux 5.8
   struct statx st {};
-  if (::statx(AT_FDCWD, path.c_str(), AT_SYMLINK_NOFOLLOW, STATX_TYPE, &st) != 0) return false;
+  if (sys().statx(AT_FDCWD, path.c_str(), AT_SYMLINK_NOFOLLOW, STATX_TYPE, &st) != 0) return false;
   return (st.stx_attributes & kMountRoot) != 0;
 }
 
@@ -453,7 +438,7 @@ Status rename_no_replace(const std::string& from, const std::string& to) {
   if (sys().rename(from.c_str(), to.c_str(), RENAME_NOREPLACE) == 0) return {};
   // The file system, for example NFS, does not support the flag. A hard link never replaces an existing name.
   if (errno == EINVAL) {
-    if (!is_directory(from) && ::link(from.c_str(), to.c_str()) == 0) return remove_file(from);
+    if (!is_directory(from) && sys().link(from.c_str(), to.c_str()) == 0) return remove_file(from);
     if (!path_exists(to) && sys().rename(from.c_str(), to.c_str(), 0) == 0) return {};
     if (path_exists(to)) errno = EEXIST;
   }

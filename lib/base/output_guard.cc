@@ -2,6 +2,7 @@
 #include "lib/base/output_guard.h"
 
 #include <dirent.h>
+#include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -17,6 +18,7 @@
 
 #include "lib/base/file.h"
 #include "lib/base/storage/url.h"
+#include "lib/base/syscalls.h"
 #include "lib/base/text.h"
 
 namespace reshard {
@@ -38,7 +40,7 @@ struct Identity {
 // Returns the identity of the file that `path` leads to, or nothing if it does not exist.
 std::optional<Identity> identity_of(const std::string& path) {
   struct stat st {};
-  if (::stat(path.c_str(), &st) != 0) return std::nullopt;
+  if (sys().fstatat(AT_FDCWD, path.c_str(), &st, 0) != 0) return std::nullopt;
   return Identity{st.st_dev, st.st_ino, S_ISDIR(st.st_mode)};
 }
 
@@ -46,17 +48,12 @@ std::optional<Identity> identity_of(const std::string& path) {
 std::string end_of_links(std::string path) {
   std::array<char, 4096> to{};
   for (int n = 0; n < kMostLinks; ++n) {
-    const ssize_t length = ::readlink(path.c_str(), to.data(), to.size());
+    const ssize_t length = sys().readlink(path.c_str(), to.data(), to.size());
     if (length <= 0) break;
     const std::string_view target(to.data(), static_cast<std::size_t>(length));
     path = target.starts_with('/') ? std::string(target) : path_join(parent_path(path), target);
   }
   return path;
-}
-
-std::string real_path(const std::string& path) {
-  const std::unique_ptr<char, decltype(&::free)> real(::realpath(path.c_str(), nullptr), &::free);
-  return real ? real.get() : "";
 }
 
 // The identities of an output and of the directories that contain it.
@@ -108,8 +105,8 @@ class Search {
     if (!self || depth == 0 || !seen_.insert(*self).second) return std::nullopt;
     if (!behind_link && written_.is_in(*self)) return Found{directory, true};
     std::vector<std::pair<std::string, bool>> below;  // path, and whether it is reached by a link
-    const std::unique_ptr<DIR, int (*)(DIR*)> open(::opendir(directory.c_str()), &::closedir);
-    while (const dirent* entry = open ? ::readdir(open.get()) : nullptr) {
+    const std::unique_ptr<DIR, int (*)(DIR*)> open(sys().opendir(directory.c_str()), &::closedir);
+    while (const dirent* entry = open ? sys().readdir(open.get()) : nullptr) {
       const std::string_view name = entry->d_name;
       if (name == "." || name == ".." || ++names_ > kMostNames) continue;
       if (entry->d_type == DT_REG && !written_.is_file()) continue;

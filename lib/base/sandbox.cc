@@ -17,6 +17,8 @@
 #include <iterator>
 #include <vector>
 
+#include "lib/base/syscalls.h"
+
 #if defined(__SANITIZE_ADDRESS__)
 #define RESHARD_LEAKS_ARE_LOOKED_FOR 1
 #elif defined(__has_feature)
@@ -55,14 +57,14 @@ std::uint64_t all_rights(long version) {
 // Adds a rule without a stat of the path, which would hang on an unreachable file server. Returns false if no more
 // files can be opened.
 bool allow(int ruleset, const std::string& path, std::uint64_t rights) {
-  const int fd = ::open(path.c_str(), O_PATH | O_CLOEXEC);
+  const int fd = retry([&] { return sys().open(path.c_str(), O_PATH | O_CLOEXEC, 0); });
   if (fd < 0) return errno != EMFILE && errno != ENFILE;
   PathBeneath rule{rights, fd};
   if (::syscall(kAddRule, ruleset, kPathBeneath, &rule, 0) != 0 && errno == EINVAL) {
     rule.rights &= kOfFiles;  // not a directory
     if (rule.rights != 0) (void)::syscall(kAddRule, ruleset, kPathBeneath, &rule, 0);
   }
-  ::close(fd);
+  sys().close(fd);
   return true;
 }
 
@@ -84,7 +86,7 @@ Result<bool> give_up_files(const Sandbox& sandbox) {
     is_complete = allow(ruleset, path, kReadDirectory | kReadFile) && is_complete;
   for (const std::string& path : sandbox.written) is_complete = allow(ruleset, path, all & ~kExecute) && is_complete;
   const bool holds = is_complete && ::syscall(kRestrictSelf, ruleset, 0) == 0;
-  ::close(ruleset);
+  sys().close(ruleset);
   if (!is_complete) return too_few_files();
   return holds;
 }

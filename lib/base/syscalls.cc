@@ -2,9 +2,12 @@
 #include "lib/base/syscalls.h"
 
 #include <fcntl.h>
+#include <sys/file.h>
 #include <unistd.h>
 
 #include <cstdio>
+#include <cstdlib>
+#include <memory>
 
 namespace reshard {
 namespace {
@@ -13,22 +16,35 @@ Syscalls table = {
     [](const char* path, int flags, mode_t mode) { return ::open(path, flags, mode); },
     ::close,
     ::fstat,
+    ::fstatat,
+    ::statx,
     ::pread,
     ::pwrite,
+    ::write,
     ::fallocate,
     ::ftruncate,
     ::fdatasync,
     ::fsync,
     ::mkdir,
     [](const char* from, const char* to, unsigned flags) { return ::renameat2(AT_FDCWD, from, AT_FDCWD, to, flags); },
+    ::link,
     ::unlink,
     ::rmdir,
+    ::opendir,
     ::readdir,
+    ::readlink,
+    ::realpath,
+    ::flock,
 };
 
 }  // namespace
 
 const Syscalls& sys() { return table; }
+
+std::string real_path(const std::string& path) {
+  const std::unique_ptr<char, decltype(&std::free)> real(table.realpath(path.c_str(), nullptr), &std::free);
+  return real ? real.get() : "";
+}
 
 ScopedSyscalls::ScopedSyscalls(const Syscalls& replacement) : saved_(table) { table = replacement; }
 ScopedSyscalls::~ScopedSyscalls() { table = saved_; }

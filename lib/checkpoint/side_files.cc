@@ -1,23 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lib/checkpoint/side_files.h"
 
-#include <cstdlib>
-
 #include "lib/base/file.h"
 #include "lib/base/json.h"
+#include "lib/base/syscalls.h"
 #include "lib/base/text.h"
 
 namespace reshard {
-namespace {
-
-std::string real_path(const std::string& path) {
-  char* const real = ::realpath(path.c_str(), nullptr);
-  std::string out = real == nullptr ? "" : real;
-  ::free(real);
-  return out;
-}
-
-}  // namespace
 
 Result<std::string> SideFile::read() const { return path.empty() ? text : TRY(read_whole_file(path, kMaxSideFile)); }
 

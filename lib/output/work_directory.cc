@@ -20,24 +20,27 @@
 namespace reshard {
 
 Result<DirectoryLock> DirectoryLock::take(const std::string& path) {
-  const int fd = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
+  constexpr int kFlags = O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW;
+  const int fd = retry([&] { return sys().open(path.c_str(), kFlags, 0); });
   if (fd < 0)
     return io_error(path + ": exists and " +
                     (errno == ENOTDIR || errno == ELOOP ? "is not a directory"
                                                         : "cannot be opened: " + std::string(std::strerror(errno))));
   DirectoryLock lock(fd);
-  if (::flock(fd, LOCK_EX | LOCK_NB) == 0) return lock;
+  if (sys().flock(fd, LOCK_EX | LOCK_NB) == 0) return lock;
   if (errno == EWOULDBLOCK) return DirectoryLock(-1);
   return io_error(path + ": cannot lock: " + std::strerror(errno));
 }
 
 DirectoryLock::~DirectoryLock() {
-  if (fd_ >= 0) ::close(fd_);
+  if (fd_ >= 0) sys().close(fd_);
 }
 
 Result<DirectoryLock> make_work(const std::string& work) {
   TRY(make_directory(work));
-  DirectoryLock lock = TRY(DirectoryLock::take(work));
+  Result<DirectoryLock> taken = DirectoryLock::take(work);
+  if (!taken) (void)remove_directory(work);
+  DirectoryLock lock = TRY(std::move(taken));
   if (!lock.is_held()) return usage_error(work + ": another reshard process is writing there");
   const auto mark = [&]() -> Status {
     TRY(File::create(path_join(work, kMarker)));
@@ -58,13 +61,21 @@ Result<DirectoryLock> claim_work(const std::string& work) {
   return lock;
 }
 
-std::vector<std::string> journals_of_ranks(const std::string& work) {
+namespace {
+
+std::vector<std::string> journals_among(const std::vector<DirectoryEntry>& entries) {
   std::vector<std::string> out;
   const std::string prefix = std::string(kMarker) + ".";
-  const auto entries = list_directory(work);
-  for (std::size_t i = 0; entries && i < entries->size(); ++i)
-    if (const DirectoryEntry& e = (*entries)[i]; !e.is_directory && e.name.starts_with(prefix)) out.push_back(e.name);
+  for (const DirectoryEntry& e : entries)
+    if (!e.is_directory && e.name.starts_with(prefix)) out.push_back(e.name);
   return out;
+}
+
+}  // namespace
+
+std::vector<std::string> journals_of_ranks(const std::string& work) {
+  const auto entries = list_directory(work);
+  return entries ? journals_among(*entries) : std::vector<std::string>();
 }
 
 namespace {
@@ -72,7 +83,7 @@ namespace {
 // Returns the number of hard links of a file, 0 if it does not exist.
 Index names_of(const std::string& path) {
   struct stat st {};
-  return ::lstat(path.c_str(), &st) == 0 ? static_cast<Index>(st.st_nlink) : 0;
+  return sys().fstatat(AT_FDCWD, path.c_str(), &st, AT_SYMLINK_NOFOLLOW) == 0 ? static_cast<Index>(st.st_nlink) : 0;
 }
 
 }  // namespace
@@ -111,11 +122,18 @@ Result<Leftover> read_leftover(const std::string& work, const Target& target, co
 }
 
 Status remove_what_is_not_data(const std::string& work, const Target& target) {
-  std::set<std::string> data;
-  for (const CatalogFile& f : target.catalog().files) data.insert(f.path);
-  for (const Node& node : TRY(list_tree(work)))
-    if (!node.is_directory() && !data.contains(node.name) && !node.name.starts_with(kMarker))
-      TRY(remove_file(path_join(work, node.name)));
+  std::set<std::string> data;  // files and the directories that contain them
+  for (const CatalogFile& f : target.catalog().files)
+    for (std::size_t end = 0; end != std::string::npos;) {
+      end = f.path.find('/', end + 1);
+      data.insert(f.path.substr(0, end));
+    }
+  const std::vector<Node> inside = TRY(list_tree(work));
+  for (auto node = inside.rbegin(); node != inside.rend(); ++node) {
+    if (data.contains(node->name) || node->name.starts_with(kMarker)) continue;
+    const std::string path = path_join(work, node->name);
+    TRY(node->is_directory() ? remove_directory(path) : remove_file(path));
+  }
   for (const CatalogFile& f : target.catalog().files) {
     const std::string path = path_join(work, f.path);
     if (TRY(look_at(path)).size > f.size) TRY(TRY(File::open(path, File::Access::kReadWrite)).set_length(f.size));
@@ -139,9 +157,11 @@ Result<Index> join_journals(const std::string& work, const JournalText& text) {
 }
 
 Status remove_markers(const std::string& work) {
-  for (const std::string& name : journals_of_ranks(work)) TRY(remove_file(path_join(work, name)));
+  const std::vector<DirectoryEntry> inside = TRY(list_directory(work));
+  for (const std::string& name : journals_among(inside)) TRY(remove_file(path_join(work, name)));
   const std::string marker = path_join(work, kMarker);
-  return path_exists(marker) ? remove_file(marker) : Status();
+  if (sys().unlink(marker.c_str()) == 0 || errno == ENOENT) return {};
+  return io_error(marker + ": cannot remove: " + std::strerror(errno));
 }
 
 Status remove_work(const std::string& work) {

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lib/source/watched_files.h"
 
+#include <fcntl.h>
 #include <sys/stat.h>
 
 #include <algorithm>
 #include <utility>
 
 #include "lib/base/storage/url.h"
+#include "lib/base/syscalls.h"
 #include "lib/base/text.h"
 
 namespace reshard {
@@ -18,7 +20,7 @@ std::optional<WatchedFiles::State> WatchedFiles::state_of(const std::string& pat
     return State{node->device, node->inode, node->size, node->mtime_ns};
   }
   struct stat s {};
-  if (::stat(path.c_str(), &s) != 0) return std::nullopt;
+  if (sys().fstatat(AT_FDCWD, path.c_str(), &s, 0) != 0) return std::nullopt;
   return State{s.st_dev, s.st_ino, s.st_size, Index{s.st_mtim.tv_sec} * 1'000'000'000 + s.st_mtim.tv_nsec};
 }
 

@@ -9,6 +9,7 @@
 #include <csignal>
 #include <cstring>
 #include <filesystem>
+#include <optional>
 #include <random>
 #include <set>
 
@@ -31,6 +32,7 @@ struct Scenario {
   bool continues = false;  // an earlier run left something behind
   Resume resume = Resume::kAuto;
   int ranks = 1, zstd_level = 0;
+  bool has_plain_renames = false;  // on a file system without the flags of renameat2
 };
 
 class PowerLossTest : public testing::Test {
@@ -64,6 +66,8 @@ class PowerLossTest : public testing::Test {
     return {};
   }
   Status convert(const Scenario& s) const {
+    std::optional<ScopedSyscalls> plain;
+    if (s.has_plain_renames) plain.emplace(without_rename_flags());
     if (s.ranks == 1) return convert_on(s, nullptr);
     return run_local_ranks(s.ranks, [&](Transport& ranks) { return convert_on(s, &ranks); });
   }
@@ -214,6 +218,7 @@ const Scenario kScenarios[] = {
     {.name = "dcp, replacing", .replaces = true},
     {.name = "dcp, two ranks", .ranks = 2},
     {.name = "hdf5", .to = "hdf5", .mesh = ""},
+    {.name = "hdf5, by way of a link", .to = "hdf5", .mesh = "", .has_plain_renames = true},
     {.name = "hdf5, compressed, replacing", .to = "hdf5", .mesh = "", .replaces = true, .zstd_level = 1},
     {.name = "torch_checkpointing", .to = "torch_checkpointing"},
 };

@@ -2,8 +2,10 @@
 
 #include <fcntl.h>
 #include <linux/fs.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdlib>
 #include <filesystem>
 #include <functional>
@@ -64,7 +66,7 @@ void DiskState::write(const std::string& directory) const {
 std::uint64_t DiskState::hash() const { return std::hash<std::string>()(serialised(*this, 0)); }
 
 std::string DiskOperation::text() const {
-  static const char* const kNames[] = {"make", "remove", "move", "exchange", "write", "length", "sync"};
+  static const char* const kNames[] = {"make", "link", "remove", "move", "exchange", "write", "length", "sync"};
   return std::string(kNames[static_cast<int>(kind)]) + " " + name + (to_name.empty() ? "" : " -> " + to_name) +
          (kind == Kind::kWrite ? " " + std::to_string(bytes.size()) + " bytes at " + std::to_string(offset) : "");
 }
@@ -111,14 +113,22 @@ struct DiskRecorder::Recording {
     entries(o.directory)[o.name] = o.node;
     operations.push_back(std::move(o));
   }
-  void remove(const std::string& path) {
+  // Adds an operation on a name in a directory.
+  void add(Kind kind, int node, const std::string& path) {
     DiskOperation o;
-    o.kind = Kind::kRemove;
-    o.node = find(path);
+    o.kind = kind;
+    o.node = node;
     o.directory = directory_of(path);
     o.name = fs::path(path).filename().string();
-    entries(o.directory).erase(o.name);
     operations.push_back(std::move(o));
+  }
+  void link(const std::string& from, const std::string& to) {
+    add(Kind::kLink, find(from), to);
+    entries(directory_of(to))[fs::path(to).filename().string()] = find(from);
+  }
+  void remove(const std::string& path) {
+    add(Kind::kRemove, find(path), path);
+    entries(directory_of(path)).erase(fs::path(path).filename().string());
   }
   void move(const std::string& from, const std::string& to, bool is_exchange) {
     DiskOperation o;
@@ -171,6 +181,7 @@ Syscalls recording_calls(const Syscalls& real) {
                    if ((flags & O_TMPFILE) == O_TMPFILE || !recording->relative(path)) return;
                    if (recording->find(path) < 0) recording->make(path, false);
                    recording->descriptors[fd] = {recording->find(path), fs::path(path).filename().string()};
+                   if ((flags & O_TRUNC) != 0) recording->add(Kind::kLength, fd, 0, "");
                  });
   };
   c.close = [](int fd) {
@@ -182,6 +193,14 @@ Syscalls recording_calls(const Syscalls& real) {
     return noted([&] { return recording->real.pwrite(fd, bytes, n, offset); },
                  [&](ssize_t done) {
                    recording->add(Kind::kWrite, fd, static_cast<std::uint64_t>(offset),
+                                  {static_cast<const char*>(bytes), static_cast<std::size_t>(done)});
+                 });
+  };
+  c.write = [](int fd, const void* bytes, std::size_t n) {
+    return noted([&] { return recording->real.write(fd, bytes, n); },
+                 [&](ssize_t done) {
+                   const off_t end = ::lseek(fd, 0, SEEK_CUR);  // fails for a pipe, which is not recorded
+                   recording->add(Kind::kWrite, fd, static_cast<std::uint64_t>(end - done),
                                   {static_cast<const char*>(bytes), static_cast<std::size_t>(done)});
                  });
   };
@@ -205,6 +224,12 @@ Syscalls recording_calls(const Syscalls& real) {
     return noted([&] { return recording->real.rename(from, to, flags); },
                  [&](int) {
                    if (recording->relative(to)) recording->move(from, to, (flags & RENAME_EXCHANGE) != 0);
+                 });
+  };
+  c.link = [](const char* from, const char* to) {
+    return noted([&] { return recording->real.link(from, to); },
+                 [&](int) {
+                   if (recording->relative(to)) recording->link(from, to);
                  });
   };
   c.unlink = [](const char* path) {
@@ -235,6 +260,18 @@ DiskRecorder::~DiskRecorder() { scoped_.reset(); }
 
 const DiskState& DiskRecorder::before() const { return recording_->before; }
 const std::vector<DiskOperation>& DiskRecorder::operations() const { return recording_->operations; }
+
+Syscalls without_rename_flags() {
+  static Syscalls real;
+  real = sys();
+  Syscalls c = real;
+  c.rename = [](const char* from, const char* to, unsigned flags) {
+    if (flags == 0) return real.rename(from, to, 0);
+    errno = EINVAL;
+    return -1;
+  };
+  return c;
+}
 
 // ---- The remaining state
 
@@ -282,6 +319,7 @@ void apply(DiskState& state, const DiskOperation& o, bool is_torn, std::mt19937&
   };
   switch (o.kind) {
     case Kind::kMake:
+    case Kind::kLink:
       node(o.directory).entries[o.name] = o.node;
       break;
     case Kind::kRemove:

@@ -38,9 +38,9 @@ struct DiskState {
 };
 
 struct DiskOperation {
-  enum class Kind { kMake, kRemove, kMove, kExchange, kWrite, kLength, kSync };
+  enum class Kind { kMake, kLink, kRemove, kMove, kExchange, kWrite, kLength, kSync };
   Kind kind{};
-  int node = 0;               // created, removed, moved, written or synced
+  int node = 0;               // created, given another name, removed, moved, written or synced
   bool is_directory = false;  // whether the node is a directory
   int directory = 0, to = 0;  // directory of its name; directory to which it is moved, or exchanged with `other`
   int other = -1;
@@ -50,6 +50,9 @@ struct DiskOperation {
 
   std::string text() const;
 };
+
+// Returns the present calls, of which a rename refuses flags, as on NFS.
+Syscalls without_rename_flags();
 
 // Records the operations below a directory during its lifetime, without syncing. Only one may exist at a time.
 // Thread-safe.
