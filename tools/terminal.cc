@@ -162,7 +162,7 @@ int report_error(const Error& error, const std::string& rank) {
 }
 
 void show_json(const Json& json, int depth) {
-  has_answered = has_answered || !host();
+  if (!host()) has_answered = true;  // other threads may be in calls of the Python module
   std::string text = printable_json(to_text(json, depth));
   if (host())
     host()->answer = std::move(text);
@@ -172,7 +172,7 @@ void show_json(const Json& json, int depth) {
 
 void show_json(const Json& object, const JsonList& list, int depth) {
   std::string* const answer = host() ? &host()->answer : nullptr;
-  has_answered = has_answered || !host();
+  if (!host()) has_answered = true;
   if (answer) answer->clear();
   write_text(object, list, depth, [answer](std::string_view text) {
     const std::string shown = printable_json(text);
