@@ -87,6 +87,7 @@ Syscalls real;
 
 // Returns whether this call fails. Single-threaded.
 bool fails(Call call) {
+  if (looks(call) && !soak_is_asked()) return false;  // hundreds in each run
   ++calls_made;
   const bool now = fault.nth > 0 && (fault.sticky ? calls_made >= fault.nth : calls_made == fault.nth);
   if (!now) return false;
@@ -268,6 +269,7 @@ TEST_F(FaultTest, EveryFailingCallLeavesNothingOrEverything) {
              {"layers.0.b", {DType::kUint8, {400, 1000}, std::string(400 * 1000, 'b')}}},
             large / "ck", Mesh({{"dp_shard", 2}}));
   std::vector<Scenario> scenarios(std::begin(kScenarios), std::end(kScenarios));
+  std::erase_if(scenarios, [](const Scenario& s) { return s.has_plain_renames && !soak_is_asked(); });
   scenarios.push_back({"large pieces to dcp", large / "ck", "dcp", "dp_shard=3", false});
   scenarios.push_back({"large pieces, cold", large / "ck", "dcp", "dp_shard=3", false, false, true});
   for (const Scenario& s : scenarios) {
