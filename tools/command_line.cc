@@ -321,7 +321,7 @@ Option CommandLine::add_words(const std::string& name, const WordTexts& rows, bo
     if (!row.text.empty()) meanings.push_back(row.text);
   }
   const auto take_word = [words, take = std::move(take)](const std::string& word) {
-    take(static_cast<std::size_t>(std::find(words.begin(), words.end(), word) - words.begin()));
+    take(std::find(words.begin(), words.end(), word) - words.begin());
   };
   const auto take_all = [take_word](const std::vector<std::string>& given) {
     std::for_each(given.begin(), given.end(), take_word);
@@ -356,10 +356,13 @@ namespace {
 
 // The parser of a program's command lines, and what it fills.
 struct Parser {
-  explicit Parser(const Program& it) : program(it), app(it.summary) {
+  // Adds the options of the commands that `words` name, or of all commands if there are no words. Most of the time that
+  // the program needs to start goes into options.
+  explicit Parser(const Program& it, const std::vector<std::string>& words = {}) : program(it), app(it.summary) {
     app.name("reshard");
     app.formatter_fn([this](const CLI::App* of, const std::string&, CLI::AppFormatMode mode) {
-      return program.help(program, texts(), of == &app ? "" : of->get_name(), mode == CLI::AppFormatMode::All);
+      return program.help(program, describe(program), of == &app ? "" : of->get_name(),
+                          mode == CLI::AppFormatMode::All);
     });
     app.set_help_flag("-h", "Show a summary")->group("Help");
     app.set_help_all_flag("--help", "Show all options")->group("Help");
@@ -376,7 +379,7 @@ struct Parser {
     program.common(line);
     for (const Command& command : program.commands) {
       CommandLine part(*app.add_subcommand(command.name, command.summary), action, hints, notes[command.name]);
-      command.add(part);
+      if (words.empty() || std::find(words.begin(), words.end(), command.name) != words.end()) command.add(part);
     }
   }
 
@@ -454,12 +457,12 @@ PathsOfLine paths_of(const CLI::App& app, const HintTable& hints) {
 }  // namespace
 
 ParsedLine parse_command_line(int argc, char** argv, const Program& program) {
-  Parser parser(program);
+  const std::vector<std::string> words(argv, argv + argc);  // the program's name, which is no command's, among them
+  Parser parser(program, words);
   ParsedLine parsed;
   try {
     // The library takes the words after the program's name last one first.
-    const std::reverse_iterator last(argv + argc), first(argv + std::min(argc, 1));
-    parser.app.parse(std::vector<std::string>(last, first));
+    parser.app.parse(std::vector<std::string>(words.rbegin(), words.rend() - std::min(argc, 1)));
   } catch (const CLI::Success& e) {  // --help, --version
     parsed.exit_code = parser.app.exit(e);
     return parsed;
