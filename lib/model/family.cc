@@ -288,6 +288,16 @@ std::string_view Families::class_table() const {
 
 Families::Iterator Families::end() const { return {own_, builtin_families().size() + (own_ ? 1 : 0)}; }
 
+void each_family(Families families, std::span<const std::string> words,
+                 const std::function<bool(const Family&)>& look) {
+  if (families.own() && !look(*families.own())) return;
+  for (std::size_t i = 0; i < builtin_families().size(); ++i) {
+    const auto is_mentioned = [&](const std::string& word) { return mentions(i, word); };
+    if (!words.empty() && std::none_of(words.begin(), words.end(), is_mentioned)) continue;
+    if (!look(*builtin_family(i))) return;
+  }
+}
+
 std::vector<std::string> family_names(Families families) {
   std::vector<std::string> out;
   if (families.own()) out.push_back(families.own()->name);
@@ -435,10 +445,10 @@ TensorParallelCut tensor_parallel_cut(const ParsedName& name) {
       cut = {};
       break;
     case Form::kSections:
-      if (cut.dim == 0) cut.sections = static_cast<Index>(name.stored->parts.size());
+      if (cut.dim == 0) cut.sections = std::ssize(name.stored->parts);
       break;
     case Form::kStackedSections:
-      if (cut.dim == 0) cut.sections = static_cast<Index>(name.stored->parts.size());
+      if (cut.dim == 0) cut.sections = std::ssize(name.stored->parts);
       ++cut.dim;
       break;
     case Form::kStacked:
@@ -535,18 +545,32 @@ Known best_known(const NamePatterns& names, Families families, bool around_text)
   const auto look = [&](const Family* family) {
     if (const Index known = count_known(*family, names); known > best.names) best = {family, known, known == all};
   };
-  for (const Family* family : families) {
-    if (best.names == all) break;
-    look(family);
-    if (best.names == all || !around_text || family->around_text.empty()) continue;
-    const NamePatterns inner = text_names(*family, names);
+  if (all == 0) return best;
+  each_family(families, first_words(names), [&](const Family& family) {
+    look(&family);
+    if (best.names == all) return false;
+    if (!around_text || family.around_text.empty()) return true;
+    const NamePatterns inner = text_names(family, names);
     const Family* const text = inner.empty() ? nullptr : best_known(inner, families, false).family;
-    if (const Family* const over = text ? family_over(*family, *text) : nullptr) look(over);
-  }
+    if (const Family* const over = text ? family_over(family, *text) : nullptr) look(over);
+    return best.names != all;
+  });
   return best;
 }
 
 }  // namespace
+
+std::vector<std::string> first_words(const NamePatterns& names) {
+  constexpr std::size_t kMost = 16;  // more are not worth searching for
+  std::vector<std::string> out;
+  for (const auto& [pattern, alike] : names) {
+    const std::string word =
+        pattern.substr(0, pattern.find('.') == std::string::npos ? pattern.size() : pattern.find('.') + 1);
+    if (word.find('{') != std::string::npos || out.size() == kMost) return {};
+    if (out.empty() || out.back() != word) out.push_back(word);
+  }
+  return out;
+}
 
 Known best_known(const NamePatterns& names, Families families) { return best_known(names, families, true); }
 

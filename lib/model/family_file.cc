@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <deque>
 #include <functional>
 #include <map>
@@ -244,7 +245,8 @@ class FamilyReader {
   Status read_default(const Json& item) {
     const auto pair = TRY(item.as_array());
     if (pair.size() != 2) return corrupt("expected [name, formula]");
-    out_.defaults.push_back({std::string(TRY(pair[0].as_string())), std::string(TRY(pair[1].as_string()))});
+    const std::string_view name = TRY(pair[0].as_string()), formula = TRY(pair[1].as_string());
+    out_.defaults.push_back({std::string(name), std::string(formula)});
     return check_formula(out_.defaults.back().formula);
   }
 
@@ -279,7 +281,7 @@ class FamilyReader {
       return corrupt("place: '" + printable(rule.hf) + "' " + (is_layer ? "has" : "has no") + " layer number {}");
     if (rule.shape.empty() != dropped) return corrupt("shape: expected either a shape or \"dropped\": true");
     const auto formulas = rule.shape.empty() ? std::vector<std::string>() : split(rule.shape, ',');
-    if (formulas.size() > static_cast<std::size_t>(kMaxRank))
+    if (formulas.size() > std::size_t{kMaxRank})
       return corrupt("shape: expected at most " + std::to_string(kMaxRank) + " dimensions, got " +
                      std::to_string(formulas.size()));
     for (const std::string& formula : formulas) TRY(check_formula(formula));
@@ -412,12 +414,12 @@ class FamilyReader {
       return corrupt("axes: expected with form axes, and only there");
     if (rule.form != Form::kAxes) return {};
     for (const std::string& word : split(TRY(text(json, "axes")), ' ')) rule.axes.push_back(TRY(axis_of(word)));
-    if (rule.axes.size() > static_cast<std::size_t>(kMaxRank))
+    if (rule.axes.size() > std::size_t{kMaxRank})
       return corrupt("axes: expected at most " + std::to_string(kMaxRank) + ", got " +
                      std::to_string(rule.axes.size()));
     if (json.contains("columns")) {
       rule.columns = TRY(number(json, "columns", 2, 16));
-      rule.section = static_cast<std::size_t>(TRY(number(json, "section", 0, rule.columns - 1)));
+      rule.section = TRY(number(json, "section", 0, rule.columns - 1));
     }
     rule.pairs = in_pairs && json.contains("pairs") && TRY(json.get_bool("pairs"));
     rule.layers.from = TRY(text(json, "from"));
@@ -500,7 +502,7 @@ class FamilyReader {
     if (at == std::string::npos) out.push_back(rule);
     for (std::size_t b = 0; b < blocks.size() && at != std::string::npos; ++b) {
       rule.stored = name.substr(0, at) + blocks[b] + name.substr(at + kBlock.size());
-      rule.layers.block = static_cast<Index>(b);
+      rule.layers.block = b;
       rule.layers.step = std::ssize(blocks);
       out.push_back(rule);
     }
@@ -516,7 +518,7 @@ class FamilyReader {
     }));
     if (!rule.is_section()) return {};
     if (rule.sections.size() < 2) return corrupt("sections: expected the sizes of two or more");
-    rule.section = static_cast<std::size_t>(TRY(number(json, "section", 0, std::ssize(rule.sections) - 1)));
+    rule.section = TRY(number(json, "section", 0, std::ssize(rule.sections) - 1));
     return {};
   }
 
@@ -590,7 +592,7 @@ class BuiltinReader {
 
   const Family* read(std::string_view name) {
     const auto found = std::find_if(all_.begin(), all_.end(), [&](const BuiltinFamily& b) { return b.name == name; });
-    return found == all_.end() ? nullptr : read(static_cast<std::size_t>(found - all_.begin()));
+    return found == all_.end() ? nullptr : read(found - all_.begin());
   }
 
   const std::span<const BuiltinFamily> all_ = builtin_families();
@@ -602,6 +604,20 @@ class BuiltinReader {
 
 Result<Family> parse_family(std::string_view text, std::string_view path) {
   return read_family(text, path, [](std::string_view name) { return find_family(name); });
+}
+
+bool mentions(std::size_t i, const std::string& word) {
+  constexpr std::string_view kExtends = "\"extends\": \"";
+  const std::span<const BuiltinFamily> all = builtin_families();
+  const std::string_view text = all[i].text;
+  if (::memmem(text.data(), text.size(), word.data(), word.size())) return true;
+  const std::size_t found = text.find(kExtends);
+  if (found == std::string_view::npos) return false;
+  const std::size_t begin = found + kExtends.size();
+  const std::string_view base = text.substr(begin, text.find('"', begin) - begin);
+  for (std::size_t k = 0; k < all.size(); ++k)
+    if (all[k].name == base) return k != i && mentions(k, word);
+  return true;
 }
 
 const Family* builtin_family(std::size_t i) {

@@ -15,6 +15,7 @@
 // The members are those of NameRule, StoredRule and ConfigDefault (family.h); docs/adding.md describes each of them.
 #pragma once
 
+#include <functional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -45,6 +46,17 @@ std::string_view builtin_kept_dtypes();
 std::string_view builtin_parameter_order();
 // Returns the table of transposed_weights.h as text.
 std::string_view builtin_transposed();
+// Returns whether the text of builtin_families()[i], or of a family that it extends, contains a word. Does not parse
+// it.
+bool mentions(std::size_t i, const std::string& word);
+// Calls `look` with each family whose description mentions one of the words, in order, until it returns false; with all
+// families if there are no words. Built-in descriptions are searched as text, so that others are not parsed.
+void each_family(Families families, std::span<const std::string> words, const std::function<bool(const Family&)>& look);
+
+// Returns the components with which the names begin, "model." of "model.norm.weight": what a family that knows one of
+// them mentions (each_family()). Empty if one could be anything, such as a number, or if there are many.
+std::vector<std::string> first_words(const NamePatterns& names);
+
 // Returns builtin_families()[i], parsed at the first call. Lives as long as the process; thread-safe.
 const Family* builtin_family(std::size_t i);
 // Returns a family with around_text over the given text family: "llava+qwen2". Returns `outer` itself if `text` is the

@@ -10,6 +10,7 @@
 #include "lib/base/text.h"
 #include "lib/checkpoint/average_words.h"
 #include "lib/model/family.h"
+#include "lib/model/family_file.h"
 
 namespace reshard {
 namespace {
@@ -186,21 +187,28 @@ Wrapper best_wrapper(const NamePatterns& names, const WrapperOf& wrapper_of) {
 // Returns a family that has all these names except for its base_prefix(); its in-memory names, if it has others there.
 const Family* family_without_base(const NamePatterns& names, std::string_view prefix, Families families) {
   if (count_all(names) < kFewNames) return nullptr;
-  for (const Family* family : families) {
-    const std::string base = base_prefix(*family);
+  NamePatterns without;
+  for (const auto& [pattern, alike] : names)
+    if (!pattern.starts_with(prefix))
+      return nullptr;
+    else
+      without.emplace(pattern.substr(prefix.size()), alike);
+  const Family* found = nullptr;
+  each_family(families, first_words(without), [&](const Family& family) {
+    const std::string base = base_prefix(family);
     Index parameters = 0;
     const auto is_known = [&](const auto& name) {
       const std::string_view example = name.second.example;
-      if (!example.starts_with(prefix)) return false;
       const std::string whole = base + std::string(example.substr(prefix.size()));
-      const auto parsed = parse_name(*family, whole);
-      const bool is_parameter = parsed && (family->in_memory.empty() || parsed->stored);
+      const auto parsed = parse_name(family, whole);
+      const bool is_parameter = parsed && (family.in_memory.empty() || parsed->stored);
       parameters += is_parameter;
-      return is_parameter || family->carries(whole);
+      return is_parameter || family.carries(whole);
     };
-    if (!base.empty() && std::all_of(names.begin(), names.end(), is_known) && parameters > 0) return family;
-  }
-  return nullptr;
+    if (!base.empty() && std::all_of(names.begin(), names.end(), is_known) && parameters > 0) found = &family;
+    return found == nullptr;
+  });
+  return found;
 }
 
 Wrapper wrapper_by_family(const NamePatterns& names, Families families) {
@@ -223,7 +231,7 @@ Wrapper wrapper_by_words(const NamePatterns& names) {
   std::string_view common = names.begin()->first;
   for (const auto& [pattern, alike] : names) {
     const auto differ = std::mismatch(common.begin(), common.end(), pattern.begin(), pattern.end()).first;
-    common = common.substr(0, static_cast<std::size_t>(differ - common.begin()));
+    common = common.substr(0, differ - common.begin());
   }
   std::size_t end = 0;
   std::string_view last, before;

@@ -6,6 +6,7 @@
 #include <set>
 
 #include "lib/base/file.h"
+#include "lib/model/family_file.h"
 #include "lib/model/parameters.h"
 #include "lib/model/view.h"
 
@@ -113,6 +114,30 @@ TEST(Family, TablesAreConsistent) {
       }
     }
   }
+}
+
+// A family that does not mention how a name begins is not even parsed when that name is looked up.
+TEST(Family, MentionsHowItsNamesBegin) {
+  const auto is_visited = [](const Family* family, const std::string& name) {
+    NamePatterns names;
+    add_name(names, name);
+    bool found = false;
+    each_family({}, first_words(names), [&](const Family& f) { return !(found = found || &f == family); });
+    return found;
+  };
+  for (const Family* family : Families()) {
+    std::set<std::string> names;
+    for (const NameRule& rule : family->rules) names.insert(rule.hf);
+    for (const ConventionTable& table : family->conventions)
+      for (const StoredRule& rule : table.rules) names.insert(rule.stored);
+    for (const auto& [file, memory] : family->in_memory) names.insert({file + "weight", memory + "weight"});
+    for (const std::string& name : names)
+      EXPECT_TRUE(is_visited(family, format_pattern(name, 0, 0))) << family->name << ": " << name;
+  }
+  int visited = 0;
+  const std::vector<std::string> unknown = {"of_no_family."};
+  each_family({}, unknown, [&](const Family&) { return ++visited > 0; });
+  EXPECT_EQ(visited, 0);
 }
 
 TEST(Family, IsDetectedByWhatItAloneHas) {
