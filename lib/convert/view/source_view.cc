@@ -58,78 +58,115 @@ bool selects(const Selection& s, std::string_view name) {
   return (s.include.empty() || any_glob_matches(s.include, name)) && !any_glob_matches(s.exclude, name);
 }
 
-Result<Selected> select(const Catalog& source, const Selection& selection, const Format& format, bool without_faulty,
-                        bool files_too, ConversionNotes& notes) {
-  const auto& tensors = source.tensors();
-  Selected out;
-  std::vector<bool> is_faulty(tensors.size());
-  if (without_faulty) {
+namespace {
+
+// Divides the tensors and objects of a source into those that are converted and those that are left out, by reason.
+class Selector {
+ public:
+  Selector(const Catalog& source, const Selection& selection, const Format& format)
+      : source_(source), selection_(selection), format_(format), is_faulty_(source.tensors().size()) {}
+
+  void leave_out_faulty(bool files_too, ConversionNotes& notes) {
+    const auto& tensors = source_.tensors();
     LeftOut faulty{"incomplete or stored twice (--allow cover)", 0, 0, 0, {}};
-    for (const auto& [tensor, error] : tensor_faults(source, files_too)) {
-      is_faulty[tensor] = true;
+    for (const auto& [tensor, error] : tensor_faults(source_, files_too)) {
+      is_faulty_[tensor] = true;
       ++faulty.tensors;
       faulty.bytes += tensors[tensor].bytes();
       faulty.names.push_back(tensors[tensor].name);
     }
-    if (faulty.tensors > 0) {
-      out.complete = false;
-      notes.warnings.push_back(
-          count_of(faulty.tensors, "tensor") +
-          " left out because pieces are missing or stored twice; reshard_manifest.json lists the names");
-      notes.left_out.push_back(std::move(faulty));
+    if (faulty.tensors == 0) return;
+    selected_.complete = false;
+    notes.warnings.push_back(
+        count_of(faulty.tensors, "tensor") +
+        " left out because pieces are missing or stored twice; reshard_manifest.json lists the names");
+    notes.left_out.push_back(std::move(faulty));
+  }
+
+  void divide_tensors() {
+    const auto& tensors = source_.tensors();
+    bool holds_model = false;
+    for (std::size_t i = 0; i < tensors.size(); ++i) {
+      if (is_faulty_[i]) continue;
+      if (LeftOut* const left = reason_for(tensors[i])) {
+        ++left->tensors;
+        left->bytes += tensors[i].bytes();
+        continue;
+      }
+      selected_.tensors.push_back(i);
+      holds_model = holds_model || state_kind(tensors[i].key()) == StateKind::kModel;
+    }
+    // A config describes only models, so it is unknown what is missing of other state.
+    selected_.complete = selected_.complete && excluded_.tensors == 0 && holds_model;
+  }
+
+  void divide_blobs() {
+    for (std::size_t i = 0; i < source_.blobs.size(); ++i) {
+      if (LeftOut* const left = reason_for(source_.blobs[i])) {
+        ++left->objects;
+        left->bytes += source_.blobs[i].extent.length;
+      } else {
+        selected_.blobs.push_back(i);
+      }
     }
   }
-  LeftOut optimizer{"optimizer", 0, 0, 0}, average{"average of the weights", 0, 0, 0};
-  LeftOut other{"training state", 0, 0, 0}, excluded{"excluded", 0, 0, 0};
-  bool holds_model = false;
-  LeftOut parts{"other parts", 0, 0, 0}, merged{"adapter, merged into the weights", 0, 0, 0};
-  for (std::size_t i = 0; i < tensors.size(); ++i) {
-    if (is_faulty[i]) continue;
-    const StateKind kind = state_kind(tensors[i].key());
-    LeftOut* left = nullptr;
-    const bool is_adapters = is_adapter(tensors[i].key()) && kind != StateKind::kModel;
-    if (is_adapters && selection.merge_adapter) left = &merged;
+
+  Selected take(ConversionNotes& notes) {
+    for (LeftOut* left : {&optimizer_, &average_, &other_, &parts_, &excluded_, &merged_})
+      if (left->tensors + left->objects > 0) notes.left_out.push_back(std::move(*left));
+    return std::move(selected_);
+  }
+
+ private:
+  // Returns why a tensor is left out; null if it is converted.
+  LeftOut* reason_for(const Tensor& tensor) {
+    const StateKind kind = state_kind(tensor.key());
+    const bool is_adapters = is_adapter(tensor.key()) && kind != StateKind::kModel;
+    if (is_adapters && selection_.merge_adapter) return &merged_;
     const bool stays =
-        is_adapters && kind == StateKind::kOther && (format.holds_adapter() || format.resumes_training());
-    const bool is_held = format.holds == Holds::kModel  ? kind == StateKind::kModel
-                         : format.holds == Holds::kAdam ? kind != StateKind::kOther
-                                                        : true;
-    if (!left && !is_held && !stays)
-      left = kind == StateKind::kOptimizer ? &optimizer : is_of_average(source, tensors[i].name) ? &average : &other;
-    if (!left && !is_of_part(tensors[i].key(), selection.part)) left = &parts;
-    if (!left && !selects(selection, tensors[i].name)) {
-      left = &excluded;
-      out.complete = false;
+        is_adapters && kind == StateKind::kOther && (format_.holds_adapter() || format_.resumes_training());
+    if (!holds(kind) && !stays) {
+      if (kind == StateKind::kOptimizer) return &optimizer_;
+      return is_of_average(source_, tensor.name) ? &average_ : &other_;
     }
-    if (!left) {
-      out.tensors.push_back(i);
-      holds_model = holds_model || kind == StateKind::kModel;
-      continue;
-    }
-    ++left->tensors;
-    left->bytes += tensors[i].bytes();
+    if (!is_of_part(tensor.key(), selection_.part)) return &parts_;
+    return selects(selection_, tensor.name) ? nullptr : &excluded_;
   }
-  out.complete =
-      out.complete && holds_model;  // a config describes only models, so what is missing of other state is unknown
-  for (std::size_t i = 0; i < source.blobs.size(); ++i) {
-    const Blob& blob = source.blobs[i];
-    LeftOut* left = nullptr;
-    if (format.holds != Holds::kEverything && !(format.takes_object && format.takes_object(blob.key())))
-      left = state_kind(blob.key()) == StateKind::kOptimizer ? &optimizer : &other;
-    if (!left && !is_of_part(blob.key(), selection.part)) left = &parts;
-    if (!left && !selects(selection, blob.name)) left = &excluded;
-    if (!left) {
-      out.blobs.push_back(i);
-      continue;
-    }
-    ++left->objects;
-    left->bytes += blob.extent.length;
+
+  LeftOut* reason_for(const Blob& blob) {
+    if (format_.holds != Holds::kEverything && !(format_.takes_object && format_.takes_object(blob.key())))
+      return state_kind(blob.key()) == StateKind::kOptimizer ? &optimizer_ : &other_;
+    if (!is_of_part(blob.key(), selection_.part)) return &parts_;
+    return selects(selection_, blob.name) ? nullptr : &excluded_;
   }
+
+  bool holds(StateKind kind) const {
+    if (format_.holds == Holds::kModel) return kind == StateKind::kModel;
+    return format_.holds != Holds::kAdam || kind != StateKind::kOther;
+  }
+
+  const Catalog& source_;
+  const Selection& selection_;
+  const Format& format_;
+  std::vector<bool> is_faulty_;
+  Selected selected_;
+  LeftOut optimizer_{"optimizer", 0, 0, 0, {}}, average_{"average of the weights", 0, 0, 0, {}};
+  LeftOut other_{"training state", 0, 0, 0, {}}, excluded_{"excluded", 0, 0, 0, {}};
+  LeftOut parts_{"other parts", 0, 0, 0, {}}, merged_{"adapter, merged into the weights", 0, 0, 0, {}};
+};
+
+}  // namespace
+
+Result<Selected> select(const Catalog& source, const Selection& selection, const Format& format, bool without_faulty,
+                        bool files_too, ConversionNotes& notes) {
+  Selector selector(source, selection, format);
+  if (without_faulty) selector.leave_out_faulty(files_too, notes);
+  selector.divide_tensors();
+  selector.divide_blobs();
+  Selected out = selector.take(notes);
   note_objects_of_ranks(source, out.blobs, notes);
   if (format.holds == Holds::kEverything) note_names_off_paths(source, notes);
-  for (LeftOut* left : {&optimizer, &average, &other, &parts, &excluded, &merged})
-    if (left->tensors + left->objects > 0) notes.left_out.push_back(std::move(*left));
-  if (tensors.empty())
+  if (source.tensors().empty())
     return usage_error((source.files.size() == 1 ? source.file_path(0) : source.root) + ": contains no tensors");
   if (out.tensors.empty())
     return usage_error(source.root + ": no tensor " + nothing_selected(selection) + choice_of_part(source));
