@@ -33,7 +33,10 @@ bool is_model(const Catalog& catalog) {
 Result<std::optional<OpenCheckpoint>> open_snapshot(const PathSnapshot& place, const OpenOptions& options) {
   std::optional<OpenCheckpoint> open = TRY(open_parts(place, options));
   if (!open)
-    if (const Format* f = TRY(recognised_format(place))) open = OpenCheckpoint{f, TRY(f->open(place, options))};
+    if (const Format* f = TRY(recognised_format(place))) {
+      std::unique_ptr<Reader> reader = TRY(f->open(place, options));
+      open = OpenCheckpoint{f, std::move(reader)};
+    }
   if (!open)
     if (const PathSnapshot* const inner = TRY(checkpoint_of_step(place))) return open_snapshot(*inner, options);
   if (open && options.weights == Weights::kMaster && !open->format->has_masters)

@@ -271,36 +271,116 @@ TEST(Architecture, EveryHeaderSaysWhatItIsForAndIsReadOnce) {
   }
 }
 
-// The string literals of a source, without comments and includes.
-std::vector<std::string> literals_of(const std::string& text) {
-  std::vector<std::string> out;
+// A source in two: its string literals, and its code, in which literals, comments and includes are blank.
+struct SourceText {
+  std::string code;
+  std::vector<std::string> literals;
+};
+
+SourceText split_source(const std::string& text) {
+  SourceText out{text, {}};
   const auto skip_to = [&](std::size_t from, std::string_view what) {
     const std::size_t found = text.find(what, from);
     return found == std::string::npos ? text.size() : found + what.size();
   };
   for (std::size_t i = 0; i < text.size();) {
     const std::string_view rest = std::string_view(text).substr(i);
+    const std::size_t begin = i;
     if (rest.starts_with("//") || rest.starts_with("#include")) {
       i = skip_to(i, "\n");
     } else if (rest.starts_with("/*")) {
       i = skip_to(i + 2, "*/");
     } else if (rest.starts_with("R\"")) {
       const std::string tag(rest.substr(2, rest.find('(') - 2));
-      const std::size_t begin = i + 3 + tag.size(), end = skip_to(begin, ")" + tag + "\"");
-      out.push_back(text.substr(begin, end - begin));
-      i = end;
+      const std::size_t first = i + 3 + tag.size();
+      i = skip_to(first, ")" + tag + "\"");
+      out.literals.push_back(text.substr(first, i - first));
     } else if (rest[0] == '\'' && (i == 0 || !std::isalnum(static_cast<unsigned char>(text[i - 1])))) {
       i = skip_to(rest.starts_with("'\\") ? i + 3 : i + 2, "'");
     } else if (rest[0] == '"') {
       std::size_t end = i + 1;
       while (end < text.size() && text[end] != '"') end += text[end] == '\\' ? 2 : 1;
-      out.push_back(text.substr(i + 1, end - i - 1));
+      out.literals.push_back(text.substr(i + 1, end - i - 1));
       i = end + 1;
     } else {
       ++i;
+      continue;
     }
+    for (std::size_t k = begin; k < i && k < text.size(); ++k)
+      if (text[k] != '\n') out.code[k] = ' ';
   }
   return out;
+}
+
+std::vector<std::string> literals_of(const std::string& text) { return split_source(text).literals; }
+
+// ---- TRY among initializers
+
+// Returns whether the brace at `at` begins a list of initializers, and not a block or a type's members.
+bool begins_initializers(const std::string& code, std::size_t at) {
+  static const std::regex kBlock(R"((^|[;)}{:]|\]|\b(else|do|try|const|noexcept|override|mutable)|->[\s\w:<>,*&]+|)"
+                                 R"(\b(namespace|struct|class|union|enum)\b[^;{}()=]*)\s*$)");
+  const std::size_t begin = code.find_last_of(";{}", at == 0 ? 0 : at - 1);
+  const std::size_t from = begin == std::string::npos || begin >= at ? 0 : begin;
+  const std::string before = code.substr(from, at - from);
+  return !std::regex_search(before, kBlock);
+}
+
+// Returns the lines on which a TRY follows another initializer in the same list of braces, or in a lambda's captures.
+// If it returns early, neither gcc nor clang destroys what was initialized before it.
+std::vector<std::size_t> late_tries(const std::string& code) {
+  std::vector<std::size_t> out;
+  static const std::regex kTry(R"(\bTRY\()");
+  for (std::sregex_iterator found(code.begin(), code.end(), kTry); found != std::sregex_iterator(); ++found) {
+    const auto at = static_cast<std::size_t>(found->position());
+    int depth = 0;
+    bool is_late = false, has_comma = false;
+    for (std::size_t i = at; i-- > 0 && !is_late;) {
+      const char c = code[i];
+      if (c == ')' || c == ']' || c == '}') ++depth;
+      if (depth == 0 && c == ';') break;  // a block
+      if (depth == 0 && c == ',') has_comma = true;
+      if (c != '(' && c != '[' && c != '{') continue;
+      if (depth-- > 0) continue;
+      depth = 0;
+      if (c == '{' && !begins_initializers(code, i)) break;
+      is_late = has_comma && c != '(';
+      if (c == '(') has_comma = false;  // arguments are destroyed
+    }
+    if (is_late)
+      out.push_back(
+          1 + static_cast<std::size_t>(std::count(code.begin(), code.begin() + static_cast<std::ptrdiff_t>(at), '\n')));
+  }
+  return out;
+}
+
+TEST(Architecture, NoTryFollowsAnotherInitializer) {
+  int seen = 0;
+  for (const SourceFile& file : sources()) {
+    const std::string code = split_source(file.text).code;
+    seen += code.find("TRY(") != std::string::npos;
+    if (file.path == "lib/base/result.h") continue;
+    for (const std::size_t line : late_tries(code))
+      ADD_FAILURE() << file.path << ":" << line << ": what is initialized before this TRY leaks if it returns; "
+                    << "compute its value in a statement of its own";
+  }
+  EXPECT_GT(seen, 100);
+}
+
+TEST(Architecture, ATryAfterAnInitializerIsFound) {
+  const auto is_found = [](const std::string& code) { return !late_tries(split_source(code).code).empty(); };
+  EXPECT_TRUE(is_found("void f() { A a{text, TRY(g())}; }"));
+  EXPECT_TRUE(is_found("void f() {\n  list.push_back({name,\n                  {1, TRY(g())}});\n}"));
+  EXPECT_TRUE(is_found("void f() { return A{.s = text, .i = TRY(g())}; }"));
+  EXPECT_TRUE(is_found("void f() { A a = {text, h(1, TRY(g()))}; }"));
+  EXPECT_TRUE(is_found("void f() { h([s = text, i = TRY(g())] {}); }"));
+  EXPECT_FALSE(is_found("void f() { A a{TRY(g()), text}; }"));
+  EXPECT_FALSE(is_found("void f() { h(text, TRY(g())); }"));
+  EXPECT_FALSE(is_found("void f() { h(text, [&]() -> Status { return TRY(g()); }); }"));
+  EXPECT_FALSE(is_found("void f() { if (a) { const int b = 1, c = TRY(g()); } }"));
+  EXPECT_FALSE(is_found("struct A : B { void f() { TRY(g(1, 2)); } };"));
+  EXPECT_FALSE(is_found("void f() { A a{text, 1};  // , TRY(g())\n}"));
+  EXPECT_FALSE(is_found("void f() { A a{text, \"TRY(\"}; }"));
 }
 
 // Names of formats and of their files, whole or in part.

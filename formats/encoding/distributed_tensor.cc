@@ -62,7 +62,7 @@ Result<std::vector<Index>> read_numbers(Value v, std::string_view what, std::siz
 }
 
 Result<Dims> read_sizes(Value v, std::string_view what) {
-  const auto numbers = TRY(read_numbers(v, what, static_cast<std::size_t>(kMaxRank)));
+  const auto numbers = TRY(read_numbers(v, what, std::size_t{kMaxRank}));
   return Dims(std::span<const Index>(numbers));
 }
 
@@ -146,7 +146,7 @@ Result<RankMesh> read_mesh(const TorchFile& file, Value mesh) {
         out.names.push_back(printable((*names)[i].as_string().value_or("?")));
   for (const std::string_view name : {"_flatten_rank_map", "_flatten_mesh_list"})
     if (const auto all = attribute(mesh, name); all && all->is_sequence())
-      out.ranks = std::max(out.ranks, std::min(static_cast<Index>(all->size()), kMaxMeshRanks));
+      out.ranks = std::max(out.ranks, std::min(std::ssize(*all), kMaxMeshRanks));
   if (const auto rank = attribute(mesh, "_rank")) out.rank = rank->as_int();
   return out;
 }
@@ -244,8 +244,9 @@ Status resolve_sharded(const TorchFile& file, Value state, DistributedTensor& ou
   for (std::size_t i = 0; i < state[0].size(); ++i) {
     const Value shard = state[0][i];
     const Value metadata = TRY(needed(shard, "shard", "metadata"));
-    const Box box = {TRY(read_sizes(TRY(needed(metadata, "shard", "shard_offsets")), "shard offsets")),
-                     TRY(read_sizes(TRY(needed(metadata, "shard", "shard_sizes")), "shard sizes"))};
+    Box box;
+    box.origin = TRY(read_sizes(TRY(needed(metadata, "shard", "shard_offsets")), "shard offsets"));
+    box.shape = TRY(read_sizes(TRY(needed(metadata, "shard", "shard_sizes")), "shard sizes"));
     bool fits = box.origin.rank() == out.shape.rank() && box.shape.rank() == out.shape.rank();
     for (int d = 0; fits && d < out.shape.rank(); ++d) fits = fits_inside(box.origin[d], box.shape[d], out.shape[d]);
     if (!fits) return metadata.mismatch("shard", "a box inside " + to_string(out.shape));

@@ -69,7 +69,7 @@ std::string shapes_text(const Mismatch& m) { return shapes_text(m.tensor->shape,
 
 std::string formula_text(const Parameter& p, int dim, const ModelConfig& config) {
   const std::vector<std::string> formulas = split(p.rule->shape_in(config.layer_type(p.layer)), ',');
-  return explain(formulas[static_cast<std::size_t>(dim)], config.numbers());
+  return explain(formulas[dim], config.numbers());
 }
 
 // Returns a line for each parameter of the table among the mismatches, up to kShownKinds.
@@ -79,7 +79,7 @@ std::vector<std::string> lines_by_rule(const std::vector<Mismatch>& all) {
   std::vector<std::string> lines;
   for (const auto& [rule, m] : first) {
     if (lines.size() == kShownKinds) {
-      lines.push_back("and " + count_of(static_cast<Index>(first.size() - kShownKinds), "other kind") + " of tensor");
+      lines.push_back("and " + count_of(first.size() - kShownKinds, "other kind") + " of tensor");
       break;
     }
     lines.push_back(leaf_of_rule(rule->hf) + ": " + shapes_text(*m) +
@@ -129,7 +129,7 @@ void report_duplicates(const DescribedModel& subject, const std::vector<Duplicat
     f.why.push_back(std::move(line));
   }
   if (duplicates.size() > kShown)
-    f.why.push_back("and " + with_commas(std::ssize(duplicates) - static_cast<Index>(kShown)) + " more like them");
+    f.why.push_back("and " + with_commas(std::ssize(duplicates) - Index{kShown}) + " more like them");
   f.advice = "Find out which of them the training run updated. Add --exclude to leave the others out of a conversion.";
 }
 
@@ -284,7 +284,7 @@ void report_flat(const DescribedModel& subject, const std::vector<Mismatch>& fla
   for (const Mismatch& m : flat) first.emplace(m.parameter->rule, &m);
   for (const auto& [rule, m] : first) {
     if (f.why.size() == kShownKinds) {
-      f.why.push_back("and " + count_of(static_cast<Index>(first.size() - kShownKinds), "other kind") + " of tensor");
+      f.why.push_back("and " + count_of(first.size() - kShownKinds, "other kind") + " of tensor");
       break;
     }
     const Index here = volume(m->tensor->shape), all = volume(m->parameter->shape);
@@ -453,7 +453,7 @@ struct Said {
 };
 
 std::string formula_of(const NameRule& rule, int dim) {
-  std::string formula = split(rule.shape, ',')[static_cast<std::size_t>(dim)];
+  std::string formula = split(rule.shape, ',')[dim];
   return formula.substr(std::min(formula.size(), formula.find_first_not_of(' ')));
 }
 
@@ -578,7 +578,8 @@ std::string report_dtypes(const DescribedModel& subject, const StoredModel& stor
 Result<ModelAudit> audit_model(const Catalog& catalog, const Model& model) {
   const Family& family = *model.family;
   const ModelConfig& config = *model.config;
-  DescribedModel subject{catalog, family, config, model.convention, TRY(parameters(family, config)), 0, {}};
+  std::vector<Parameter> expected = TRY(parameters(family, config));
+  DescribedModel subject{catalog, family, config, model.convention, std::move(expected), 0, {}};
   subject.required = subject.expected.size();
   for (Parameter& p : TRY(optional_parameters(family, config))) subject.expected.push_back(std::move(p));
   for (const Parameter& p : subject.expected) subject.by_name.emplace(p.name, &p);

@@ -130,9 +130,11 @@ Result<Provenance> parse(const Json& json) {
   }
   if (json.contains("models")) {
     const std::span<const Json> models = TRY(json.get_array("models"));
-    for (const Json& model : models)
-      out.models.push_back({StateKind::kModel, std::string(TRY(model.get_string("prefix"))),
-                            std::string(TRY(model.get_string("name"))), "recorded in " + std::string(kManifestFile)});
+    for (const Json& model : models) {
+      const std::string_view prefix = TRY(model.get_string("prefix")), name = TRY(model.get_string("name"));
+      out.models.push_back(
+          {StateKind::kModel, std::string(prefix), std::string(name), "recorded in " + std::string(kManifestFile)});
+    }
   }
   return out;
 }

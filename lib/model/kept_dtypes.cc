@@ -41,7 +41,9 @@ Result<KeptTable> parse_table(std::string_view text) {
   KeptTable out;
   out.version = TRY(json.get_string("transformers"));
   for (const Json& group : TRY(json.get_array("kept"))) {
-    const Kept kept{TRY(texts(group, "always")), TRY(texts(group, "float16"))};
+    Kept kept;
+    kept.always = TRY(texts(group, "always"));
+    kept.in_float16 = TRY(texts(group, "float16"));
     for (std::string& type : TRY(texts(group, "model_types"))) out.of_type.emplace(std::move(type), kept);
   }
   for (std::string& type : TRY(texts(json, "others"))) out.of_type.emplace(std::move(type), Kept{});

@@ -160,7 +160,7 @@ class ViewBuilder {
   static Status check_columns(const Tensor& tensor, const PackedPart& part, Index count) {
     constexpr Index kBytesOfPiece = 200;  // in the view and in the plan
     if (part.columns == 1) return {};
-    const auto stored = static_cast<Index>(tensor.fragments.size() + tensor.replicas.size());
+    const Index stored = tensor.fragments.size() + tensor.replicas.size();
     const Index pieces = ceil_div(stored, count) * tensor.shape[tensor.shape.rank() - 1];
     return may_take(pieces * kBytesOfPiece, [&] {
       return what(tensor) + ", whose columns alternate with another's: " + count_of(pieces, "piece");
@@ -312,8 +312,8 @@ Result<Catalog> recorded_view(const Json& manifest, const Catalog& catalog, cons
   Convention convention = Convention::kHf;
   for (const ConventionInfo& row : kConventions)
     if (title && row.title == *title) convention = row.convention;
-  return canonical_view(catalog, {&numbered_family, config, TRY(manifest.get_bool("hf_rows")), true, true, convention},
-                        nullptr);
+  const bool has_hf_rows = TRY(manifest.get_bool("hf_rows"));
+  return canonical_view(catalog, {&numbered_family, config, has_hf_rows, true, true, convention}, nullptr);
 }
 
 Result<Identity> check_against_config(const Catalog& view, const Family& family, const ModelConfig& config,
