@@ -3,13 +3,13 @@
 
 #include <algorithm>
 #include <array>
-#include <cctype>
 #include <cstdio>
 #include <iterator>
 #include <memory>
 #include <span>
 
 #include "lib/base/text.h"
+#include "lib/checkpoint/average_words.h"
 #include "lib/checkpoint/state_key.h"
 #include "lib/transport/collectives.h"
 
@@ -23,18 +23,6 @@ constexpr double kLargeWeight = 1e4;     // trained weights stay below 100 or so
 constexpr double kLargeHalf = 60000;     // of a float16, whose maximum is 65504
 
 // ---- Kinds of tensors
-
-// Returns the words of a key: "layers.0.attn_norm.weight" contains "attn" and "norm".
-std::vector<std::string> words_of(std::string_view name) {
-  std::vector<std::string> words(1);
-  for (const char c : name) {
-    if (c == '.' || c == '_')
-      words.emplace_back();
-    else
-      words.back() += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
-  }
-  return words;
-}
 
 bool has_word(const std::vector<std::string>& words, const auto& wanted) {
   return std::any_of(words.begin(), words.end(), [&](const std::string& word) {
@@ -143,7 +131,7 @@ class Judge {
   void look_at(const Tensor& tensor, const TensorHealth& h) {
     const StateKind state = split_state_key(tensor.key()).kind;
     if (state == StateKind::kOther || h.elements == 0) return;
-    const std::vector<std::string> words = words_of(tensor.key());
+    const std::vector<std::string> words = words_in_name(tensor.key());
     const bool finite = h.nans + h.infs == 0;
     const bool mask = h.nans == 0 && is_derived(words);  // masks contain minus infinity
     if (!finite && !mask)
@@ -224,7 +212,7 @@ class Judge {
     for (const Case& c : cases) f.tensors.push_back(c.tensor);
     std::sort(f.tensors.begin(), f.tensors.end(), natural_less);
     f.tensors.erase(std::unique(f.tensors.begin(), f.tensors.end()), f.tensors.end());
-    const auto n = static_cast<Index>(f.tensors.size());
+    const auto n = std::ssize(f.tensors);
     const bool plural = n != 1;
     std::string noun(kind.noun);
     if (plural) noun.insert(std::min(noun.find(" of "), noun.size()), "s");
@@ -232,8 +220,7 @@ class Judge {
     std::stable_sort(cases.begin(), cases.end(), [](const Case& a, const Case& b) { return a.weight > b.weight; });
     for (std::size_t i = 0; i < std::min(kWorst, cases.size()); ++i)
       f.why.push_back(printable(cases[i].tensor) + ": " + cases[i].text);
-    if (cases.size() > kWorst)
-      f.why.push_back("and " + with_commas(static_cast<Index>(cases.size() - kWorst)) + " more");
+    if (cases.size() > kWorst) f.why.push_back("and " + with_commas(cases.size() - kWorst) + " more");
     f.lost = kind.lost;
     f.advice = kind.advice;
     return f;
@@ -280,7 +267,7 @@ HealthRecord to_record(const TensorHealth& h) {
   const auto sets = row_sets(h);
   for (std::size_t i = 0; i < sets.size(); ++i) {
     r.rows[i].count = sets[i]->count;
-    r.rows[i].ranges = static_cast<Index>(sets[i]->ranges.size());
+    r.rows[i].ranges = std::ssize(sets[i]->ranges);
     std::copy(sets[i]->ranges.begin(), sets[i]->ranges.end(), r.rows[i].range.begin());
   }
   return r;

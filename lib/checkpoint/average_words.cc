@@ -19,8 +19,9 @@ std::vector<std::string> words_in_name(std::string_view name) {
     const bool begins =
         is_upper(c) && i > 0 &&
         (is_lower(name[i - 1]) || (is_upper(name[i - 1]) && i + 1 < name.size() && is_lower(name[i + 1])));
-    if ((begins || c == '_' || c == '-') && !out.back().empty()) out.emplace_back();
-    if (c != '_' && c != '-') out.back() += is_upper(c) ? static_cast<char>(c - 'A' + 'a') : c;
+    const bool separates = c == '_' || c == '-' || c == '.';
+    if ((begins || separates) && !out.back().empty()) out.emplace_back();
+    if (!separates) out.back() += is_upper(c) ? static_cast<char>(c - 'A' + 'a') : c;
   }
   return out;
 }

@@ -8,8 +8,8 @@
 
 namespace reshard {
 
-// Splits a name at '_', '-' and changes of case, in lower case: "emaModel", "EMA_model" and "EMAModel" are "ema" and
-// "model".
+// Splits a name or key at '.', '_', '-' and changes of case, in lower case: "emaModel", "EMA_model" and "EMAModel" are
+// "ema" and "model".
 std::vector<std::string> words_in_name(std::string_view name);
 
 // "shadow", "avg", "G_ema", ...: a model under it is an average of one, but other modules have such names as well.
