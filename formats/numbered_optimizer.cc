@@ -164,7 +164,7 @@ class RenamedOptimizer : public Reader {
       origins_.emplace(renamed.name, number++);
       if (const auto group = group_of(blob.name)) {
         Names& list = lists_[blob.name];
-        for (const Index parameter : groups.at(static_cast<std::size_t>(*group))) list.push_back(names.at(parameter));
+        for (const Index parameter : groups.at(*group)) list.push_back(names.at(parameter));
       }
       catalog_.blobs.push_back(std::move(renamed));
     }

@@ -131,7 +131,7 @@ void print_stages(const Stages& stages) {
     std::size_t j = i;
     while (j + 1 < stages.size() && are_alike(stages[i], stages[j + 1])) ++j;
     if (shown++ == kShownStages) {
-      print_row("", "... " + count_of(static_cast<Index>(stages.size() - i), "more stage") + " (--json has all)");
+      print_row("", "... " + count_of(stages.size() - i, "more stage") + " (--json has all)");
       return;
     }
     const std::string whose = i == j ? "stage " + std::to_string(i) + ": " + stage_text(stages[i])
@@ -202,8 +202,7 @@ void print_tensors(const Checked& c) {
     }
     std::printf("%s  %s  %s  %s, %s\n", padded(folded(names), 52).c_str(),
                 padded(std::string(info(weight_dtype(first, c.request.memory)).short_name), 5).c_str(),
-                padded(to_string(first.shape), 16).c_str(),
-                count_of(static_cast<Index>(names.size()), "tensor").c_str(),
+                padded(to_string(first.shape), 16).c_str(), count_of(std::ssize(names), "tensor").c_str(),
                 first.is_tied ? "tied: not stored" : count_of(elements, "parameter").c_str());
     i = j;
   }
@@ -231,7 +230,7 @@ AuditReport report_of(const Checked& c, double seconds) {
   report.title = "reshard check " + c.config.path;
   report.findings = c.result.findings;
   report.checks = c.result.checks;
-  report.looked_at = count_of(static_cast<Index>(c.result.parameters.size()), "tensor") + " of the config checked";
+  report.looked_at = count_of(std::ssize(c.result.parameters), "tensor") + " of the config checked";
   report.seconds = seconds;
   return report;
 }

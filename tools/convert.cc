@@ -108,8 +108,7 @@ Result<int> make_view(const ConvertOptions& options, const PreparedConversion& p
   if (quiet) return 0;
   for (std::size_t i = 0; i < std::min(kShown, report.refused.size()); ++i)
     print_row(i == 0 ? "left out" : "", printable(report.refused[i].first) + ": " + report.refused[i].second);
-  if (report.refused.size() > kShown)
-    print_row("", "and " + with_commas(static_cast<Index>(report.refused.size() - kShown)) + " more");
+  if (report.refused.size() > kShown) print_row("", "and " + with_commas(report.refused.size() - kShown) + " more");
   const File file = TRY(File::open(options.destination));
   print_row("done", printable(options.destination) + "   " + human_bytes(TRY(file.size())) + "   " +
                         human_seconds(seconds) + "   " + count_of(report.tensors, "tensor") + " mapped in place" +
@@ -231,7 +230,7 @@ Result<int> plan(const PlanOptions& options) {
   constexpr std::size_t kShown = 8;
   for (std::size_t i = 0; i < std::min(files.size(), kShown); ++i)
     print_row(i == 0 ? "files" : "", files[i].path + "   " + human_bytes(files[i].size));
-  if (files.size() > kShown) print_row("", "and " + with_commas(static_cast<Index>(files.size() - kShown)) + " more");
+  if (files.size() > kShown) print_row("", "and " + with_commas(files.size() - kShown) + " more");
   return 0;
 }
 

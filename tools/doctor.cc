@@ -85,9 +85,7 @@ Fact memory() {
 
 // ---- limits of the process
 
-std::string limit_text(rlim_t limit) {
-  return limit == RLIM_INFINITY ? "unlimited" : with_commas(static_cast<Index>(limit));
-}
+std::string limit_text(rlim_t limit) { return limit == RLIM_INFINITY ? "unlimited" : with_commas(limit); }
 
 Fact open_files() {
   constexpr rlim_t kFew = 1024;
@@ -105,8 +103,8 @@ Fact file_size() {
   ::getrlimit(RLIMIT_FSIZE, &limit);
   Fact out = fine("file size", limit_text(limit.rlim_cur));
   if (limit.rlim_cur != RLIM_INFINITY)
-    out.problem = "no file may be larger than " + human_bytes(static_cast<Index>(limit.rlim_cur)) +
-                  "; remove the limit: ulimit -f unlimited";
+    out.problem =
+        "no file may be larger than " + human_bytes(limit.rlim_cur) + "; remove the limit: ulimit -f unlimited";
   return out;
 }
 
@@ -114,8 +112,7 @@ Fact address_space() {
   constexpr rlim_t kLittle = rlim_t{4} << 30;
   rlimit limit{};
   ::getrlimit(RLIMIT_AS, &limit);
-  Fact out = fine("address space",
-                  limit.rlim_cur == RLIM_INFINITY ? "unlimited" : human_bytes(static_cast<Index>(limit.rlim_cur)));
+  Fact out = fine("address space", limit.rlim_cur == RLIM_INFINITY ? "unlimited" : human_bytes(limit.rlim_cur));
   if (limit.rlim_cur < kLittle)
     out.problem = "worker threads reserve address space that they do not use; remove the limit: ulimit -v unlimited";
   return out;

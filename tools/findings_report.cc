@@ -102,8 +102,7 @@ std::string xml_element(const char* name, const char* attributes, const std::vec
   if (findings.empty()) return {};
   std::string out = std::string("    <") + name;
   if (*attributes != '\0') {
-    const std::string more =
-        findings.size() > 1 ? " (and " + with_commas(static_cast<Index>(findings.size()) - 1) + " more)" : "";
+    const std::string more = findings.size() > 1 ? " (and " + with_commas(std::ssize(findings) - 1) + " more)" : "";
     out += std::string(" ") + attributes + " message=\"" + markup_escaped(headline(*findings[0]) + more) + "\"";
   }
   out += ">";
@@ -161,8 +160,7 @@ void print_findings(const AuditReport& report, std::size_t shown) {
       std::printf("%s%s\n", indent.c_str(), in_column(line, kSeverityWidth).c_str());
   }
   if (n < findings.size())
-    print_row("...", "and " + counts_text({findings.begin() + static_cast<std::ptrdiff_t>(n), findings.end()}) +
-                         " more (--json has all)");
+    print_row("...", "and " + counts_text({findings.begin() + n, findings.end()}) + " more (--json has all)");
 }
 
 void print_summary(const AuditReport& report) {

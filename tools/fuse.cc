@@ -293,8 +293,7 @@ void on_read(fuse_req_t request, fuse_ino_t number, std::size_t size, off_t offs
   const Inode& inode = *tree.find(number);
   // Direct reads have an owner. Those that fill pages, of a mapping, have none and must be answered in full.
   const bool is_direct = info && info->lock_owner != 0;
-  tree.read(request, inode, offset,
-            is_direct ? tree.cheap_length(inode, offset, static_cast<Index>(size)) : static_cast<Index>(size));
+  tree.read(request, inode, offset, is_direct ? tree.cheap_length(inode, offset, size) : static_cast<Index>(size));
 }
 
 void on_readdir(fuse_req_t request, fuse_ino_t number, std::size_t size, off_t offset, fuse_file_info*) {
@@ -308,7 +307,7 @@ void on_readdir(fuse_req_t request, fuse_ino_t number, std::size_t size, off_t o
   entries.insert(entries.end(), directory->children.begin(), directory->children.end());
   std::vector<char> buffer(size);
   std::size_t used = 0;
-  for (auto i = static_cast<std::size_t>(offset); i < entries.size(); ++i) {
+  for (std::size_t i = offset; i < entries.size(); ++i) {
     const struct stat attributes = tree.attributes(entries[i].second);
     const std::size_t n = fuse().add_direntry(request, buffer.data() + used, size - used, entries[i].first.c_str(),
                                               &attributes, static_cast<off_t>(i + 1));

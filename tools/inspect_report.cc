@@ -83,7 +83,7 @@ void print_head(const Inspection& in) {
   if (const std::string torch = attribute(catalog, "torch"); !torch.empty()) writer = "   written by torch " + torch;
   if (const std::string python = attribute(catalog, "python"); !python.empty())
     writer += (writer.empty() ? "   written by Python " : ", Python ") + python;
-  const auto stale = static_cast<Index>(catalog.stale_files.size());
+  const auto stale = std::ssize(catalog.stale_files);
   const std::string text = format + ", " + completeness(in) + "   " + with_commas(in.files.count) +
                            (in.files.count == 1 ? " file, " : " files, ") + human_bytes(in.files.bytes) + ", " +
                            (stale == 0 ? "none" : with_commas(stale)) + " stale" + writer;
@@ -159,7 +159,7 @@ void print_state(const Inspection& in) {
     const std::string shown = is_long ? value.substr(0, kShownValue) + "..." : value;
     parts.push_back(printable(name) + (value.empty() ? "" : " = " + printable(shown)));
   }
-  if (objects > static_cast<Index>(parts.size())) parts.emplace_back("...");
+  if (objects > std::ssize(parts)) parts.emplace_back("...");
   std::printf("%s%s%s\n", colored(padded("objects", kLabel), "1").c_str(), padded(with_commas(objects), kCount).c_str(),
               in_column(join(parts, ", "), kLabel + kCount).c_str());
 }
@@ -168,8 +168,7 @@ void print_remarks(const Inspection& in) {
   const auto some = [](const std::string& label, const char* color, const std::vector<std::string>& all) {
     for (std::size_t i = 0; i < std::min(all.size(), kShownNotes); ++i) print_labelled(label, color, all[i]);
     if (all.size() > kShownNotes)
-      print_labelled("", color,
-                     "and " + with_commas(static_cast<Index>(all.size() - kShownNotes)) + " more; --json has all");
+      print_labelled("", color, "and " + with_commas(all.size() - kShownNotes) + " more; --json has all");
   };
   some("error", "31", problems(in));
   std::vector<std::string> warnings;
@@ -237,12 +236,10 @@ void print_tensors(const Inspection& in, const ReportOptions& options) {
   lines.resize(std::min(folded, kShownLines));
   print_tensor_lines(lines);
   if (lines.size() < folded)
-    std::printf("... %s more lines; --filter GLOB shows them\n",
-                with_commas(static_cast<Index>(folded - lines.size())).c_str());
+    std::printf("... %s more lines; --filter GLOB shows them\n", with_commas(folded - lines.size()).c_str());
   if (wanted.size() < all)
     std::printf("... and %s tensors of the optimizer; --filter '%s*' shows them\n",
-                with_commas(static_cast<Index>(all - wanted.size())).c_str(),
-                printable(optimizer_prefix(in.catalog())).c_str());
+                with_commas(all - wanted.size()).c_str(), printable(optimizer_prefix(in.catalog())).c_str());
 }
 
 // ---- as JSON
@@ -413,7 +410,7 @@ Json columns_json(const FragmentList& list, int rank) {
   for (std::size_t i = 0; i < list.size(); ++i) {
     const Box box = list.box(i);
     for (int d = 0; d < rank; ++d) {
-      columns[static_cast<std::size_t>(d)].add(box.origin[d]);
+      columns[d].add(box.origin[d]);
       columns[static_cast<std::size_t>(rank) + static_cast<std::size_t>(d)].add(box.shape[d]);
     }
   }

@@ -14,7 +14,7 @@ namespace {
 
 FileFacts look_at_files(const Catalog& catalog) {
   FileFacts facts;
-  facts.count = static_cast<Index>(catalog.files.size());
+  facts.count = std::ssize(catalog.files);
   facts.needed = bytes_needed(catalog);
   Index needed = 0;
   for (std::size_t f = 0; f < catalog.files.size(); ++f) {
@@ -119,8 +119,8 @@ std::string completeness(const Inspection& in) {
     return "incomplete: " + with_commas(in.files.missing) + " of " + with_commas(in.files.count) +
            " data files missing";
   if (!in.files.cut_short.empty())
-    return "damaged: " + with_commas(static_cast<Index>(in.files.cut_short.size())) + " of " +
-           with_commas(in.files.count) + " data files cut short";
+    return "damaged: " + with_commas(std::ssize(in.files.cut_short)) + " of " + with_commas(in.files.count) +
+           " data files cut short";
   return "complete";
 }
 

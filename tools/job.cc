@@ -62,7 +62,7 @@ bool leads() { return rank_of(job_ranks()) == 0; }
 Result<Index> machine_count() {
   const auto names = TRY(gather(job_ranks(), host_name()));
   const std::set<std::string> different(names.begin(), names.end());
-  return static_cast<Index>(std::stoll(TRY(broadcast(job_ranks(), std::to_string(different.size())))));
+  return std::stoll(TRY(broadcast(job_ranks(), std::to_string(different.size()))));
 }
 
 Result<Device*> job_device(const std::string& name, Index memory_cap) {

@@ -58,8 +58,8 @@ std::string names_text(const std::vector<std::string>& patterns) {
     else
       ++more;
   }
-  if (more > 0) shown.push_back(with_commas(static_cast<Index>(more)) + " more patterns");
-  if (optimizer > 0) shown.push_back(count_of(static_cast<Index>(optimizer), "pattern") + " of optimizer state");
+  if (more > 0) shown.push_back(with_commas(more) + " more patterns");
+  if (optimizer > 0) shown.push_back(count_of(optimizer, "pattern") + " of optimizer state");
   return join(shown, ", ");
 }
 
@@ -108,8 +108,7 @@ void print_pipeline(const Pipeline& pipeline) {
   for (std::size_t s = 0; s < std::min(pipeline.stages.size(), kListedStages); ++s)
     print_line(s == 0 ? "pipeline" : "", "stage " + std::to_string(s) + ": " + names_text(pipeline.stages[s]), nullptr);
   if (pipeline.stages.size() > kListedStages)
-    print_line("", "and " + with_commas(static_cast<Index>(pipeline.stages.size() - kListedStages)) + " more stages",
-               nullptr);
+    print_line("", "and " + with_commas(pipeline.stages.size() - kListedStages) + " more stages", nullptr);
 }
 
 void print_layout(const LayoutDescriptor& layout) {

@@ -61,8 +61,8 @@ std::string markup_escaped(std::string_view text) {
 
 HtmlCell text_cell(std::string_view text) { return {markup_escaped(text), {}}; }
 HtmlCell name_cell(std::string_view name) { return {element("code", {}, markup_escaped(name)), {}}; }
-HtmlCell count_cell(long long n) { return {with_commas(static_cast<Index>(n)), std::to_string(n)}; }
-HtmlCell bytes_cell(long long n) { return {human_bytes(static_cast<Index>(n)), std::to_string(n)}; }
+HtmlCell count_cell(long long n) { return {with_commas(n), std::to_string(n)}; }
+HtmlCell bytes_cell(long long n) { return {human_bytes(n), std::to_string(n)}; }
 HtmlCell real_cell(double x) {
   if (!std::isfinite(x)) return {"not finite", "Infinity"};
   return {real_text(x), real_text(x)};
@@ -94,8 +94,7 @@ std::string HtmlTable::html() const {
   const std::string label = "class=\"scroll\" tabindex=\"0\" role=\"region\" " + attribute("aria-label", name_);
   std::string out = element("div", label, table);
   if (rows_ > kMostRows)
-    out += element("p", "class=\"hint\"",
-                   "and " + with_commas(static_cast<Index>(rows_ - kMostRows)) + " more (--json has all)");
+    out += element("p", "class=\"hint\"", "and " + with_commas(rows_ - kMostRows) + " more (--json has all)");
   return out;
 }
 
@@ -108,8 +107,7 @@ std::string html_list(const std::vector<std::string>& texts, std::string_view cs
   if (texts.empty()) return {};
   std::string items;
   for (std::size_t i = 0; i < texts.size() && i < most; ++i) items += element("li", {}, markup_escaped(texts[i]));
-  if (texts.size() > most)
-    items += element("li", {}, "and " + with_commas(static_cast<Index>(texts.size() - most)) + " more");
+  if (texts.size() > most) items += element("li", {}, "and " + with_commas(texts.size() - most) + " more");
   return element("ul", css_class.empty() ? "" : attribute("class", css_class), items);
 }
 

@@ -18,15 +18,15 @@ constexpr Index kMaxGroups = 128;
 // The files of a catalog in groups of `size`, so that a page has at most kMaxGroups rows.
 struct Groups {
   explicit Groups(const std::vector<CatalogFile>& all)
-      : files(all), size(std::max<Index>(1, ceil_div(static_cast<Index>(all.size()), kMaxGroups))), bytes(count()) {}
+      : files(all), size(std::max<Index>(1, ceil_div(std::ssize(all), kMaxGroups))), bytes(count()) {}
 
-  std::size_t count() const { return static_cast<std::size_t>(ceil_div(static_cast<Index>(files.size()), size)); }
+  std::size_t count() const { return ceil_div(std::ssize(files), size); }
   std::size_t of(std::uint32_t file) const { return file / static_cast<std::size_t>(size); }
   Json to_json() const {
     Json out = Json::array();
     for (std::size_t g = 0; g < count(); ++g) {
       const std::size_t first = g * static_cast<std::size_t>(size);
-      const Index left = static_cast<Index>(files.size() - first);
+      const Index left = files.size() - first;
       out.push_back(Json::object()
                         .set("first", valid_utf8(files[first].path))
                         .set("count", std::min(size, left))

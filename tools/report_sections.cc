@@ -92,7 +92,7 @@ std::string findings_html(const Json& data) {
   std::string out;
   for (std::size_t i = 0; i < std::min(findings.size(), kMostFindings); ++i) out += article(findings[i], i);
   if (findings.size() > kMostFindings)
-    out += "<p class=\"hint\">and " + with_commas(std::ssize(findings) - static_cast<Index>(kMostFindings)) +
+    out += "<p class=\"hint\">and " + with_commas(std::ssize(findings) - Index{kMostFindings}) +
            " more (--json has all)</p>";
   return html_section("Findings", out.empty() ? "<p>None.</p>" : out);
 }
@@ -113,8 +113,7 @@ std::string checks_html(const Json& data) {
   }
   std::string out = failed.html() + skipped.html();
   if (passed.rows() > 0)
-    out += "<details><summary>" + count_of(static_cast<Index>(passed.rows()), "check") + " passed</summary>" +
-           passed.html() + "</details>";
+    out += "<details><summary>" + count_of(passed.rows(), "check") + " passed</summary>" + passed.html() + "</details>";
   return html_section("Checks", out);
 }
 
@@ -214,7 +213,7 @@ std::string folded_tensors_html(const Json& data) {
   std::vector<std::vector<std::string>> names(layouts.size());
   for (const Json& t : list(data, "tensors")) {
     const auto row = *t.as_array();
-    names[static_cast<std::size_t>(*row[2].as_index())].emplace_back(*row[0].as_string());
+    names[*row[2].as_index()].emplace_back(*row[0].as_string());
   }
   HtmlTable table("tensors", {"tensors", "dtype", "shape", "placement", "#bytes of each"});
   for (std::size_t i = 0; i < layouts.size(); ++i)
@@ -448,10 +447,9 @@ std::string watched_layers_html(const Json& data) {
   std::set<std::size_t> shown;
   for (const Json& cell : list(data, "moved")) {
     const auto row = *cell.as_array();
-    const auto step = static_cast<std::size_t>(*row[1].as_index());
+    const std::size_t step = *row[1].as_index();
     const auto value = row[2].as_double();
-    values[static_cast<std::size_t>(*row[0].as_index())][step] =
-        value ? *value : std::numeric_limits<double>::infinity();
+    values[*row[0].as_index()][step] = value ? *value : std::numeric_limits<double>::infinity();
     shown.insert(step);
   }
   while (shown.size() > kColumns) shown.erase(shown.begin());
@@ -511,13 +509,12 @@ std::string flows_html(const Json& data) {
   }
   const auto targets = list(data, "targets"), sources = list(data, "sources");
   for (std::size_t i = 0; i < targets.size(); ++i) {
-    const auto& [count, from] = pieces[static_cast<Index>(i)];
+    const auto& [count, from] = pieces[i];
     written.add({name_cell(group_text(targets[i])), bytes_cell(number(targets[i], "bytes")), count_cell(count),
                  count_cell(from)});
   }
   for (std::size_t i = 0; i < sources.size(); ++i)
-    read.add({count_cell(static_cast<Index>(i)), name_cell(group_text(sources[i])),
-              bytes_cell(number(sources[i], "bytes"))});
+    read.add({count_cell(i), name_cell(group_text(sources[i])), bytes_cell(number(sources[i], "bytes"))});
   return html_section("Files", written.html() + read.html());
 }
 
@@ -533,8 +530,7 @@ std::string rank_bytes_html(const Json& data) {
   HtmlTable table("data per rank", {"#rank", "#bytes"});
   const auto bytes = list(data, "rank_bytes");
   if (bytes.size() < 2) return {};
-  for (std::size_t i = 0; i < bytes.size(); ++i)
-    table.add({count_cell(static_cast<Index>(i)), bytes_cell(*bytes[i].as_index())});
+  for (std::size_t i = 0; i < bytes.size(); ++i) table.add({count_cell(i), bytes_cell(*bytes[i].as_index())});
   return plain(html_section("Data per rank", table.html()));
 }
 

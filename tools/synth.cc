@@ -333,10 +333,10 @@ Result<int> synth(const SynthOptions& options) {
   const auto target = TRY(lay_out(source.catalog(), subject, options));
   const bool quiet = options.resources.quiet;
   Index fragments = 0;
-  for (const Tensor& t : target->catalog().tensors()) fragments += static_cast<Index>(t.fragments.size());
+  for (const Tensor& t : target->catalog().tensors()) fragments += std::ssize(t.fragments);
   if (!quiet) {
     print_row("model", (options.model.empty() ? options.config : options.model) + "   " +
-                           count_of(static_cast<Index>(source.catalog().tensors().size()), "tensor") + ", " +
+                           count_of(std::ssize(source.catalog().tensors()), "tensor") + ", " +
                            human_bytes(source.catalog().tensor_bytes()) + " in " + count_of(fragments, "shard"));
     std::fflush(stdout);
   }

@@ -296,7 +296,7 @@ class Watch {
     if (!options_.keep_best.empty())
       for (const std::string& line : split(TRY(read_whole_file(options_.keep_best, kMaxRecordBytes)), '\n'))
         best.insert(line);
-    const auto last = static_cast<std::size_t>(std::max<Index>(1, options_.keep_last));
+    const std::size_t last = std::max<Index>(1, options_.keep_last);
     for (std::size_t i = 0; i < complete.size(); ++i) {
       const Step& step = complete[i];
       const bool is_kept = !options_.removes() || i + last >= complete.size() ||
@@ -404,7 +404,7 @@ class Watch {
 
   // Rewrites the sources of proven steps without their optimizer, but not those of the newest ones.
   Status drop_optimizers(const std::vector<Step>& complete) {
-    const auto spared = static_cast<std::size_t>(options_.without_optimizer_after);
+    const std::size_t spared = options_.without_optimizer_after;
     for (std::size_t i = 0; i + spared < complete.size(); ++i) {
       const Step& step = complete[i];
       const auto done = done_.find(step.name);

@@ -126,8 +126,8 @@ Status BinReader::open(const PathSnapshot& place, const OpenOptions& options) {
     catalog_.warnings.push_back(
         "Instances of classes, whose content is not read: " + names_text(unreadable_, "object") +
         ". If tensors are in them, save their state_dict() instead.");
-  catalog_.attributes.emplace_back(
-      "format", "torch.save, " + count_of(static_cast<Index>(names_.size()), "file") + (index_ ? ", index" : ""));
+  catalog_.attributes.emplace_back("format",
+                                   "torch.save, " + count_of(std::ssize(names_), "file") + (index_ ? ", index" : ""));
   if (!prefix_.empty())
     catalog_.attributes.emplace_back("names",
                                      "all tensors are under '" + prefix_ + "', which is left out of their names");

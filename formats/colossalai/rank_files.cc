@@ -46,7 +46,7 @@ bool has(Value object, std::string_view name) {
 Result<std::vector<Index>> read_numbers(Value object, std::string_view name, Index most) {
   const Value list = *object.find(name);
   std::vector<Index> out;
-  if ((list.kind() != Kind::kList && list.kind() != Kind::kTuple) || list.size() > static_cast<std::size_t>(kMaxRank))
+  if ((list.kind() != Kind::kList && list.kind() != Kind::kTuple) || list.size() > std::size_t{kMaxRank})
     return list.mismatch("ParamDistMeta: " + std::string(name), "up to " + std::to_string(kMaxRank) + " numbers");
   for (std::size_t i = 0; i < list.size(); ++i) {
     const auto n = list[i].as_int();
@@ -266,7 +266,7 @@ Status RankReader::add_whole(const std::string& name, KeyPath path, const std::v
   tensor.fragments = FragmentList(tensor.shape.rank());
   Index expected = 1;
   for (const auto& [dim, n] : cuts) expected *= n;
-  if (static_cast<Index>(locals.size()) < expected)
+  if (std::ssize(locals) < expected)
     return corrupt(catalog_.root + ": " + tensor_text(name) + ": expected the parts of " +
                    count_of(expected, "tensor-parallel rank") + ", got " + std::to_string(locals.size()));
   // Compute the offset of each rank's part, and the shape of the whole.
@@ -336,8 +336,7 @@ Status RankReader::open(const PathSnapshot& place, const OpenOptions& options) {
     TRY(add_whole(name, std::move(key), parts));
   }
   catalog_.attributes.emplace_back(
-      "format",
-      "ColossalAI, files of " + count_of(static_cast<Index>(metas.size()), "rank") + " (releases before 0.3.2)");
+      "format", "ColossalAI, files of " + count_of(std::ssize(metas), "rank") + " (releases before 0.3.2)");
   return finish(options);
 }
 

@@ -229,7 +229,7 @@ Status ColossalaiReader::open_model() {
   const std::vector<std::string> copies =
       TRY(counted_shards(tree_.model, unnamed_, is_indexed, stored_bytes_, total_size_));
   for (const std::string& name : copies) TRY(read_model_file({name, {}}));
-  model_files_ = static_cast<Index>(files.size() + copies.size());
+  model_files_ = files.size() + copies.size();
   TRY(add_copies());
   list_parameters();
   read_config(at_root(tree_.model));
@@ -281,7 +281,7 @@ Status ColossalaiReader::open_running_states() {
   }
   const std::string text = TRY(read_whole_file(path, kMaxRunningStates));
   const Json json = TRY(parse_json(text, path));
-  catalog_.files.push_back({std::string(kRunningStates), static_cast<Index>(text.size())});
+  catalog_.files.push_back({std::string(kRunningStates), std::ssize(text)});
   const auto file = static_cast<std::uint32_t>(catalog_.files.size() - 1);
   for (const Json::Member& member : TRY(json.as_object().context(path)))
     TRY(add_json("train_state." + member.key, {"train_state", member.key}, file, member.value));
@@ -307,7 +307,7 @@ Status ColossalaiReader::open(const PathSnapshot& place, const OpenOptions& opti
   if (model_files_ > 0)
     text += std::string(is_safetensors_ ? ", safetensors, " : ", torch.save, ") + count_of(model_files_, "model file");
   if (has_index_) text += ", index";
-  if (!stages_.empty()) text += ", " + count_of(static_cast<Index>(stages_.size()), "pipeline stage");
+  if (!stages_.empty()) text += ", " + count_of(std::ssize(stages_), "pipeline stage");
   if (!states_.empty()) text += ", optimizer";
   catalog_.attributes.insert(catalog_.attributes.begin(), {"format", text});
   return finish(options);

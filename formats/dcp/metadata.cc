@@ -128,7 +128,7 @@ Status MetadataReader::check_globals(const pickle::Document& document) const {
 }
 
 Status MetadataReader::charge(std::size_t bytes) {
-  budget_ -= static_cast<Index>(bytes);
+  budget_ -= bytes;
   if (budget_ >= 0) return {};
   return corrupt("the names, boxes and paths of this pickle are more than " + std::to_string(kCopiedPerByte) +
                  " times its size: the same ones are used too often");
@@ -347,8 +347,8 @@ Status MetadataReader::place(PendingTensor& pending, std::size_t first, const Di
   // non-empty one.
   const auto holds_data = [&](std::size_t i) { return !fragments.box(i).empty(); };
   std::optional<std::size_t> found;
-  if (hint && *hint >= static_cast<Index>(first) && *hint < static_cast<Index>(fragments.size())) {
-    const auto i = static_cast<std::size_t>(*hint);
+  if (hint && *hint >= static_cast<Index>(first) && *hint < std::ssize(fragments)) {
+    const std::size_t i = *hint;
     if (fragments.box(i).origin == offset && !pending.stored[i] && holds_data(i)) found = i;
   }
   if (!found) {

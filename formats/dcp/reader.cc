@@ -193,7 +193,7 @@ void DcpReader::name_objects_of_ranks() {
     if (e.length > kMaxCompared || e.length > left || catalog_.files[e.file].size < e.offset + e.length) return {};
     left -= e.length;
     const auto file = files_.open(catalog_.file_path(e.file));
-    std::string bytes(static_cast<std::size_t>(e.length), '\0');
+    std::string bytes(e.length, '\0');
     if (!file || !(*file)->read_at(e.offset, {reinterpret_cast<std::byte*>(bytes.data()), bytes.size()})) return {};
     return bytes;
   };
@@ -224,7 +224,7 @@ void DcpReader::name_objects_of_ranks() {
 }
 
 Result<std::string> DcpReader::magic(const File& file, const Extent& item) const {
-  std::string bytes(static_cast<std::size_t>(std::min<Index>(4, item.length)), '\0');
+  std::string bytes(std::min<Index>(4, item.length), '\0');
   TRY(file.read_at(item.offset, {reinterpret_cast<std::byte*>(bytes.data()), bytes.size()}));
   return bytes;
 }
@@ -242,7 +242,7 @@ Status DcpReader::locate(const std::vector<std::size_t>& tensors, int threads, c
   for (std::size_t begin = 0; status && begin < tensors.size();) {
     ReadAhead ahead;
     const std::size_t end = fetch_ends_of_items(tensors, begin, ahead);
-    status = parallel_for(static_cast<Index>(end - begin), thread_count(threads), [&](int, Index i) {
+    status = parallel_for(end - begin, thread_count(threads), [&](int, Index i) {
       return locate_tensor(own[tensors[begin + static_cast<std::size_t>(i)]], spool);
     });
     begin = end;
@@ -383,7 +383,7 @@ Result<std::string> DcpReader::blob_bytes(const Blob& blob) {
   const auto file = TRY(files_.open(catalog_.file_path(blob.extent.file)));
   TRY(may_take(blob.extent.length,
                [&] { return at(file->path(), blob.extent.offset) + ": object '" + printable(blob.name) + "'"; }));
-  std::string bytes(static_cast<std::size_t>(blob.extent.length), '\0');
+  std::string bytes(blob.extent.length, '\0');
   TRY(file->read_at(blob.extent.offset, {reinterpret_cast<std::byte*>(bytes.data()), bytes.size()}));
   if (!bytes.starts_with(zstd::kMagic)) {
     TRY(torch_archive::check_item(*file, blob.extent.offset, blob.extent.length)

@@ -96,7 +96,7 @@ bool StoredRows::take_index(const RecordFields& fields) {
   tensor_ = tensor_numbers_.find(fqn);
   if (!tensor_) return false;
   Boxes& boxes = tensors_[*tensor_].boxes;
-  row_ = static_cast<std::size_t>(index.number);
+  row_ = index.number;
   if (row_ >= boxes.stored.size() || boxes.stored[row_] != 0) return false;
   if (boxes.fragments.box(row_).origin != offset.size) return false;
   boxes.stored[row_] = 1;

@@ -361,8 +361,8 @@ void DcpTarget::find_places() const {
   const auto is_before = [this](ItemNumber a, ItemNumber b) { return item(a).offset < item(b).offset; };
   std::size_t begin = 0;
   for (const std::size_t end : ends) {
-    const auto first = in_files_.begin() + static_cast<std::ptrdiff_t>(begin);
-    const auto last = in_files_.begin() + static_cast<std::ptrdiff_t>(end);
+    const auto first = in_files_.begin() + begin;
+    const auto last = in_files_.begin() + end;
     if (begin < end && !std::is_sorted(first, last, is_before)) std::sort(first, last, is_before);
     begin = std::max(begin, end);
   }

@@ -212,7 +212,7 @@ Status check_experts(const FileSet& set, const std::vector<Index>& experts) {
   }
   for (const auto& [number, name] : set.experts) {
     const auto [layer, e] = number;
-    if (layer >= std::ssize(experts) || e >= experts[static_cast<std::size_t>(layer)])
+    if (layer >= std::ssize(experts) || e >= experts[layer])
       return corrupt(path_join(set.root, name) + ": an expert that num_experts of the model states does not " +
                      "count: files of two saves in one directory");
     ++there;

@@ -30,7 +30,7 @@ Error counts_differ(const RankStates& rank, std::size_t g, std::size_t ranks) {
 Status cut_vector(const std::vector<RankStates>& ranks, const std::vector<std::size_t>& of, std::size_t g,
                   const Group& group, std::vector<FlatParameter>& out) {
   const RankStates& first = ranks[of[0]];
-  const auto count = static_cast<Index>(of.size());
+  const auto count = std::ssize(of);
   Index length = 0;
   for (const std::size_t r : of) length = std::max(length, longest(ranks[r].states.groups[g]));
   static const std::vector<Index> kNone;
@@ -47,7 +47,7 @@ Status cut_vector(const std::vector<RankStates>& ranks, const std::vector<std::s
       const Index rank = begin / length;
       if (rank >= count) break;  // too short; reported below
       const Index stop = std::min(*end, (rank + 1) * length);
-      placed.runs.push_back({of[static_cast<std::size_t>(rank)], begin - at, stop - at, begin - rank * length});
+      placed.runs.push_back({of[rank], begin - at, stop - at, begin - rank * length});
       begin = stop;
     }
     at = *next;
@@ -68,7 +68,7 @@ Status cut_vector(const std::vector<RankStates>& ranks, const std::vector<std::s
 // Finds parameters that are each cut into equal runs.
 Status cut_parameters(const std::vector<RankStates>& ranks, std::size_t g, const Group& group,
                       std::vector<FlatParameter>& out) {
-  const auto count = static_cast<Index>(ranks.size());
+  const auto count = std::ssize(ranks);
   Index at = 0;
   for (const NamedShape& p : group) {
     FlatParameter placed{p, g, {}};
@@ -140,15 +140,14 @@ Result<std::vector<FlatParameter>> find_parameters(const std::vector<RankStates>
       continue;
     }
     // Experts are cut over the ranks that hold the same ones: rank % parts.
-    const auto cuts = static_cast<std::size_t>(std::max<Index>(ranks[0].states.partition_counts[g], 1));
+    const std::size_t cuts = std::max<Index>(ranks[0].states.partition_counts[g], 1);
     const std::size_t parts = cuts <= ranks.size() ? ranks.size() / cuts : 0;
     if (parts * cuts != ranks.size() || (parts > 1 && !is_expert_group(groups[g])))
       return counts_differ(ranks[0], g, ranks.size());
     for (std::size_t part = 0; part < parts; ++part) {
       std::vector<std::size_t> of;
       for (std::size_t r = part; r < ranks.size(); r += parts) of.push_back(r);
-      TRY(cut_vector(ranks, of, g, parts > 1 ? with_global_experts(groups[g], static_cast<Index>(part)) : groups[g],
-                     out));
+      TRY(cut_vector(ranks, of, g, parts > 1 ? with_global_experts(groups[g], part) : groups[g], out));
     }
   }
   return out;

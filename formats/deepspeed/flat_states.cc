@@ -15,7 +15,7 @@ namespace {
 // Returns the value of a tensor without dimensions as a text, whatever its dtype.
 Result<std::string> scalar_of(FilePool& files, const std::string& path, const StoredTensor& tensor) {
   std::array<std::byte, 16> bytes{};
-  const auto size = static_cast<std::size_t>(byte_size(tensor.dtype));
+  const std::size_t size = byte_size(tensor.dtype);
   const auto file = TRY(files.open(path));
   TRY(file->read_at(tensor.extent.offset + tensor.start, std::span(bytes).first(size)));
   if (tensor.dtype == DType::kFloat32 && !tensor.big_endian) {

@@ -79,7 +79,7 @@ Status DeepspeedReader::read_optimizers() {
       const auto& list = states.param_groups[g].ids;
       const std::set<Index> ids(list.begin(), list.end());
       for (const FlatParameter& p : parameters)
-        if (ids.contains(static_cast<Index>(p.group))) names[g].push_back(p.parameter.name);
+        if (ids.contains(p.group)) names[g].push_back(p.parameter.name);
     }
     optimizer_ = states.stage             ? "ZeRO " + std::to_string(*states.stage)
                  : states.cuts_parameters ? "ZeRO 3"
@@ -256,7 +256,7 @@ Status DeepspeedReader::read_universal_options(const std::vector<std::vector<std
     const std::set<Index> ids(read[0][g].ids.begin(), read[0][g].ids.end());
     for (const Index id : ids)
       if (id >= 0 && id < std::ssize(groups)) {
-        const auto& of = groups[static_cast<std::size_t>(id)];
+        const auto& of = groups[id];
         names.insert(names.end(), of.begin(), of.end());
       }
     TRY(add_parameter_group(g, read[0][g], model_files_.begin()->second, names));

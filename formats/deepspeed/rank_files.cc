@@ -49,7 +49,7 @@ Result<std::string> text_of(Value v, std::string_view what) {
 
 Result<std::vector<Index>> read_counts(Value v, std::string_view what, Index most = kMaxNumbers) {
   if (!v.is_sequence()) return v.mismatch(what, "a list of numbers");
-  if (static_cast<Index>(v.size()) > most) return v.mismatch(what, "fewer numbers");
+  if (std::ssize(v) > most) return v.mismatch(what, "fewer numbers");
   std::vector<Index> out;
   for (std::size_t i = 0; i < v.size(); ++i) out.push_back(TRY(read_count(v[i], what)));
   return out;
@@ -133,7 +133,7 @@ Status read_group_states(const TorchFile& file, Value states, std::vector<GroupS
     const Index g = has_keys ? TRY(read_count(states.key(i), "state: a group")) : static_cast<Index>(i);
     if (g >= std::ssize(groups))
       return states.mismatch("state of group " + std::to_string(g), "one of " + count_of(std::ssize(groups), "group"));
-    const auto n = static_cast<std::size_t>(g);
+    const std::size_t n = g;
     TRY(read_state(file, has_keys ? states.value(i) : states[i], n, groups[n]));
   }
   return {};
@@ -165,8 +165,7 @@ Result<std::vector<std::vector<Slice>>> read_slices(Value list) {
 
 Result<Dims> read_shape(Value v, const std::string& what) {
   if (v.kind() != Kind::kTuple) return v.mismatch(what, "a shape");
-  if (v.size() > static_cast<std::size_t>(kMaxRank))
-    return v.mismatch(what, "at most " + std::to_string(kMaxRank) + " dimensions");
+  if (v.size() > std::size_t{kMaxRank}) return v.mismatch(what, "at most " + std::to_string(kMaxRank) + " dimensions");
   Dims out;
   for (std::size_t i = 0; i < v.size(); ++i) out.push_back(TRY(read_count(v[i], what)));
   const auto elements = checked_volume(out);
@@ -227,10 +226,10 @@ Result<std::vector<ParameterGroup>> read_parameter_groups(Value list, std::set<s
     for (std::size_t i = 0; i < group.size(); ++i) {
       const std::string name = TRY(text_of(group.key(i), "param_groups"));
       const Value v = group.value(i);
-      bytes_left -= static_cast<Index>(name.size()) + 1;
+      bytes_left -= std::ssize(name) + 1;
       if (bytes_left < 0) return list.mismatch("param_groups", "options of at most " + human_bytes(kMaxOptionBytes));
       if (name == "params") {
-        ids_left -= static_cast<Index>(v.size());
+        ids_left -= std::ssize(v);
         if (ids_left < 0) return list.mismatch("param_groups", "fewer parameters");
         if (v.is_sequence())
           for (std::size_t k = 0; k < v.size(); ++k)

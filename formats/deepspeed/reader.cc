@@ -96,10 +96,10 @@ Status DeepspeedReader::find_parts() {
   if (!info->unknown_patterns.empty())
     return refuse("universal_checkpoint_info has patterns that are not names ('" +
                   printable(*info->unknown_patterns.begin()) + "')");
-  std::vector<std::map<std::string, Dims>> shapes(static_cast<std::size_t>(tensor_ranks_));
+  std::vector<std::map<std::string, Dims>> shapes(tensor_ranks_);
   for (const auto& [number, states] : models_) {
     if (number.second > 0) continue;
-    std::map<std::string, Dims>& own = shapes[static_cast<std::size_t>(number.first)];
+    std::map<std::string, Dims>& own = shapes[number.first];
     if (has_rank_models() && !states.frozen_shapes.empty())
       return refuse("it is unknown how ZeRO 3 cuts frozen parameters among them");
     for (const auto& group : states.groups.value_or(std::vector<Group>()))
@@ -204,10 +204,9 @@ Status DeepspeedReader::read_module_files() {
         return out;
       }));
   if (tensor_ranks_ > 1 && !set_.layers.empty()) {
-    std::vector<std::map<std::string, Dims>> shapes(static_cast<std::size_t>(tensor_ranks_));
+    std::vector<std::map<std::string, Dims>> shapes(tensor_ranks_);
     for (std::size_t i = 0; i < set_.layers.size(); ++i)
-      for (const NamedTensor& t : contents[i].module)
-        shapes[static_cast<std::size_t>(parts[i])].emplace(t.name, t.tensor.shape());
+      for (const NamedTensor& t : contents[i].module) shapes[parts[i]].emplace(t.name, t.tensor.shape());
     TRY(join_parts_of(shapes));
   }
   for (std::size_t i = 0; i < contents.size(); ++i)

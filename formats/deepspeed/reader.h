@@ -98,7 +98,7 @@ Result<std::vector<T>> DeepspeedReader::read_files(const std::vector<std::string
   std::vector<std::optional<T>> contents(names.size());
   std::vector<Index> sizes(names.size());
   TRY(parallel_for(std::ssize(names), thread_count(0), [&](int, Index i) -> Status {
-    const auto k = static_cast<std::size_t>(i);
+    const std::size_t k = i;
     const auto file = TRY(files_.open(path_join(catalog_.root, names[k])));
     sizes[k] = TRY(file->size());
     contents[k] = TRY(read(*file, file->path(), base + static_cast<std::uint32_t>(k)));

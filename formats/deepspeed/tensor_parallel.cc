@@ -56,7 +56,7 @@ Result<std::vector<std::vector<Index>>> read_widths(Value lists) {
   std::vector<std::vector<Index>> out;
   for (std::size_t s = 0; s < lists.size(); ++s) {
     const Value list = lists[s];
-    if (!list.is_sequence() || static_cast<Index>(list.size()) > kMaxMeshRanks) return list.mismatch(kWhat, "widths");
+    if (!list.is_sequence() || std::ssize(list) > kMaxMeshRanks) return list.mismatch(kWhat, "widths");
     out.emplace_back();
     for (std::size_t r = 0; r < list.size(); ++r) {
       const auto width = list[r].as_int();
@@ -153,7 +153,7 @@ Result<JoinedParts> join_parts(const PartCut& cut, const std::vector<Dims>& shap
     return out;
   }
   std::vector<std::vector<Index>> widths = cut.widths;
-  if (widths.empty()) widths.resize(static_cast<std::size_t>(cut.sections));
+  if (widths.empty()) widths.resize(cut.sections);
   for (std::size_t r = 0; r < shapes.size(); ++r) {
     Index sum = 0;
     for (std::vector<Index>& section : widths) {
@@ -192,7 +192,7 @@ void add_part(std::optional<Tensor>& whole, const Tensor& part, const JoinedPart
   }
   const auto add = [&](const FragmentList& from, FragmentList& to) {
     for (std::size_t i = 0; i < from.size(); ++i)
-      for (const LocalBox& box : parts.of_rank[static_cast<std::size_t>(rank)])
+      for (const LocalBox& box : parts.of_rank[rank])
         if (const auto held = in_whole(from.get(i), box, byte_size(part.dtype))) to.add(*held);
   };
   add(part.fragments, is_copy ? whole->replicas : whole->fragments);

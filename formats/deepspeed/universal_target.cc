@@ -91,8 +91,7 @@ Status write_groups(pickle::Dict& optimizer, const Training& run) {
   groups.resize(std::max<std::size_t>(groups.size(), 2), &kNone);
   PickleWriter& w = optimizer.key("param_groups");
   const pickle::List list(w);
-  for (std::size_t g = 0; g < groups.size(); ++g)
-    TRY(write_group(w, *run.adam, *groups[g], has_split || g == 0, static_cast<Index>(g)));
+  for (std::size_t g = 0; g < groups.size(); ++g) TRY(write_group(w, *run.adam, *groups[g], has_split || g == 0, g));
   return {};
 }
 

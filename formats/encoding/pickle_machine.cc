@@ -45,7 +45,7 @@ class Machine : RecordReader {
       std::snprintf(hex, sizeof hex, "opcode 0x%02x", op);
       name = hex;
     }
-    std::string message = at(tree_.path, static_cast<Index>(op_at_)) + ": " + name + ": " + problem_;
+    std::string message = at(tree_.path, op_at_) + ": " + name + ": " + problem_;
     return unsupported_ ? unsupported(std::move(message)) : corrupt(std::move(message));
   }
   // Returns whether the pickle failed because it needed more cells than were reserved.
@@ -102,7 +102,7 @@ class Machine : RecordReader {
         }
       }
       if (!is_done) {
-        pos_ = static_cast<std::size_t>(p - raw_);
+        pos_ = p - raw_;
         stack_.resize(static_cast<std::uint32_t>(top - stack_.data()));
         if (!step()) return false;
         if (stopped_) return true;
@@ -129,7 +129,7 @@ class Machine : RecordReader {
       case 'K':
         return need(1) && push(small_int(raw_[pos_++]));
       case 'M':
-        return need(2) && push(small_int(static_cast<Index>(take(2))));
+        return need(2) && push(small_int(take(2)));
       case 'J':
         return binint();
       case 0x8a:
@@ -301,7 +301,7 @@ class Machine : RecordReader {
       end = std::memchr(raw_ + seen, '\n', tree_.text.filled() - seen);
     }
     line_at_ = pos_;
-    line_size_ = static_cast<std::size_t>(static_cast<const unsigned char*>(end) - (raw_ + pos_));
+    line_size_ = static_cast<const unsigned char*>(end) - (raw_ + pos_);
     pos_ += line_size_ + 1;
     return true;
   }
@@ -384,8 +384,7 @@ class Machine : RecordReader {
 
   RareProperties* attached(Handle h) {
     if (tree_.attached.size() >= kMaxAttached && !tree_.attached.count(h)) {
-      fail("more than " + with_commas(static_cast<Index>(kMaxAttached)) +
-           " containers with a state or objects with items");
+      fail("more than " + with_commas(Index{kMaxAttached}) + " containers with a state or objects with items");
       return nullptr;
     }
     return &tree_.attached[h];
@@ -394,7 +393,7 @@ class Machine : RecordReader {
   bool push_global(std::string_view module, std::string_view name) {
     if (module.size() + name.size() > kMaxGlobalName)
       return fail("expected a name of at most " + with_commas(kMaxGlobalName) + " bytes, got " +
-                  with_commas(static_cast<Index>(module.size() + name.size())));
+                  with_commas(module.size() + name.size()));
     std::string key;
     key.reserve(module.size() + name.size() + 1);
     key.append(module).append(1, '\n').append(name);
@@ -402,7 +401,7 @@ class Machine : RecordReader {
         global_index_.try_emplace(std::move(key), static_cast<std::uint32_t>(tree_.globals.size()));
     const Handle h = handle(kConstant, kFirstGlobal + it->second);
     if (is_new) {
-      if (static_cast<Index>(tree_.globals.size()) >= limits_.globals)
+      if (std::ssize(tree_.globals) >= limits_.globals)
         return fail("more than " + with_commas(limits_.globals) + " different globals");
       tree_.globals.push_back({std::string(module), std::string(name)});
       note_global(module, name, h);
@@ -546,7 +545,7 @@ namespace {
 constexpr Index kLongPickle = kMuchMemory / 16;
 
 Result<Document> read_pickle(internal::Text text, std::string_view path, const Limits& limits, RecordSink* sink) {
-  const auto size = static_cast<Index>(text.size());
+  const auto size = std::ssize(text);
   if (size > std::min(limits.bytes, Limits{}.bytes))
     return unsupported(std::string(path) + ": pickle: expected at most " +
                        count_of(std::min(limits.bytes, Limits{}.bytes), "byte") + ", got " + with_commas(size));
@@ -561,7 +560,7 @@ Result<Document> read_pickle(internal::Text text, std::string_view path, const L
   // A sink leaves few cells.
   const bool is_asked = !sink && size >= kLongPickle;
   if (const auto left = is_asked ? memory_left() : std::nullopt)
-    capped.cells = std::min(most_cells, *left / static_cast<Index>(sizeof(std::uint32_t)));
+    capped.cells = std::min(most_cells, *left / Index{sizeof(std::uint32_t)});
   internal::Machine machine(*tree, capped, sink);
   Status read = machine.run();
   if (!read && machine.lacks_cells() && capped.cells < most_cells)

@@ -318,11 +318,11 @@ class RecordReader : protected MachineState {
     const unsigned char op = next();
     const std::size_t left = size_ - pos_;
     if (op == 'K' && left >= 1) {
-      value = static_cast<Index>(take(1));
+      value = take(1);
       return true;
     }
     if (op == 'M' && left >= 2) {
-      value = static_cast<Index>(take(2));
+      value = take(2);
       return true;
     }
     if (op == 'J' && left >= 4) {

@@ -61,7 +61,7 @@ class MachineState {
   // most 3 cells for each of its bytes; the worst case is a list that grows element by element and just exceeded eight.
   // Pass `is_dense` if most opcodes need that much.
   bool reserve(bool is_dense) {
-    const Index n = static_cast<Index>(size_);
+    const Index n = size_;
     if (!stack_.reserve(std::min(limits_.stack, n), is_dense) ||
         !marks_.reserve(std::min(limits_.stack, n), is_dense) || !memo_.reserve(std::min(limits_.memo, n), is_dense) ||
         !tree_.cells.reserve(1 + std::min(limits_.cells, 3 * n + 16), is_dense))

@@ -85,7 +85,7 @@ std::optional<Index> length_of(std::string_view bytes) {
       payload = internal::little_endian(reinterpret_cast<const unsigned char*>(bytes.data()) + pos, argument.n);
     pos += argument.n;
     if (payload > bytes.size() - pos) return std::nullopt;
-    pos += static_cast<std::size_t>(payload);
+    pos += payload;
   }
   return std::nullopt;
 }

@@ -18,7 +18,7 @@ constexpr std::size_t kMaxPrintedChars = 4000;
 
 class Printer {
  public:
-  Printer(int max_depth, int max_items) : max_depth_(max_depth), max_items_(static_cast<std::size_t>(max_items)) {}
+  Printer(int max_depth, int max_items) : max_depth_(max_depth), max_items_(max_items) {}
 
   void print(Value v, int depth) {
     if (full()) return;

@@ -24,13 +24,12 @@ Text::Text(std::string bytes) : whole_(std::move(bytes)), size_(whole_.size()), 
 Result<Text> Text::of(const File& file) {
   Text out;
   out.file_ = &file;
-  out.size_ = static_cast<std::size_t>(TRY(file.size()));
+  out.size_ = TRY(file.size());
   out.kept_ = out.size_;
   out.room_ = std::min(2 * out.size_, std::max(out.size_, kPlaces));
   const std::size_t bytes = std::max<std::size_t>(out.room_, 1);
   void* const p = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (p == MAP_FAILED)
-    return io_error(file.path() + ": a pickle of " + human_bytes(static_cast<Index>(out.size_)) + ": out of memory");
+  if (p == MAP_FAILED) return io_error(file.path() + ": a pickle of " + human_bytes(out.size_) + ": out of memory");
   out.mapped_ = {static_cast<unsigned char*>(p), [bytes](unsigned char* mapped) { ::munmap(mapped, bytes); }};
   return out;
 }
@@ -39,14 +38,14 @@ Status Text::fill(std::size_t end) {
   if (end <= filled_) return {};
   end = std::min(size_, std::max(end, filled_ + kStretch));
   const MutableBytes missing(reinterpret_cast<std::byte*>(mapped_.get()) + filled_, end - filled_);
-  TRY(file_->read_at(static_cast<Index>(filled_), missing));
+  TRY(file_->read_at(filled_, missing));
   filled_ = end;
   return {};
 }
 
 void Text::release(std::size_t begin, std::size_t end) {
   if (!mapped_) return;
-  static const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+  static const std::size_t page = ::sysconf(_SC_PAGESIZE);
   const std::size_t from = (begin + page - 1) / page * page, to = end / page * page;
   if (to > from && to - from >= kLeastReleased) ::madvise(mapped_.get() + from, to - from, MADV_DONTNEED);
 }

@@ -31,7 +31,7 @@ Result<DType> parse_dtype(std::string_view name) {
 
 Result<Dims> parse_shape(const Json& value) {
   const auto items = TRY(value.get_array("shape"));
-  if (items.size() > static_cast<std::size_t>(kMaxRank))
+  if (items.size() > std::size_t{kMaxRank})
     return unsupported("shape: expected at most " + std::to_string(kMaxRank) + " dimensions, got " +
                        std::to_string(items.size()));
   Dims shape;
@@ -118,7 +118,7 @@ Result<std::string> read_json_text(const File& file, Index offset, Index length)
   if (std::memcmp(&stated, kPointer.data(), sizeof stated) == 0)
     return corrupt(where +
                    ": expected tensors, got a pointer of Git LFS to the file that has them; git lfs pull gets it");
-  if (stated > static_cast<std::uint64_t>(kMaxSafetensorsHeader))
+  if (stated > std::uint64_t{kMaxSafetensorsHeader})
     return corrupt(where + ": expected at most " + std::to_string(kMaxSafetensorsHeader) + " bytes, got " +
                    std::to_string(stated));
   if (stated > static_cast<std::uint64_t>(left))
@@ -129,8 +129,8 @@ Result<std::string> read_json_text(const File& file, Index offset, Index length)
   if (first != '{')
     return corrupt(at(file.path(), offset + kLengthBytes) + ": safetensors header: expected '{', got '" +
                    printable({&first, 1}) + "'");
-  TRY(may_take(static_cast<Index>(stated), [&] { return where; }));
-  std::string text(static_cast<std::size_t>(stated), '\0');
+  TRY(may_take(stated, [&] { return where; }));
+  std::string text(stated, '\0');
   TRY(file.read_at(offset + kLengthBytes, {reinterpret_cast<std::byte*>(text.data()), text.size()}));
   return text;
 }
@@ -185,7 +185,7 @@ Result<SafetensorsHeader> read_safetensors_header(const File& file, Index offset
   const Index base = offset + kLengthBytes;
   const std::string text = TRY(read_json_text(file, offset, length));
   SafetensorsHeader header = TRY(parse_header(TRY(without_padding(text, file.path(), base)), file.path(), base));
-  header.data_start = base + static_cast<Index>(text.size());
+  header.data_start = base + std::ssize(text);
   const auto data_end = checked_add(header.data_start, header.end);
   if (!data_end) return corrupt(at(file.path(), base) + ": data_offsets: the end of the data overflows 2^63 bytes");
   header.end = *data_end;
@@ -268,7 +268,7 @@ Result<Index> SafetensorsHeaderWriter::finish(Index align_data_to) {
 }
 
 std::string SafetensorsHeaderWriter::length_field(Index data_start) {
-  const auto json_bytes = static_cast<std::uint64_t>(data_start - kBegin);
+  const std::uint64_t json_bytes = data_start - kBegin;
   return {reinterpret_cast<const char*>(&json_bytes), sizeof json_bytes};
 }
 

@@ -39,8 +39,8 @@ class Walk {
         tensors_(tensors),
         objects_(objects),
         visits_left_(kVisitsPerCell * file.document().cells() + kFreeVisits),
-        most_name_bytes_(std::min(
-            kMaxNameBytes, kNameBytesPerByte * static_cast<Index>(file.document().bytes().size()) + kFreeNameBytes)) {}
+        most_name_bytes_(
+            std::min(kMaxNameBytes, kNameBytesPerByte * std::ssize(file.document().bytes()) + kFreeNameBytes)) {}
 
   Status run() {
     if (is_apart(file_.root(), 0)) return visit(file_.root());
@@ -123,7 +123,7 @@ class Walk {
 
   Result<std::string> charged_name() {
     std::string out = dotted_name(path_);
-    names_bytes_ += static_cast<Index>(2 * out.size() + path_.size() * sizeof(KeyPath::value_type));
+    names_bytes_ += 2 * out.size() + path_.size() * sizeof(KeyPath::value_type);
     if (names_bytes_ > most_name_bytes_)
       return too_much("names of more than " + human_bytes(most_name_bytes_) +
                       " in all, which is out of proportion to " + "the pickle: long ones are used too often");
@@ -163,7 +163,7 @@ Result<pickle::Document> read_object(const File& file, const SafetensorsEntry& e
   if (entry.length > kMaxObjectBytes)
     return unsupported(where + ": expected at most " + with_commas(kMaxObjectBytes) + " bytes, got " +
                        with_commas(entry.length));
-  std::string bytes(static_cast<std::size_t>(entry.length), '\0');
+  std::string bytes(entry.length, '\0');
   TRY(file.read_at(entry.offset, std::as_writable_bytes(std::span(bytes))));
   return pickle::parse(std::move(bytes), where);
 }
@@ -187,7 +187,7 @@ bool looks_pickled(const File& file, const SafetensorsEntry& entry) {
 
 Result<TensorFile> TensorFile::open(const File& file, SafetensorsEnd end, Parts parts) {
   const Index size = TRY(file.size());
-  std::string head(static_cast<std::size_t>(std::min(size, TorchFile::kHeadBytes)), '\0');
+  std::string head(std::min(size, TorchFile::kHeadBytes), '\0');
   TRY(file.read_at(0, std::as_writable_bytes(std::span(head))));
   TensorFile out;
   out.is_torch_ = TorchFile::recognises(head);

@@ -56,8 +56,7 @@ bool is_torch_zip(std::string_view head) {
 
 Result<Dims> read_dims(Value v, std::string_view what) {
   if (v.kind() != Kind::kTuple) return v.mismatch(what, "a tuple");
-  if (v.size() > static_cast<std::size_t>(kMaxRank))
-    return v.mismatch(what, "at most " + std::to_string(kMaxRank) + " dimensions");
+  if (v.size() > std::size_t{kMaxRank}) return v.mismatch(what, "at most " + std::to_string(kMaxRank) + " dimensions");
   Dims out;
   for (std::size_t i = 0; i < v.size(); ++i) {
     const std::optional<Index> n = v[i].as_int();
@@ -226,10 +225,10 @@ class PickleStream {
     const std::string place = at(file_.path(), offset_ + position_) + ": " + std::string(what);
     std::optional<Index> n;
     while (true) {
-      const auto rest = std::string_view(buffer_).substr(static_cast<std::size_t>(position_));
+      const auto rest = std::string_view(buffer_).substr(position_);
       n = pickle::length_of(rest);
-      if (n || static_cast<Index>(buffer_.size()) == length_) break;
-      if (static_cast<Index>(rest.size()) > max_bytes)
+      if (n || std::ssize(buffer_) == length_) break;
+      if (std::ssize(rest) > max_bytes)
         return unsupported(place + ": expected a pickle of at most " + count_of(max_bytes, "byte"));
       TRY(read_on());
     }
@@ -237,7 +236,7 @@ class PickleStream {
     if (size > max_bytes)
       return unsupported(place + ": expected a pickle of at most " + count_of(max_bytes, "byte") + ", got " +
                          with_commas(size));
-    std::string bytes = buffer_.substr(static_cast<std::size_t>(position_), static_cast<std::size_t>(size));
+    std::string bytes = buffer_.substr(position_, size);
     position_ += size;
     return pickle::parse(std::move(bytes), place);
   }
@@ -246,11 +245,10 @@ class PickleStream {
 
  private:
   Status read_on() {
-    const Index old_size = static_cast<Index>(buffer_.size());
+    const Index old_size = std::ssize(buffer_);
     const Index size = std::min(std::max(2 * old_size, kFirstWindow), length_);
-    buffer_.resize(static_cast<std::size_t>(size));
-    return file_.read_at(offset_ + old_size,
-                         std::as_writable_bytes(std::span(buffer_).subspan(static_cast<std::size_t>(old_size))));
+    buffer_.resize(size);
+    return file_.read_at(offset_ + old_size, std::as_writable_bytes(std::span(buffer_).subspan(old_size)));
   }
 
   const File& file_;
@@ -347,7 +345,7 @@ Result<std::unordered_map<std::string, TorchFile::Reference>> TorchFile::referen
 }
 
 Result<TorchFile> TorchFile::open(const File& file, Index offset, Index length, Index max_pickle_bytes) {
-  std::string head(static_cast<std::size_t>(std::clamp<Index>(length, 0, kHeadBytes)), '\0');
+  std::string head(std::clamp<Index>(length, 0, kHeadBytes), '\0');
   TRY(file.read_at(offset, std::as_writable_bytes(std::span(head))));
   const std::string place = at(file.path(), offset);
   if (head.starts_with(kPreviewMagic))
@@ -428,13 +426,13 @@ Result<TorchFile> TorchFile::open_stream(const File& file, Index offset, Index l
                          ": no tensor refers to it, so the size of its elements, and where the next "
                          "storage begins, are unknown; load the file with torch.load and save it again");
     std::array<std::byte, 8> buffer;
-    if (!fits_inside(position, static_cast<Index>(buffer.size()), length))
+    if (!fits_inside(position, std::ssize(buffer), length))
       return corrupt(at(file.path(), offset + position) + ": " + name + ": expected its size in 8 bytes, got " +
                      std::to_string(length - position) + " before the end");
     TRY(file.read_at(offset + position, buffer));
     const auto count = to_index(TRY(Cursor(buffer, file.path(), offset + position).read<std::uint64_t>("size")));
     const auto bytes = count ? checked_mul(*count, reference->second.width()) : std::nullopt;
-    position += static_cast<Index>(buffer.size());
+    position += std::ssize(buffer);
     if (!bytes || !fits_inside(position, *bytes, length))
       return corrupt(at(file.path(), offset + position) + ": " + name + ": expected " +
                      (bytes ? bytes_of(*bytes) : "a size that fits 63 bits") + ", got " +

@@ -81,19 +81,24 @@ Status apply_zip64(Cursor extra, Header& h, bool is_central) {
   return {};
 }
 
-Result<Header> read_central(Cursor& c) {
-  [[maybe_unused]] const Index start = c.position();  // used by assertions only
-  const auto magic = TRY(c.read<std::uint32_t>("central directory entry"));
-  if (magic != kCentralMagic) return c.error("central directory entry", "expected the bytes PK 01 02");
-  Header h;
-  TRY(c.skip(4, "versions"));
+// Reads the fields that the central and the local header of a member share. Returns the length of the name.
+Result<std::uint16_t> read_common_fields(Cursor& c, Header& h) {
   h.flags = TRY(c.read<std::uint16_t>("flags"));
   h.method = TRY(c.read<std::uint16_t>("method"));
   TRY(c.skip(4, "time and date"));
   h.crc = TRY(c.read<std::uint32_t>("crc"));
   h.stored_size = TRY(c.read<std::uint32_t>("stored size"));
   h.size = TRY(c.read<std::uint32_t>("size"));
-  const auto name_bytes = TRY(c.read<std::uint16_t>("name length"));
+  return c.read<std::uint16_t>("name length");
+}
+
+Result<Header> read_central(Cursor& c) {
+  [[maybe_unused]] const Index start = c.position();  // used by assertions only
+  const auto magic = TRY(c.read<std::uint32_t>("central directory entry"));
+  if (magic != kCentralMagic) return c.error("central directory entry", "expected the bytes PK 01 02");
+  Header h;
+  TRY(c.skip(4, "versions"));
+  const std::uint16_t name_bytes = TRY(read_common_fields(c, h));
   const auto extra_bytes = TRY(c.read<std::uint16_t>("extra length"));
   const auto comment_bytes = TRY(c.read<std::uint16_t>("comment length"));
   const auto disk = TRY(c.read<std::uint16_t>("disk"));
@@ -123,7 +128,7 @@ Error Archive::error(Index offset, std::string_view what, std::string_view detai
 
 Status Archive::load_windows() {
   auto load = [&](Index offset, Index n) -> Status {
-    Window w{offset, std::string(static_cast<std::size_t>(n), '\0')};
+    Window w{offset, std::string(n, '\0')};
     TRY(file_->read_at(base_ + offset, std::as_writable_bytes(std::span(w.bytes.data(), w.bytes.size()))));
     windows_.push_back(std::move(w));
     return {};
@@ -140,9 +145,9 @@ Result<std::string_view> Archive::bytes_at(Index offset, Index n, std::string_vi
                  "expected it inside the archive's " + bytes_of(length_) + ", got " + bytes_of(n) + " at " +
                      std::to_string(offset));
   for (const Window& w : windows_)
-    if (offset >= w.offset && fits_inside(offset - w.offset, n, static_cast<Index>(w.bytes.size())))
-      return std::string_view(w.bytes).substr(static_cast<std::size_t>(offset - w.offset), static_cast<std::size_t>(n));
-  room.resize(static_cast<std::size_t>(n));
+    if (offset >= w.offset && fits_inside(offset - w.offset, n, std::ssize(w.bytes)))
+      return std::string_view(w.bytes).substr(offset - w.offset, n);
+  room.resize(n);
   TRY(file_->read_at(base_ + offset, std::as_writable_bytes(std::span(room.data(), room.size()))).context(what));
   return std::string_view(room);
 }
@@ -233,7 +238,7 @@ Status check_supported(const Header& h, const std::string& path, Index offset) {
 // before `end`. `room` is a buffer for its bytes.
 Result<Index> Archive::check_local(const Header& h, Index header_at, Index end, std::string& room) const {
   const auto member = [&] { return "member '" + printable(h.name) + "'"; };
-  const Index fixed = kLocalBytes + static_cast<Index>(h.name.size());
+  const Index fixed = kLocalBytes + std::ssize(h.name);
   std::string_view local = TRY(bytes_at(header_at, fixed, "local header", room));
   std::uint16_t extra_bytes;
   std::memcpy(&extra_bytes, local.data() + kLocalBytes - 2, sizeof extra_bytes);
@@ -247,16 +252,10 @@ Result<Index> Archive::check_local(const Header& h, Index header_at, Index end, 
   if (magic != kLocalMagic)
     return error(header_at, member(), "local header: expected the bytes 50 4b 03 04, got " + hex(local.substr(0, 4)));
   TRY(l.skip(2, "version"));
-  own.flags = TRY(l.read<std::uint16_t>("flags"));
-  own.method = TRY(l.read<std::uint16_t>("method"));
-  TRY(l.skip(4, "time and date"));
-  own.crc = TRY(l.read<std::uint32_t>("crc"));
-  own.stored_size = TRY(l.read<std::uint32_t>("stored size"));
-  own.size = TRY(l.read<std::uint32_t>("size"));
-  const auto name_bytes = TRY(l.read<std::uint16_t>("name length"));
+  const std::uint16_t name_bytes = TRY(read_common_fields(l, own));
   TRY(l.skip(2, "extra length"));
   if (name_bytes != h.name.size())
-    return error(header_at, member(), "local name length: " + expected(static_cast<Index>(h.name.size()), name_bytes));
+    return error(header_at, member(), "local name length: " + expected(std::ssize(h.name), name_bytes));
   own.name = as_string(TRY(l.take(name_bytes, "local name")));
   TRY(apply_zip64(TRY(l.sub(extra_bytes, "local extra fields")), own, false));
   if (own.name != h.name) return error(header_at, member(), "local name: got '" + printable(own.name) + "'");
@@ -296,7 +295,7 @@ Status Archive::read_directory(const Directory& directory) {
     const auto header_at = to_index(h.local_offset), size = to_index(h.size);
     if (h.size != h.stored_size || !header_at || !size)
       return wrong("expected a stored size of " + std::to_string(h.size) + ", got " + std::to_string(h.stored_size));
-    const Index fixed = kLocalBytes + static_cast<Index>(h.name.size());
+    const Index fixed = kLocalBytes + std::ssize(h.name);
     if (!fits_inside(*header_at, fixed, directory.offset))
       return wrong("expected a local header inside the first " + bytes_of(directory.offset) + ", got one at " +
                    std::to_string(h.local_offset));
@@ -401,7 +400,7 @@ void Builder::local_header(const Member& m, Index alignment) {
 }
 
 void Builder::add(std::string_view name, std::string_view payload) {
-  members_.push_back({std::string(name), position(), static_cast<Index>(payload.size()), crc32(0, as_bytes(payload))});
+  members_.push_back({std::string(name), position(), std::ssize(payload), crc32(0, as_bytes(payload))});
   local_header(members_.back(), 1);
   out_ += payload;
 }
@@ -436,7 +435,7 @@ void Builder::directory() {
     out_ += extra;
   }
   const Index directory_size = position() - directory_at;
-  const Index count = static_cast<Index>(members_.size());
+  const Index count = std::ssize(members_);
   if (directory_at >= kOnes32 || directory_size >= kOnes32 || count >= kOnes16) {
     const Index end64_at = position();
     put(out_, kEnd64Magic);

@@ -27,7 +27,7 @@ Status decode_stream(const Pull& pull, const Push& push, Index limit, const std:
   const std::unique_ptr<ZSTD_DCtx, decltype(&ZSTD_freeDCtx)> context(ZSTD_createDCtx(), &ZSTD_freeDCtx);
   if (!context) return io_error(place + ": out of memory for zstd");
   ZSTD_DCtx_setParameter(context.get(), ZSTD_d_windowLogMax, kWindowLogMax);
-  std::vector<std::byte> buffer(static_cast<std::size_t>(kOutputPiece));
+  std::vector<std::byte> buffer(std::size_t{kOutputPiece});
   Index total = 0;
   while (true) {
     const Bytes piece = TRY(pull());
@@ -40,7 +40,7 @@ Status decode_stream(const Pull& pull, const Push& push, Index limit, const std:
       left = ZSTD_decompressStream(context.get(), &out, &in);
       if (ZSTD_getErrorCode(left) == ZSTD_error_memory_allocation) return io_error(place + ": out of memory for zstd");
       if (ZSTD_isError(left)) return corrupt(place + ": zstd frame: " + ZSTD_getErrorName(left));
-      total += static_cast<Index>(out.pos);
+      total += out.pos;
       if (total > limit) return corrupt(place + ": zstd frame: expected at most " + bytes_of(limit) + ", got more");
       TRY(push(Bytes(buffer).first(out.pos)));
       full = out.pos == out.size;
@@ -56,18 +56,17 @@ Status decode_stream(const Pull& pull, const Push& push, Index limit, const std:
 }  // namespace
 
 Result<Index> decode(const File& file, Index offset, Index length, Index limit, const File& out, Index out_offset) {
-  std::vector<std::byte> buffer(static_cast<std::size_t>(std::min(length, kInputPiece)));
+  std::vector<std::byte> buffer(std::min(length, kInputPiece));
   Index taken = 0, written = 0;
   const Pull pull = [&]() -> Result<Bytes> {
-    const MutableBytes piece =
-        MutableBytes(buffer).first(static_cast<std::size_t>(std::min(length - taken, kInputPiece)));
+    const MutableBytes piece = MutableBytes(buffer).first(std::min(length - taken, kInputPiece));
     TRY(file.read_at(offset + taken, piece));
-    taken += static_cast<Index>(piece.size());
+    taken += std::ssize(piece);
     return Bytes(piece);
   };
   const Push push = [&](Bytes decoded) -> Status {
     TRY(out.write_at(out_offset + written, decoded));
-    written += static_cast<Index>(decoded.size());
+    written += std::ssize(decoded);
     return {};
   };
   TRY(decode_stream(pull, push, limit, at(file.path(), offset)));
@@ -81,7 +80,7 @@ Result<std::string> decode(Bytes frame, Index limit, const std::string& place) {
     const std::size_t size = out.size() + decoded.size();
     if (size > out.capacity()) {
       const std::size_t room = std::max(size, 2 * out.capacity());
-      TRY(may_take(static_cast<Index>(room), [&] { return place + ": a zstd frame"; }));
+      TRY(may_take(room, [&] { return place + ": a zstd frame"; }));
       out.reserve(room);
     }
     out += as_string(decoded);

@@ -82,7 +82,7 @@ std::string missing_text(const FileSet& set, Index ranks) {
   Index count = 0;
   for (const auto& of_role : set.files) {
     if (of_role.empty()) continue;
-    count += ranks - static_cast<Index>(of_role.size());
+    count += ranks - std::ssize(of_role);
     const FileName like = *parse_file_name(of_role.begin()->second);
     std::size_t shown = 0;
     for (Index rank = 0; rank < ranks && shown < kShown; ++rank)

@@ -47,7 +47,7 @@ std::vector<FlatUnit> by_module(const std::vector<NamedShape>& parameters) {
 // Returns whether runs of these lengths can be a unit's: equal runs with less padding than shards, or runs without
 // padding.
 bool fits(const FlatUnit& unit, const FlatId& id) {
-  const auto shards = static_cast<Index>(id.lengths.size());
+  const auto shards = std::ssize(id.lengths);
   Index sum = 0;
   for (const Index n : id.lengths) sum = checked_add(sum, n).value_or(INT64_MAX);
   if (sum == unit.elements) return true;

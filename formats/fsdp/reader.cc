@@ -113,8 +113,8 @@ Status FsdpReader::read_files(Role role) {
     const std::size_t n = std::min(batch, all.size() - begin);
     std::vector<std::optional<TensorFile>> contents(n);
     std::vector<Index> sizes(n);
-    TRY(parallel_for(static_cast<Index>(n), threads, [&](int, Index i) -> Status {
-      const auto k = static_cast<std::size_t>(i);
+    TRY(parallel_for(n, threads, [&](int, Index i) -> Status {
+      const std::size_t k = i;
       const auto file = TRY(files_.open(path_join(catalog_.root, all[begin + k].second)));
       sizes[k] = TRY(file->size());
       contents[k] = TRY(TensorFile::open(*file, SafetensorsEnd::kExact, TensorFile::Parts::kRead));
@@ -154,7 +154,7 @@ Status FsdpReader::add_pieces(Role role, Index rank, const TensorFile::Entry& en
   for (const StoredTensor& part : d->parts) pieces.pieces.add(in_file(part, file));
   if (role != Role::kModel) return {};
   has_distributed_ = true;
-  if (d->shards > 0) shard_of_[static_cast<std::size_t>(rank)] = {d->shard, d->shards};
+  if (d->shards > 0) shard_of_[rank] = {d->shard, d->shards};
   return {};
 }
 
@@ -267,7 +267,7 @@ std::string FsdpReader::name_by_id(const std::vector<Index>& ids) {
   for (const Index id : ids) wanted.push_back({id, std::nullopt});
   for (const Pieces& p : of(Role::kOptimizer).all())
     if (const auto id = id_of(p.path); id && p.shape.rank() > 0)
-      wanted[static_cast<std::size_t>(std::lower_bound(ids.begin(), ids.end(), *id) - ids.begin())].shape = p.shape;
+      wanted[std::lower_bound(ids.begin(), ids.end(), *id) - ids.begin()].shape = p.shape;
   if (parameters_.size() != ids.size()) {
     // Parameters can be plain tensors: those that FSDP was told to ignore, and all of them without sharding.
     if (auto found = without_buffers(parameters(false), wanted)) parameters_ = std::move(*found);
@@ -284,10 +284,10 @@ std::optional<std::vector<Index>> FsdpReader::lengths_by_shard(const Pieces& fla
   std::vector<Index> out;
   for (std::size_t i = 0; i < flat.pieces.size(); ++i) {
     const Fragment piece = flat.pieces.get(i);
-    const auto [shard, shards] = shard_of_[static_cast<std::size_t>(writer(piece.extent))];
-    if (shards <= 0 || (!out.empty() && static_cast<Index>(out.size()) != shards)) return std::nullopt;
-    if (out.empty()) out.assign(static_cast<std::size_t>(shards), -1);
-    Index& length = out[static_cast<std::size_t>(shard)];
+    const auto [shard, shards] = shard_of_[writer(piece.extent)];
+    if (shards <= 0 || (!out.empty() && std::ssize(out) != shards)) return std::nullopt;
+    if (out.empty()) out.assign(shards, -1);
+    Index& length = out[shard];
     if (piece.box.rank() != 1 || (piece.box.shape[0] > 1 && piece.strides[0] != 1)) return std::nullopt;
     if (length >= 0 && length != piece.box.shape[0]) return std::nullopt;
     length = piece.box.shape[0];
@@ -328,7 +328,7 @@ Result<bool> FsdpReader::place_flat_states(const std::vector<Index>& ids, std::s
       TRY(finish_tensor(below("optimizer", p.path), p));
       continue;
     }
-    const auto i = static_cast<std::size_t>(std::lower_bound(ids.begin(), ids.end(), *id) - ids.begin());
+    const std::size_t i = std::lower_bound(ids.begin(), ids.end(), *id) - ids.begin();
     if (p.shape.rank() > 0) {
       TRY(add_flat_state(units.units[i], p.path, p, in_order[i].lengths));
       continue;
@@ -351,7 +351,7 @@ Status FsdpReader::add_flat_state(const FlatUnit& unit, const KeyPath& path, con
       StoredTensor run;
       static_cast<Fragment&>(run) = flat.pieces.get(i);
       run.dtype = flat.dtype;
-      const auto shard = static_cast<std::size_t>(shard_of_[static_cast<std::size_t>(writer(run.extent))].first);
+      const std::size_t shard = shard_of_[writer(run.extent)].first;
       const Index from = std::max(begin, begins[shard]), to = std::min(end, begins[shard + 1]);
       if (from >= to) continue;
       for (const Fragment& piece :
@@ -418,7 +418,7 @@ Status FsdpReader::finish_values() {
   for (std::size_t role = 0; role < kRoles.size(); ++role) {
     for (auto& [name, values] : values_[role]) {
       const std::string_view prefix = kPrefixes[role];
-      if (values.is_alike() && static_cast<Index>(values.holders.size()) == set_.ranks) {
+      if (values.is_alike() && std::ssize(values.holders) == set_.ranks) {
         const KeyPath path = below(prefix, values.path);
         std::string text = std::move(values.pickles.front());
         if (const auto group = groups_.find(name); kRoles[role] == Role::kOptimizer && group != groups_.end())
@@ -439,7 +439,7 @@ Status FsdpReader::finish_values() {
 Status FsdpReader::open(const PathSnapshot& place, const OpenOptions& options) {
   set_ = TRY(find_files(place));
   catalog_.root = set_.directory;
-  shard_of_.assign(static_cast<std::size_t>(set_.ranks), {0, set_.ranks == 1 ? 1 : 0});
+  shard_of_.assign(set_.ranks, {0, set_.ranks == 1 ? 1 : 0});
   std::vector<std::string> parts;
   for (const Role role : kRoles) {
     static constexpr std::array<std::string_view, kRoles.size()> kTitles = {"model", "optimizer", "extra state"};

@@ -79,11 +79,11 @@ class Input {
 
   Result<std::string> take(Index n, std::string_view what) {
     TRY(expect(n, what));
-    std::string out(static_cast<std::size_t>(n), '\0');
+    std::string out(n, '\0');
     for (Index done = 0; done < n;) {
       if (offset_ >= end()) TRY(refill());
       const Index some = std::min(n - done, end() - offset_);
-      std::memcpy(out.data() + done, piece_.data() + (offset_ - begin_), static_cast<std::size_t>(some));
+      std::memcpy(out.data() + done, piece_.data() + (offset_ - begin_), some);
       done += some;
       offset_ += some;
     }
@@ -141,7 +141,7 @@ class Input {
   }
   Status refill() {
     begin_ = offset_;
-    piece_.resize(static_cast<std::size_t>(std::min(kPiece, left())));
+    piece_.resize(std::min(kPiece, left()));
     return file_->read_at(begin_, {reinterpret_cast<std::byte*>(piece_.data()), piece_.size()});
   }
 

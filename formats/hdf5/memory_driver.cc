@@ -10,21 +10,21 @@ namespace reshard::hdf5 {
 
 void MemoryImage::write(Index offset, Bytes bytes) {
   if (bytes.empty()) return;
-  const Index finish = offset + static_cast<Index>(bytes.size());
+  const Index finish = offset + std::ssize(bytes);
   // Merge the new bytes with all runs that they overlap or touch.
   auto first = runs_.upper_bound(offset);
   if (first != runs_.begin()) {
     const auto before = std::prev(first);
-    if (before->first + static_cast<Index>(before->second.size()) >= offset) first = before;
+    if (before->first + std::ssize(before->second) >= offset) first = before;
   }
   if (first == runs_.end() || first->first > offset) first = runs_.emplace_hint(first, offset, std::string());
   std::string& run = first->second;
-  const auto at = static_cast<std::size_t>(offset - first->first);
+  const std::size_t at = offset - first->first;
   auto next = std::next(first);
   if (run.size() < at + bytes.size()) run.resize(at + bytes.size());
   std::memcpy(run.data() + at, bytes.data(), bytes.size());
   while (next != runs_.end() && next->first <= finish) {
-    const Index next_end = next->first + static_cast<Index>(next->second.size());
+    const Index next_end = next->first + std::ssize(next->second);
     if (next_end > finish) run.append(next->second, static_cast<std::size_t>(finish - next->first));
     next = runs_.erase(next);
   }
@@ -32,15 +32,14 @@ void MemoryImage::write(Index offset, Bytes bytes) {
 
 void MemoryImage::read(Index offset, MutableBytes out) const {
   std::fill(out.begin(), out.end(), std::byte{0});
-  const Index finish = offset + static_cast<Index>(out.size());
+  const Index finish = offset + std::ssize(out);
   auto it = runs_.upper_bound(offset);
   if (it != runs_.begin()) --it;
   for (; it != runs_.end() && it->first < finish; ++it) {
     const Index begin = std::max(offset, it->first);
-    const Index stop = std::min(finish, it->first + static_cast<Index>(it->second.size()));
+    const Index stop = std::min(finish, it->first + std::ssize(it->second));
     if (begin >= stop) continue;
-    std::memcpy(out.data() + (begin - offset), it->second.data() + (begin - it->first),
-                static_cast<std::size_t>(stop - begin));
+    std::memcpy(out.data() + (begin - offset), it->second.data() + (begin - it->first), stop - begin);
   }
 }
 
@@ -85,21 +84,21 @@ herr_t query(const H5FD_t*, unsigned long* flags) {
 haddr_t get_end(const H5FD_t* file, H5FD_mem_t) { return static_cast<haddr_t>(image_of(file).end); }
 
 herr_t set_end(H5FD_t* file, H5FD_mem_t, haddr_t end) {
-  image_of(file).end = static_cast<Index>(end);
+  image_of(file).end = end;
   return 0;
 }
 
 herr_t read_image(H5FD_t* file, H5FD_mem_t, hid_t, haddr_t offset, std::size_t size, void* out) {
-  image_of(file).read(static_cast<Index>(offset), MutableBytes(static_cast<std::byte*>(out), size));
+  image_of(file).read(offset, MutableBytes(static_cast<std::byte*>(out), size));
   return 0;
 }
 
 herr_t write_image(H5FD_t* file, H5FD_mem_t type, hid_t, haddr_t offset, std::size_t size, const void* bytes) {
   MemoryImage& image = image_of(file);
   if (type == H5FD_MEM_DRAW && image.passes_payloads)
-    image.payload_at = static_cast<Index>(offset);
+    image.payload_at = offset;
   else
-    image.write(static_cast<Index>(offset), Bytes(static_cast<const std::byte*>(bytes), size));
+    image.write(offset, Bytes(static_cast<const std::byte*>(bytes), size));
   return 0;
 }
 

@@ -33,7 +33,7 @@ std::string not_tensors_text(const std::vector<std::pair<std::string, std::strin
   for (std::size_t i = 0; i < std::min(kShown, list.size()); ++i)
     parts.push_back("'" + printable(list[i].first) + "' (" + list[i].second + ")");
   std::string text = count_of(std::ssize(list), "dataset") + " cannot be read as tensors: " + join(parts, ", ");
-  if (list.size() > kShown) text += " and " + with_commas(std::ssize(list) - static_cast<Index>(kShown)) + " more";
+  if (list.size() > kShown) text += " and " + with_commas(std::ssize(list) - Index{kShown}) + " more";
   return text;
 }
 
@@ -71,7 +71,7 @@ Result<std::string> Hdf5Reader::bytes_of(const Extent& extent, Index limit, cons
   if (!fits_inside(extent.offset, extent.length, TRY(file->size())))
     return corrupt(at(file->path(), extent.offset) + ": " + what + ": expected " + reshard::bytes_of(extent.length) +
                    ", the file ends before");
-  std::string bytes(static_cast<std::size_t>(extent.length), '\0');
+  std::string bytes(extent.length, '\0');
   TRY(file->read_at(extent.offset, {reinterpret_cast<std::byte*>(bytes.data()), bytes.size()}));
   return bytes;
 }

@@ -85,7 +85,7 @@ herr_t collect_link(hid_t, const char* name, const H5L_info_t*, void* out) {
   auto& links = *static_cast<LinkNames*>(out);
   const std::size_t length = ::strnlen(name, kMaxLink + 1);
   links.too_long = length > kMaxLink;
-  links.too_many = static_cast<Index>(links.names.size()) >= kMaxObjects;
+  links.too_many = std::ssize(links.names) >= kMaxObjects;
   if (links.too_long || links.too_many) return -1;
   links.names.emplace_back(name, length);
   return 0;
@@ -131,7 +131,7 @@ Status Scanner::visit_group(Id group, const std::string& path, int depth) {
 }
 
 Status Scanner::charge(const std::string& name) {
-  name_bytes_left_ -= static_cast<Index>(name.size());
+  name_bytes_left_ -= std::ssize(name);
   if (name_bytes_left_ >= 0) return {};
   return corrupt(path_ + ": the paths and names of its objects are more than " + std::to_string(kNameBytesPerByte) +
                  " times the file: long ones are used too often");
@@ -183,7 +183,7 @@ Result<Dims> Scanner::shape_of(Id dataset) {
   TRY(checked_call(H5Sget_simple_extent_dims(space.get(), extents.data(), nullptr), ErrorCode::kCorrupt, "shape"));
   Dims shape;
   for (int d = 0; d < rank; ++d) {
-    const auto extent = to_index(extents[static_cast<std::size_t>(d)]);
+    const auto extent = to_index(extents[d]);
     if (!extent) return corrupt("shape: an extent of 2^63 or more");
     shape.push_back(*extent);
   }
@@ -352,7 +352,7 @@ Status Scanner::locate_chunks(Id dataset, Id creation, Tensor& tensor, bool big_
   Dims shape, grid;
   Index count = 1;
   for (int d = 0; d < rank; ++d) {
-    const auto extent = to_index(extents[static_cast<std::size_t>(d)]);
+    const auto extent = to_index(extents[d]);
     if (!extent || *extent < 1) return corrupt(place + ": chunk shape: an extent out of range");
     shape.push_back(*extent);
     grid.push_back(ceil_div(tensor.shape[d], *extent));
@@ -380,7 +380,7 @@ Status Scanner::locate_chunks(Id dataset, Id creation, Tensor& tensor, bool big_
     return encodings.emplace_back(mask, encoding).second;
   };
   const Index longest = *bytes + *bytes / 8 + 4096;  // stored chunks; incompressible data grow a little
-  tensor.fragments.reserve(static_cast<std::size_t>(count));
+  tensor.fragments.reserve(count);
   for (Index k = 0; k < count; ++k) {
     Fragment f;
     f.box = {Dims::filled(rank, 0), shape};
@@ -390,7 +390,7 @@ Status Scanner::locate_chunks(Id dataset, Id creation, Tensor& tensor, bool big_
     for (int d = rank - 1; d >= 0; --d) {
       f.box.origin[d] = rest % grid[d] * shape[d];
       f.box.shape[d] = std::min(shape[d], tensor.shape[d] - f.box.origin[d]);
-      at[static_cast<std::size_t>(d)] = static_cast<hsize_t>(f.box.origin[d]);
+      at[d] = static_cast<hsize_t>(f.box.origin[d]);
       rest /= grid[d];
     }
     unsigned mask = 0;

@@ -174,7 +174,7 @@ Status Hdf5Target::describe(const Handle& dataset, const std::string& name, cons
   const std::string key_text = key.empty() || key == KeyPath{name} ? "" : key_path_text(key);
   if (name.size() > kMaxTextAttribute || key_text.size() > kMaxTextAttribute)
     return unsupported("'" + printable(name.substr(0, 100)) + "...': a name of " + count_of(std::ssize(name), "byte") +
-                       "; HDF5 has room for " + with_commas(static_cast<Index>(kMaxTextAttribute)));
+                       "; HDF5 has room for " + with_commas(Index{kMaxTextAttribute}));
   if (name_of_path(path) != name) TRY(write_text_attribute(dataset.get(), kNameAttribute, name));
   if (!key_text.empty()) TRY(write_text_attribute(dataset.get(), kPathAttribute, key_text));
   return {};
@@ -184,7 +184,7 @@ Result<Index> Hdf5Target::address_of(const Handle& dataset, const std::string& n
   const haddr_t address = H5Dget_offset(dataset.get());
   if (address == HADDR_UNDEF || address > static_cast<haddr_t>(INT64_MAX))
     return internal_error("dataset '" + printable(name) + "': the library allocated no space for it");
-  return static_cast<Index>(address);
+  return address;
 }
 
 Status Hdf5Target::add_tensor(const TargetTensor& wanted, const std::string& path) {
@@ -224,7 +224,7 @@ Status Hdf5Target::add_tensor(const TargetTensor& wanted, const std::string& pat
 
 Status Hdf5Target::add_blob(const TargetBlob& blob, Index number) {
   const std::string path = std::string(kOwnGroup) + "/objects/" + std::to_string(number);
-  const Handle dataset = TRY(create_dataset(path, DType::kUint8, {static_cast<Index>(blob.bytes.size())}, nullptr));
+  const Handle dataset = TRY(create_dataset(path, DType::kUint8, {std::ssize(blob.bytes)}, nullptr));
   TRY(describe(dataset, blob.name, path, blob.path));
   blob_places_.push_back(blob.bytes.empty() ? 0 : TRY(address_of(dataset, blob.name)));
   return {};
@@ -238,7 +238,7 @@ Status Hdf5Target::lay_out() {
   for (const TargetTensor& tensor : request_.tensors) names.push_back(tensor.name);
   PathMaker paths(names);
   for (const TargetTensor& tensor : request_.tensors) TRY(add_tensor(tensor, paths.path_of(tensor.name)));
-  for (std::size_t i = 0; i < request_.blobs.size(); ++i) TRY(add_blob(request_.blobs[i], static_cast<Index>(i)));
+  for (std::size_t i = 0; i < request_.blobs.size(); ++i) TRY(add_blob(request_.blobs[i], i));
   if (!encoder()) catalog_.files[0].size = image_->end;
   return {};
 }
@@ -246,7 +246,7 @@ Status Hdf5Target::lay_out() {
 Status Hdf5Target::add_side_file(const std::string& name, std::string_view contents) {
   const LibraryLock lock;
   const std::string path = std::string(kOwnGroup) + "/files/" + name;
-  const Handle dataset = TRY(create_dataset(path, DType::kUint8, {static_cast<Index>(contents.size())}, nullptr));
+  const Handle dataset = TRY(create_dataset(path, DType::kUint8, {std::ssize(contents)}, nullptr));
   if (contents.empty()) return {};
   return checked_call(H5Dwrite(dataset.get(), H5T_NATIVE_UINT8, H5S_ALL, H5S_ALL, H5P_DEFAULT, contents.data()),
                       ErrorCode::kInternal, path);
@@ -274,7 +274,7 @@ Status Hdf5Target::encode_chunked(const Item& item, Index begin, Bytes bytes, co
     const Index chunk = column * c.per_column + within / c.bytes, at = within % c.bytes;
     const Index length = std::min(c.bytes, c.column_bytes - (within - at));  // bytes of this chunk
     const Index n = std::min(length - at, std::ssize(bytes));
-    const Bytes part = bytes.first(static_cast<std::size_t>(n));
+    const Bytes part = bytes.first(n);
     if (n == c.bytes) {
       TRY(store_chunk(item, chunk, part, emit));
     } else {
@@ -317,10 +317,10 @@ Result<Index> Hdf5Target::place(const EncodedChunk& chunk) {
   const Tensor& tensor = catalog_.tensors()[item->tensor];
   const Dims origin = chunk_origin(*item->chunking, tensor.shape, chunk.number - item->first_chunk);
   std::array<hsize_t, kMaxRank> at{};
-  for (int d = 0; d < origin.rank(); ++d) at[static_cast<std::size_t>(d)] = static_cast<hsize_t>(origin[d]);
+  for (int d = 0; d < origin.rank(); ++d) at[d] = static_cast<hsize_t>(origin[d]);
   const LibraryLock lock;
-  unread_.resize(static_cast<std::size_t>(kChunkBytes));
-  const auto size = static_cast<std::size_t>(chunk.bytes);
+  unread_.resize(std::size_t{kChunkBytes});
+  const std::size_t size = chunk.bytes;
   if (size > unread_.size()) return internal_error("chunk of " + tensor_text(tensor.name) + ": too long");
   image_->passes_payloads = true;
   image_->payload_at.reset();

@@ -41,7 +41,7 @@ std::optional<DType> part_of(DType dtype) {
 
 Result<Handle> complex_type(DType part, bool big_endian) {
   const Handle member = TRY(type_of(part, big_endian));
-  const auto bytes = static_cast<std::size_t>(byte_size(part));
+  const std::size_t bytes = byte_size(part);
   Handle type = TRY(checked(H5Tcreate(H5T_COMPOUND, 2 * bytes), ErrorCode::kInternal, "complex type"));
   TRY(checked_call(H5Tinsert(type.get(), "r", 0, member.get()), ErrorCode::kInternal, "complex type"));
   TRY(checked_call(H5Tinsert(type.get(), "i", bytes, member.get()), ErrorCode::kInternal, "complex type"));

@@ -168,7 +168,7 @@ Result<Handle> ViewWriter::add_joined(const Tensor& tensor, const std::string& p
 Status ViewWriter::add(const Tensor& tensor, const std::string& path) {
   if (tensor.name.size() > kMaxTextAttribute)
     return unsupported("a name of " + count_of(std::ssize(tensor.name), "byte") + "; HDF5 has room for " +
-                       with_commas(static_cast<Index>(kMaxTextAttribute)));
+                       with_commas(Index{kMaxTextAttribute}));
   const auto fragments = TRY(fragments_of(tensor));
   const Handle type = TRY(type_of(tensor.dtype, !fragments.empty() && fragments.front().big_endian));
   const bool in_one_run = fragments.size() == 1 && fragments[0].strides == row_major_strides(tensor.shape);
@@ -208,7 +208,7 @@ Result<std::string> ViewWriter::write(ViewReport& report) {
   if (!refused_text.empty())
     TRY(write_text_attribute(file_.get(), "reshard_not_shown", refused_text.substr(0, kMaxTextAttribute)));
   file_ = Handle();
-  std::string text(static_cast<std::size_t>(image_.end), '\0');
+  std::string text(image_.end, '\0');
   image_.read(0, {reinterpret_cast<std::byte*>(text.data()), text.size()});
   return text;
 }

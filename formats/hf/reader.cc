@@ -231,7 +231,7 @@ Status HfReader::place(Piece& piece, const Json& sharding) {
     return corrupt("saved_offsets: expected " + std::to_string(shape.rank()) + " numbers for shape " +
                    to_string(shape) + ", got " + std::to_string(offsets.size()));
   for (int d = 0; d < shape.rank(); ++d) {
-    piece.origin[d] = TRY(offsets[static_cast<std::size_t>(d)].as_index().context("saved_offsets"));
+    piece.origin[d] = TRY(offsets[d].as_index().context("saved_offsets"));
     if (piece.origin[d] < 0 || !checked_add(piece.origin[d], shape[d]))
       return corrupt("saved_offsets: " + std::to_string(piece.origin[d]) + " is out of range");
   }
@@ -305,7 +305,7 @@ Status HfReader::read_file(const std::string& name, SafetensorsEnd end) {
   if (!sources_.index) TRY(add_aliases(header.metadata));
   if (placed < sharding.size())
     return corrupt(path + ": " + std::string(kShardingInfo) + ": expected entries for tensors of this file, got " +
-                   count_of(static_cast<Index>(sharding.size() - placed), "other entry"));
+                   count_of(sharding.size() - placed, "other entry"));
   return {};
 }
 
@@ -331,7 +331,7 @@ void HfReader::describe_format() {
                                     "These shards do not record the shapes of whole tensors: if the last shard of a "
                                     "tensor is missing, the tensor looks smaller, and the files do not show it.");
   catalog_.attributes.emplace_back(
-      "format", "Hugging Face safetensors, " + count_of(static_cast<Index>(catalog_.files.size()), "file") +
+      "format", "Hugging Face safetensors, " + count_of(std::ssize(catalog_.files), "file") +
                     (sources_.index ? ", index" : "") + (sharded ? ", Distributed Checkpoint shards" : ""));
   if (!sources_.beside.empty())
     catalog_.attributes.emplace_back("next to it", names_text(sources_.beside, "file") + ", not part of the model");

@@ -106,8 +106,8 @@ void ShardedReader::find_recipes() {
           recipe.is_flat = tensor.shape[d] > 0 && recipe.model_shape[d] % tensor.shape[d] == 0;
           pieces *= tensor.shape[d];
         }
-        recipe.is_flat = recipe.is_flat && volume(tensor.shape) > 0 &&
-                         pieces <= kPartsPerPiece * static_cast<Index>(tensor.fragments.size());
+        recipe.is_flat =
+            recipe.is_flat && volume(tensor.shape) > 0 && pieces <= kPartsPerPiece * std::ssize(tensor.fragments);
         if (!recipe.is_flat) continue;
       }
       if (kind_.empty()) kind_ = recipe.is_flat ? "fully_sharded_model_space" : "as";
@@ -269,8 +269,7 @@ Status ShardedReader::locate(const std::vector<std::size_t>& tensors, int thread
   const std::vector<std::size_t> inner(wanted.begin(), wanted.end());
   const std::size_t warnings = stored().warnings.size();
   TRY(inner_->locate(inner, threads, spool));
-  catalog_.warnings.insert(catalog_.warnings.end(), stored().warnings.begin() + static_cast<std::ptrdiff_t>(warnings),
-                           stored().warnings.end());
+  catalog_.warnings.insert(catalog_.warnings.end(), stored().warnings.begin() + warnings, stored().warnings.end());
   catalog_.files = stored().files;
   Gathered found;
   TRY(gather(inner, found));

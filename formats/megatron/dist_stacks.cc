@@ -74,7 +74,7 @@ bool can_split(const Tensor& tensor, const Stack& stack, const Dims& shape) {
     if (shape.rank() <= axis || shape[axis] < 1 || shape[axis] > kMaxStack) return false;
     parts *= shape[axis++];
   }
-  return volume(tensor.shape) > 0 && parts <= kPartsPerPiece * static_cast<Index>(tensor.fragments.size());
+  return volume(tensor.shape) > 0 && parts <= kPartsPerPiece * std::ssize(tensor.fragments);
 }
 
 }  // namespace reshard::megatron

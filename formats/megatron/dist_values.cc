@@ -25,7 +25,7 @@ Status ShardedReader::add_groups(pickle::Value groups, Index optimizer) {
     for (std::size_t i = 0; i < groups[g].size(); ++i) {
       const auto word = groups[g].key(i).as_string();
       if (!word || *word == "params") continue;
-      const auto number = static_cast<Index>(g);
+      const Index number = g;
       const KeyPath path = {prefix, std::string("param_groups"), number, std::string(*word)};
       TRY(add_object(dotted_name(path), path, common_file_, groups[g].value(i)));
     }
@@ -78,7 +78,7 @@ Status ShardedReader::add_steps() {
   std::array<std::optional<StoredTensor>, 2> steps = {TRY(common_step(*optimizer)), {}};
   for (std::size_t i = 0; i < optimizer->size(); ++i)
     if (const auto number = optimizer->key(i).as_int(); number && *number >= 0 && *number < std::ssize(steps))
-      steps[static_cast<std::size_t>(*number)] = TRY(common_step(optimizer->value(i)));
+      steps[*number] = TRY(common_step(optimizer->value(i)));
   std::vector<std::string> parameters;
   for (const Tensor& t : catalog_.tensors())
     if (const StateKey key = split_state_key(t.name); key.kind == StateKind::kOptimizer && key.suffix == ".exp_avg")

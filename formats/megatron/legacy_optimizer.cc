@@ -146,8 +146,7 @@ bool LegacyReader::find_owners(const LegacyRank& rank, PlainOptimizer& optimizer
     leave_out_optimizer(named.evidence);
     return false;
   }
-  for (std::size_t i = 0; i < ids.size(); ++i)
-    optimizer.owner[ids[i].id] = own[static_cast<std::size_t>(*parse_number(named.names[i]))];
+  for (std::size_t i = 0; i < ids.size(); ++i) optimizer.owner[ids[i].id] = own[*parse_number(named.names[i])];
   return true;
 }
 
@@ -176,7 +175,7 @@ Status LegacyReader::add_masters(const LegacyRank& rank, const PlainOptimizer& o
       leave_out_optimizer("no parameter belongs to the master " + printable(entry->name));
       return {};
     }
-    TRY(add_state(rank, *entry, *with_master[*group][static_cast<std::size_t>(*position)], std::string(kMaster)));
+    TRY(add_state(rank, *entry, *with_master[*group][*position], std::string(kMaster)));
   }
   optimizer_ = "plain: each rank has the state of its own parameters";
   return {};

@@ -20,7 +20,7 @@ bool is_word(const KeyPath& path, std::size_t i, std::string_view word) {
 }
 
 std::string name_from(const KeyPath& path, std::size_t begin) {
-  return dotted_name(KeyPath(path.begin() + static_cast<std::ptrdiff_t>(begin), path.end()));
+  return dotted_name(KeyPath(path.begin() + begin, path.end()));
 }
 
 // ---- Files
@@ -82,7 +82,7 @@ Status LegacyReader::find_ranks(const PathSnapshot& directory, const OpenOptions
       degrees_ = TRY(degrees_of(args_).context(catalog_.file_path(open.file)));
       const std::size_t wanted = 1 + std::size_t{degrees_.pp > 1} + std::size_t{degrees_.ep > 1};
       if (numbers.size() != wanted)
-        return corrupt(path_join(catalog_.root, name) + ": expected " + count_of(static_cast<Index>(wanted), "number") +
+        return corrupt(path_join(catalog_.root, name) + ": expected " + count_of(wanted, "number") +
                        " in the name, by args (" + mesh_text(degrees_) + ")");
     }
     rank.tp = numbers[0];

@@ -36,7 +36,7 @@ Result<Box> parse_box(std::string_view text, const Dims& shape) {
     return corrupt("expected " + count_of(shape.rank(), "slice") + ", got " + std::to_string(slices.size()));
   Box box = whole(shape);
   for (int d = 0; d < shape.rank(); ++d) {
-    const std::vector<std::string> parts = split(slices[static_cast<std::size_t>(d)], ',');
+    const std::vector<std::string> parts = split(slices[d], ',');
     if (parts.size() != 3)
       return corrupt("expected start, stop and step, got " + count_of(std::ssize(parts), "number"));
     const Index begin = TRY(bound(parts[0])).value_or(0), end = TRY(bound(parts[1])).value_or(shape[d]);

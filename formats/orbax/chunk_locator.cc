@@ -36,10 +36,10 @@ Status take_crc(const File& file, Extent& extent, const std::string& place) {
   constexpr Index kPiece = Index{1} << 20, kChecksum = 4;
   if (extent.length < kChecksum) return corrupt(place + ": crc32c: expected a checksum");
   extent.length -= kChecksum;
-  std::vector<std::byte> buffer(static_cast<std::size_t>(std::min(extent.length, kPiece)));
+  std::vector<std::byte> buffer(std::min(extent.length, kPiece));
   std::uint32_t crc = 0, recorded = 0;
   for (Index done = 0; done < extent.length;) {
-    const auto piece = MutableBytes(buffer).first(static_cast<std::size_t>(std::min(kPiece, extent.length - done)));
+    const auto piece = MutableBytes(buffer).first(std::min(kPiece, extent.length - done));
     TRY(file.read_at(extent.offset + done, piece));
     crc = crc32c(crc, piece);
     done += std::ssize(piece);
@@ -82,8 +82,8 @@ Result<Fragment> ChunkLocator::whole_chunk(const Tensor& tensor, const StoredArr
   const Index longest = is_plain ? bytes : checked_add(bytes, bytes / 8 + 4096).value_or(bytes);
   if (extent.length > longest || (is_plain && extent.length != bytes))
     return corrupt(at(catalog_.file_path(extent.file), extent.offset) + ": " + chunk_text(tensor, box) +
-                   ": expected a chunk of " + (is_plain ? "" : "at most ") +
-                   bytes_of(static_cast<std::uint64_t>(longest)) + ", got " + std::to_string(extent.length));
+                   ": expected a chunk of " + (is_plain ? "" : "at most ") + bytes_of(longest) + ", got " +
+                   std::to_string(extent.length));
   Fragment out;
   out.box = box;
   out.strides = array.chunk.strides();
@@ -167,8 +167,7 @@ Status ChunkLocator::locate(const std::vector<Tensor*>& tensors, int threads, co
 Status ChunkLocator::locate_batch(std::vector<Job>& jobs, int threads) {
   TRY(may_take(std::ssize(jobs) * static_cast<Index>(sizeof(Job) + sizeof(Fragment)),
                [&] { return catalog_.root + ": the places of " + count_of(std::ssize(jobs), "chunk"); }));
-  return parallel_for(std::ssize(jobs), thread_count(threads),
-                      [&](int, Index i) { return locate_item(jobs[static_cast<std::size_t>(i)]); });
+  return parallel_for(std::ssize(jobs), thread_count(threads), [&](int, Index i) { return locate_item(jobs[i]); });
 }
 
 Status ChunkLocator::locate_item(Job& job) {
@@ -196,7 +195,7 @@ Status ChunkLocator::locate_in_shard(Job& job) {
   const std::string place = at(file->path(), shard.offset) + ": " + chunk_text(*job.tensor, job.item.box);
   const IndexPlace where = TRY(place_of_index(array, shard.length).context(place));
   TRY(may_take(2 * where.length, [&] { return place; }));
-  std::vector<std::byte> index(static_cast<std::size_t>(where.length));
+  std::vector<std::byte> index(where.length);
   TRY(file->read_at(shard.offset + where.offset, index));
   const std::vector<InnerChunk> inner = TRY(parse_shard_index(array, index, shard.length).context(place));
   for (const InnerChunk& chunk : inner) {
@@ -235,8 +234,7 @@ Status ChunkLocator::decode_to_spool(const Job& job, Fragment& chunk, Index at) 
   else if (!layout.is_plain())
     return decode_whole(layout, *file, chunk, bytes, at, place);
   if (length != bytes)
-    return corrupt(place + ": chunk: expected " + bytes_of(static_cast<std::uint64_t>(bytes)) + ", got " +
-                   std::to_string(length));
+    return corrupt(place + ": chunk: expected " + bytes_of(bytes) + ", got " + std::to_string(length));
   if (is_frame) chunk.extent = {spool_file_, at, bytes};
   return {};
 }
@@ -244,7 +242,7 @@ Status ChunkLocator::decode_to_spool(const Job& job, Fragment& chunk, Index at) 
 // Decodes a zstd frame into the spool, piece by piece. Returns its decoded size.
 Result<Index> ChunkLocator::decode_frame(const File& file, const Extent& frame, Index limit, Index at) {
   constexpr Index kSmallWindow = Index{8} << 20, kStart = 18;
-  std::vector<std::byte> start(static_cast<std::size_t>(std::min(frame.length, kStart)));
+  std::vector<std::byte> start(std::min(frame.length, kStart));
   TRY(file.read_at(frame.offset, start));
   const Index window = zstd::window_bytes(start);
   std::unique_lock lock(large_window_, std::defer_lock);
@@ -264,10 +262,10 @@ Status ChunkLocator::decode_whole(const ChunkLayout& layout, const File& file, F
                        human_bytes(kMaxWhole) + " are read");
   const std::unique_lock lock(large_window_);
   TRY(may_take(chunk.extent.length + 2 * bytes, [&] { return place; }));
-  std::vector<std::byte> stored(static_cast<std::size_t>(chunk.extent.length));
+  std::vector<std::byte> stored(chunk.extent.length);
   TRY(file.read_at(chunk.extent.offset, stored));
   if (layout.is_blosc) {
-    std::vector<std::byte> decoded(static_cast<std::size_t>(bytes));
+    std::vector<std::byte> decoded(bytes);
     if (const std::size_t length = TRY(unblosc_chunk(stored, decoded, place)); length != decoded.size())
       return corrupt(place + ": chunk: expected " + bytes_of(decoded.size()) + ", got " + std::to_string(length));
     TRY(spool_->write_at(at, decoded));

@@ -84,7 +84,7 @@ std::optional<RandomKey> random_key_of(const pickle::Value& value) {
   constexpr std::size_t kMaxNumbers = 256;
   const auto kind = value.find("random_key_impl"), shape = value.find("shape"), data = value.find("key_data");
   if (value.size() != 3 || !kind || !kind->as_string() || !shape || !shape->is_sequence() || !data ||
-      !data->is_sequence() || shape->size() > static_cast<std::size_t>(kMaxRank) || data->size() > kMaxNumbers)
+      !data->is_sequence() || shape->size() > std::size_t{kMaxRank} || data->size() > kMaxNumbers)
     return std::nullopt;
   RandomKey out{nullptr, std::string(*kind->as_string()), {}, {}};
   for (std::size_t i = 0; i < shape->size(); ++i) {
@@ -98,7 +98,7 @@ std::optional<RandomKey> random_key_of(const pickle::Value& value) {
     const auto stored = static_cast<std::uint32_t>(*number);
     out.numbers.append(reinterpret_cast<const char*>(&stored), sizeof stored);
   }
-  const bool is_whole = checked_volume(out.shape) == static_cast<Index>(data->size()) && data->size() > 0;
+  const bool is_whole = checked_volume(out.shape) == std::ssize(*data) && data->size() > 0;
   return is_whole ? std::optional(std::move(out)) : std::nullopt;
 }
 
@@ -119,13 +119,13 @@ std::string leaf_text(const KeyPath& path, Json value) {
 // Returns which axes of the mesh shard each dimension. JAX shards evenly only, so a dimension that the axes do not
 // divide has none.
 Json partition_of(const Dims& shape, const Placement& placement, const Mesh& mesh) {
-  std::vector<std::vector<std::string>> axes(static_cast<std::size_t>(shape.rank()));
+  std::vector<std::vector<std::string>> axes(shape.rank());
   for (const Split& split : placement.splits)
     for (const std::string& axis : split.axes)
-      if (mesh.size(axis) > 1) axes[static_cast<std::size_t>(split.dim)].push_back(axis);
+      if (mesh.size(axis) > 1) axes[split.dim].push_back(axis);
   Json out = Json::array();
   for (int d = 0; d < shape.rank(); ++d) {
-    const auto& by = axes[static_cast<std::size_t>(d)];
+    const auto& by = axes[d];
     Index parts = 1;
     for (const std::string& axis : by) parts *= mesh.size(axis);
     Json& place = out.add_item(Json());

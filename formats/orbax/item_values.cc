@@ -105,11 +105,9 @@ Result<std::string> ItemValues::text(std::size_t value, const std::string& name)
     return unsupported(name + ": " + human_bytes(place.length) + "; at most " + human_bytes(kMaxArrayJson) +
                        " are read");
   used_[value] = true;
-  if (place.file == KeyValues::kInline)
-    return values_.inline_bytes().substr(static_cast<std::size_t>(place.offset),
-                                         static_cast<std::size_t>(place.length));
+  if (place.file == KeyValues::kInline) return values_.inline_bytes().substr(place.offset, place.length);
   const auto file = TRY(files_.open(path_join(place_.path(), values_.files[place.file])));
-  std::string out(static_cast<std::size_t>(place.length), '\0');
+  std::string out(place.length, '\0');
   TRY(file->read_at(place.offset, {reinterpret_cast<std::byte*>(out.data()), out.size()}).context(name));
   return out;
 }

@@ -10,7 +10,7 @@ namespace reshard::orbax {
 
 Status KeyValues::ask_for(std::size_t bytes) {
   constexpr Index kAtATime = Index{16} << 20;
-  unasked_ += static_cast<Index>(bytes + sizeof(Entry));
+  unasked_ += bytes + sizeof(Entry);
   if (unasked_ < kAtATime) return {};
   unasked_ = 0;
   return may_take(2 * kAtATime,
@@ -41,7 +41,7 @@ std::optional<std::size_t> KeyValues::find(std::string_view wanted) const {
   const auto at = std::lower_bound(entries_.begin(), entries_.end(), wanted, [&](const Entry& e, std::string_view k) {
     return std::string_view(keys_).substr(e.key, e.key_length) < k;
   });
-  const auto i = static_cast<std::size_t>(at - entries_.begin());
+  const std::size_t i = at - entries_.begin();
   if (at == entries_.end() || key(i) != wanted) return std::nullopt;
   return i;
 }

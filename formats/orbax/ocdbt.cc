@@ -84,7 +84,7 @@ class SharedStrings {
     is_first_ = false;
     if (shared > std::ssize(now_)) return texts_.error(what_, "shares more than its predecessor has");
     const Bytes suffix = TRY(texts_.take(TRY(suffixes_.next()), what_));
-    now_.resize(static_cast<std::size_t>(shared));
+    now_.resize(shared);
     if (now_.size() + suffix.size() > kMaxKeyBytes)
       return texts_.error(what_, "expected at most " + bytes_of(kMaxKeyBytes));
     now_ += as_string(suffix);
@@ -114,7 +114,7 @@ Result<std::vector<DataFile>> read_files(Cursor& in, const std::string& base) {
     const std::string_view path = TRY(paths.next());
     const Index base_length = TRY(bases.next());
     if (base_length > std::ssize(path)) return in.error(kWhat, "its base is longer than its path");
-    DataFile file{base + std::string(path), base + std::string(path.substr(0, static_cast<std::size_t>(base_length)))};
+    DataFile file{base + std::string(path), base + std::string(path.substr(0, base_length))};
     if (file.path.size() > kMaxKeyBytes || !is_safe_relative_path(file.path))
       return in.error(kWhat, "'" + printable(path.substr(0, 200)) + "' is no path below the checkpoint's directory");
     bytes += sizeof(DataFile) + file.path.size() + file.base.size();
@@ -144,7 +144,7 @@ Result<std::string> unwrap(Bytes bytes, std::uint32_t magic, const std::string& 
   if (version != 0 || method > 1)
     return unsupported(at(path, offset) + ": " + what + " of version " + std::to_string(version) + " and compression " +
                        std::to_string(method) + "; version 0 and compression 0 (none) and 1 (zstd) are read");
-  const Bytes body = covered.subspan(static_cast<std::size_t>(in.position()));
+  const Bytes body = covered.subspan(in.position());
   if (method == 1) return zstd::decode(body, kMaxNodeBytes, at(path, in.offset()));
   if (std::ssize(body) > kMaxNodeBytes) return in.error(what, "more than " + human_bytes(kMaxNodeBytes));
   TRY(may_take(std::ssize(body), [&] { return at(path, offset) + ": " + what; }));
@@ -153,7 +153,7 @@ Result<std::string> unwrap(Bytes bytes, std::uint32_t magic, const std::string& 
 
 Status at_end(const Cursor& in, const char* what) {
   if (in.done()) return {};
-  return in.error(what, "expected its end, got " + bytes_of(static_cast<std::uint64_t>(in.left())));
+  return in.error(what, "expected its end, got " + bytes_of(in.left()));
 }
 
 // ---- The manifest
@@ -192,8 +192,7 @@ Result<std::optional<NodeReference>> last_version(Versions& columns, Index count
     if (offset == kNoRoot && length == kNoRoot) continue;
     const auto at = to_index(offset), size = to_index(length);
     if (!at || !size || file >= std::ssize(files)) return in.error("version", "its root is nowhere");
-    root = NodeReference{files[static_cast<std::size_t>(file)], *at, *size, keys,
-                         static_cast<int>(columns.heights[static_cast<std::size_t>(i)])};
+    root = NodeReference{files[file], *at, *size, keys, static_cast<int>(columns.heights[i])};
   }
   return root;
 }
@@ -250,7 +249,7 @@ Status read_children(Cursor& in, TreeNode& node) {
   for (const char* what : {"bytes of the tree", "bytes of values"}) TRY(column(what));
   TRY(may_take(checked_mul(count, sizeof(Child)).value_or(INT64_MAX),
                [&] { return in.error("node", count_of(count, "child node")).message(); }));
-  node.children.reserve(static_cast<std::size_t>(count));
+  node.children.reserve(count);
   std::string last;
   for (Index i = 0; i < count; ++i) {
     const std::string_view key = TRY(keys.next());
@@ -260,8 +259,7 @@ Status read_children(Cursor& in, TreeNode& node) {
     last = key;
     const auto file = TRY(files.next_below(node.files.size()));
     const Index offset = TRY(offsets.next()), length = TRY(lengths.next()), number = TRY(numbers.next());
-    node.children.push_back(
-        {std::string(key.substr(0, static_cast<std::size_t>(prefix))), file, offset, length, number});
+    node.children.push_back({std::string(key.substr(0, prefix)), file, offset, length, number});
   }
   return {};
 }
@@ -361,13 +359,13 @@ class DatabaseReader {
     const auto file = TRY(pool_.open(path));
     const Index size = TRY(file->size());
     if (!fits_inside(node.offset, node.length, size))
-      return corrupt(at(path, node.offset) + ": node of " + bytes_of(static_cast<std::uint64_t>(node.length)) +
-                     ": the file ends at byte " + with_commas(size) + ": it is cut short or belongs to another save");
+      return corrupt(at(path, node.offset) + ": node of " + bytes_of(node.length) + ": the file ends at byte " +
+                     with_commas(size) + ": it is cut short or belongs to another save");
     if (node.length > kMaxStored)
       return unsupported(at(path, node.offset) + ": a node of " + human_bytes(node.length) + "; at most " +
                          human_bytes(kMaxStored) + " are read");
     TRY(may_take(node.length, [&] { return at(path, node.offset) + ": node"; }));
-    std::string bytes(static_cast<std::size_t>(node.length), '\0');
+    std::string bytes(node.length, '\0');
     TRY(file->read_at(node.offset, {reinterpret_cast<std::byte*>(bytes.data()), bytes.size()}));
     return bytes;
   }

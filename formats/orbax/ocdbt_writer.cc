@@ -47,7 +47,7 @@ struct Shared {
 
   void add(std::string_view text) {
     const auto end = std::mismatch(text.begin(), text.end(), last.begin(), last.end()).first;
-    const auto shared = static_cast<std::size_t>(end - text.begin());
+    const std::size_t shared = end - text.begin();
     if (!std::exchange(is_first, false)) put(prefixes, std::uint64_t{shared});
     put(suffix_lengths, std::uint64_t{text.size() - shared});
     suffixes += text.substr(shared);
@@ -96,7 +96,7 @@ Status DatabaseWriter::add_key(std::string_view key) {
                        bytes_of(kMaxKeyBytes) + " can be stored");
   if (leaf_.keys > 0 && key <= leaf_.last_key) return internal_error("database: key '" + printable(key) + "' is late");
   const auto end = std::mismatch(key.begin(), key.end(), leaf_.last_key.begin(), leaf_.last_key.end()).first;
-  const auto shared = static_cast<std::size_t>(end - key.begin());
+  const std::size_t shared = end - key.begin();
   if (leaf_.keys > 0)
     put(leaf_.prefixes, std::uint64_t{shared});
   else

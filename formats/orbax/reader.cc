@@ -111,7 +111,7 @@ Status OrbaxReader::add_chunks(Reading& now, const std::string& name, Tensor& te
   tensor.located = !array.shards && is_read_in_place(tensor, array);
   if (!array.chunk.filters.empty() && !array.chunk.is_blosc)
     stored.encoding = std::make_shared<ChunkEncoding>(ChunkEncoding{array.chunk.filters, chunk_bytes(array)});
-  tensor.fragments.reserve(static_cast<std::size_t>(*count));
+  tensor.fragments.reserve(*count);
   Dims number = Dims::filled(counts.rank(), 0);
   for (Index i = 0; i < *count; ++i) {
     const Box box = array.box_of(number);
@@ -249,8 +249,9 @@ Status OrbaxReader::read_objects(const Reading& now) {
   for (const Json& object : TRY(json.get_array("objects").context(path))) {
     const std::string stored(TRY(object.get_string("name").context(path))), name = now.prefix + stored;
     const std::string text(TRY(object.get_string("path").context(path)));
-    const Extent extent{file, TRY(object.get_index("offset").context(path)),
-                        TRY(object.get_index("length").context(path))};
+    Extent extent{file, 0, 0};
+    extent.offset = TRY(object.get_index("offset").context(path));
+    extent.length = TRY(object.get_index("length").context(path));
     if (!fits_inside(extent.offset, extent.length, size) || extent.length > kMaxObject)
       return corrupt(path + ": object '" + printable(name) + "': expected at most " + human_bytes(kMaxObject) +
                      " inside of " + std::string(kObjectBytes));
@@ -396,8 +397,8 @@ Result<Json> OrbaxReader::value_of(const RandomKey& key) {
   if (!tensor.located) TRY(chunks_.locate({&tensor}, 1, "."));
   alone.files = catalog_.files;
   TRY(alone.add(tensor));
-  std::vector<std::uint32_t> numbers(static_cast<std::size_t>(tensor.elements()));
-  std::vector<std::byte> scratch(static_cast<std::size_t>(kMaxRandomKey));
+  std::vector<std::uint32_t> numbers(tensor.elements());
+  std::vector<std::byte> scratch(std::size_t{kMaxRandomKey});
   FileSource source(alone, files_);
   TRY(source.read(0, whole(tensor.shape), std::as_writable_bytes(std::span(numbers)), scratch));
   Json shape = Json::array(), data = Json::array();
@@ -410,7 +411,7 @@ Result<std::string> OrbaxReader::blob_bytes(const Blob& blob) {
   if (archives_.contains(blob.name)) {
     const auto file = TRY(files_.open(catalog_.file_path(blob.extent.file)));
     TRY(may_take(blob.extent.length, [&] { return "object '" + printable(blob.name) + "'"; }));
-    std::string bytes(static_cast<std::size_t>(blob.extent.length), '\0');
+    std::string bytes(blob.extent.length, '\0');
     TRY(file->read_at(blob.extent.offset, {reinterpret_cast<std::byte*>(bytes.data()), bytes.size()}));
     TRY(torch_archive::check_item(*file, blob.extent.offset, blob.extent.length)
             .context("object '" + printable(blob.name) + "'"));

@@ -230,10 +230,10 @@ Status OrbaxTarget::write_arrays(DatabaseWriter& database) const {
     const Dims counts = counts_of(shape, grid);
     const auto add = [&](const std::string& key, Index number) {
       if (is_key) return database.add_inline(key, content_.random_key(i).numbers);
-      Extent place = catalog_.tensors()[i].fragments.extent(static_cast<std::size_t>(number));
+      Extent place = catalog_.tensors()[i].fragments.extent(number);
       place.length = volume(grid) * byte_size(dtype);  // with its padding
       if (is_compressed()) {
-        const Stored& stored = stored_[static_cast<std::size_t>(first_chunk_[i] + number)];
+        const Stored& stored = stored_[first_chunk_[i] + number];
         place = {0, stored.offset, stored.length};
       }
       return database.add(key, place);
@@ -264,7 +264,7 @@ Status OrbaxTarget::write_database(const EmitText& node, std::string& manifest) 
 Status OrbaxTarget::seal_gap(const Extent& gap, const EmitBytes& emit) const {
   static constexpr std::array<std::byte, std::size_t{64} << 10> kZeros{};
   for (Index done = 0; done < gap.length;) {
-    const auto zeros = Bytes(kZeros).first(static_cast<std::size_t>(std::min(std::ssize(kZeros), gap.length - done)));
+    const auto zeros = Bytes(kZeros).first(std::min(std::ssize(kZeros), gap.length - done));
     TRY(emit(gap.file, gap.offset + done, zeros));
     done += std::ssize(zeros);
   }
@@ -319,7 +319,7 @@ Status OrbaxTarget::encode(Index offset, Bytes bytes, const EmitChunk& emit) {
     const Extent extent = catalog_.tensors()[tensor].fragments.extent(chunk);
     const Index at = offset - extent.offset, number = first_chunk_[tensor] + static_cast<Index>(chunk);
     if (at >= extent.length) return internal_error(what() + ": bytes to encode reach past it");
-    const Bytes part = bytes.first(static_cast<std::size_t>(std::min(extent.length - at, std::ssize(bytes))));
+    const Bytes part = bytes.first(std::min(extent.length - at, std::ssize(bytes)));
     if (std::ssize(part) == all) {
       TRY(store_chunk(number, part, emit));
     } else {
@@ -338,7 +338,7 @@ Status OrbaxTarget::store_chunk(Index number, Bytes chunk, const EmitChunk& emit
 
 Result<Index> OrbaxTarget::place(const EncodedChunk& chunk) {
   const Index out = std::exchange(placed_bytes_, placed_bytes_ + chunk.bytes);
-  stored_[static_cast<std::size_t>(chunk.number)] = {out, chunk.bytes};
+  stored_[chunk.number] = {out, chunk.bytes};
   if (++placed_ == chunk_count()) TRY(measure_texts());
   return out;
 }

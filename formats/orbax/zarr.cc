@@ -111,7 +111,7 @@ Status check_sizes(const ZarrArray& array) {
 // ---- Fill values
 
 std::vector<std::byte> bytes_of_number(DType dtype, double value) {
-  std::vector<std::byte> out(static_cast<std::size_t>(byte_size(dtype)));
+  std::vector<std::byte> out(byte_size(dtype));
   if (can_convert(DType::kFloat64, dtype))
     convert(DType::kFloat64, dtype, reinterpret_cast<const std::byte*>(&value), out.data(), 1);
   else if (value != 0)
@@ -137,7 +137,7 @@ std::vector<std::byte> fill_of(const Json* value, DType dtype) {
     return {std::byte{*flag}};
   }
   if (const auto number = value->as_index(); number && !is_floating(dtype)) {
-    std::vector<std::byte> out(static_cast<std::size_t>(byte_size(dtype)));
+    std::vector<std::byte> out(byte_size(dtype));
     if (*number != 0 && (out.size() > sizeof *number || dtype == DType::kComplex64)) return {};
     std::memcpy(out.data(), &*number, std::min(out.size(), sizeof *number));
     return out;
@@ -196,7 +196,7 @@ Status transpose(const Json& codec, Dims& order) {
   std::array<bool, kMaxRank> seen{};
   Dims out;
   for (const Index d : by) {
-    if (d >= order.rank() || std::exchange(seen[static_cast<std::size_t>(d)], true))
+    if (d >= order.rank() || std::exchange(seen[d], true))
       return corrupt("transpose: expected an order of " + count_of(order.rank(), "dimension") + ", got " +
                      to_string(by));
     out.push_back(order[static_cast<int>(d)]);
@@ -454,15 +454,14 @@ Result<IndexPlace> place_of_index(const ZarrArray& array, Index length) {
     return unsupported("shards of more than " + with_commas(kMaxInnerChunks) + " chunks are not read");
   const Index bytes = *count * kIndexEntry + (array.shards->has_crc ? kIndexCrc : 0);
   if (bytes > length)
-    return corrupt("shard: expected an index of " + bytes_of(static_cast<std::uint64_t>(bytes)) + ", the shard has " +
-                   std::to_string(length));
+    return corrupt("shard: expected an index of " + bytes_of(bytes) + ", the shard has " + std::to_string(length));
   return IndexPlace{array.shards->is_at_start ? 0 : length - bytes, bytes};
 }
 
 Result<std::vector<InnerChunk>> parse_shard_index(const ZarrArray& array, Bytes index, Index length) {
   Bytes entries = index;
   if (array.shards->has_crc) {
-    entries = index.first(index.size() - static_cast<std::size_t>(kIndexCrc));
+    entries = index.first(index.size() - std::size_t{kIndexCrc});
     std::uint32_t recorded = 0;
     std::memcpy(&recorded, index.data() + entries.size(), sizeof recorded);
     if (const std::uint32_t crc = crc32c(0, entries); crc != recorded)
@@ -482,8 +481,7 @@ Result<std::vector<InnerChunk>> parse_shard_index(const ZarrArray& array, Bytes 
       const auto offset = to_index(entry[0]), bytes = to_index(entry[1]);
       if (!offset || !bytes || !fits_inside(*offset, *bytes, length))
         return corrupt("index of the shard: chunk " + std::to_string(i) + " at " + std::to_string(entry[0]) + " of " +
-                       bytes_of(entry[1]) + " is outside of the shard's " +
-                       bytes_of(static_cast<std::uint64_t>(length)));
+                       bytes_of(entry[1]) + " is outside of the shard's " + bytes_of(length));
       chunk.bytes = {*offset, *bytes};
     }
     out.push_back(chunk);

@@ -38,7 +38,7 @@ class RanksReader : public TensorFileReader {
   Status check_part(const RankPart& part, const RankPart& first, const Tensor& tensor, const Dims& expected,
                     const Placement& placement) const;
   std::string rank_path(Index rank) const { return catalog_.file_path(static_cast<std::uint32_t>(rank)); }
-  Index ranks() const { return static_cast<Index>(catalog_.files.size()); }
+  Index ranks() const { return std::ssize(catalog_.files); }
   void describe_format();
 
   RankParts parts_;
@@ -65,10 +65,10 @@ Status RanksReader::choose_files(RankFiles files) {
 
 Status RanksReader::read_file(Index rank, SafetensorsEnd end) {
   const auto file = TRY(files_.open(rank_path(rank)));
-  catalog_.files[static_cast<std::size_t>(rank)].size = TRY(file->size());
+  catalog_.files[rank].size = TRY(file->size());
   const TensorFile contents = TRY(TensorFile::open(*file, end));
   add_header_metadata(contents.metadata());
-  objects_ += static_cast<Index>(contents.objects().size());
+  objects_ += std::ssize(contents.objects());
   for (const TensorFile::Entry& entry : contents.tensors()) {
     parts_.add(entry.name, rank, in_file(entry.tensor, static_cast<std::uint32_t>(rank)), entry.tensor.dtype);
     layers_ = std::max(layers_, layer_number(entry.name) + 1);
@@ -95,10 +95,10 @@ Index steps_of(std::string_view pattern, Index names, Index name_bytes) {
   Index longest = 0;
   for (std::size_t star = pattern.find('*'); star != std::string_view::npos;) {
     const std::size_t next = std::min(pattern.find('*', star + 1), pattern.size());
-    longest = std::max(longest, static_cast<Index>(next - star - 1));
+    longest = std::max<Index>(longest, next - star - 1);
     star = next == pattern.size() ? std::string_view::npos : next;
   }
-  return static_cast<Index>(pattern.size()) * names + longest * name_bytes;
+  return std::ssize(pattern) * names + longest * name_bytes;
 }
 
 // Fails if matching the patterns could take hours: a hostile layout file may contain slow ones.
@@ -148,8 +148,8 @@ Status RanksReader::choose_layout(const OpenOptions& options, bool has_layout) {
 Status RanksReader::infer_layout(Families families) {
   std::vector<RankTensor> tensors;
   for (const auto& [name, parts] : parts_.all()) {
-    RankTensor t{name, std::vector<std::optional<Dims>>(static_cast<std::size_t>(ranks()))};
-    for (const RankPart& part : parts) t.shapes[static_cast<std::size_t>(part.rank)] = part.stored.shape();
+    RankTensor t{name, std::vector<std::optional<Dims>>(ranks())};
+    for (const RankPart& part : parts) t.shapes[part.rank] = part.stored.shape();
     tensors.push_back(std::move(t));
   }
   const std::optional<ModelConfig> config = TRY(config_of(*this, {}, families));
@@ -168,9 +168,9 @@ Result<bool> RanksReader::have_same_bytes(std::size_t tensor, Index a, Index b) 
     return unsupported(rank_path(a) + ": " + tensor_text(parts.name) +
                        " is not stored in row-major order; pass --source-layout to skip the comparison");
   const auto first = TRY(files_.open(rank_path(a))), second = TRY(files_.open(rank_path(b)));
-  std::vector<std::byte> left(static_cast<std::size_t>(kCompareBytes)), right(left.size());
+  std::vector<std::byte> left(std::size_t{kCompareBytes}), right(left.size());
   for (Index done = 0; done < bytes; done += kCompareBytes) {
-    const auto n = static_cast<std::size_t>(std::min(kCompareBytes, bytes - done));
+    const std::size_t n = std::min(kCompareBytes, bytes - done);
     TRY(first->read_at(x.extent.offset + x.start + done, MutableBytes(left).first(n)));
     TRY(second->read_at(y.extent.offset + y.start + done, MutableBytes(right).first(n)));
     if (std::memcmp(left.data(), right.data(), n) != 0) return false;
@@ -182,14 +182,14 @@ Result<bool> RanksReader::have_same_bytes(std::size_t tensor, Index a, Index b) 
 // of each stage that has it must have it.
 Status RanksReader::check_holders(const RankParts::Parts& parts, Index stage) const {
   const Mesh& mesh = *layout_.mesh;
-  std::vector<bool> has(static_cast<std::size_t>(mesh.size("pp")), false);
-  for (const RankPart& part : parts.parts) has[static_cast<std::size_t>(mesh.coordinate(part.rank, "pp"))] = true;
+  std::vector<bool> has(mesh.size("pp"), false);
+  for (const RankPart& part : parts.parts) has[mesh.coordinate(part.rank, "pp")] = true;
   if (stage >= 0) {
     has.assign(has.size(), false);
-    has[static_cast<std::size_t>(stage)] = true;
+    has[stage] = true;
   }
   for (Index rank = 0; rank < ranks(); ++rank) {
-    const bool should = has[static_cast<std::size_t>(mesh.coordinate(rank, "pp"))];
+    const bool should = has[mesh.coordinate(rank, "pp")];
     if (should == (parts.of(rank) != nullptr)) continue;
     const std::string what = rank_path(rank) + ": " + tensor_text(parts.name);
     if (should)

@@ -153,7 +153,7 @@ struct Candidate {
 
 ParameterNames name_parameters(const std::vector<NamedShape>& parameters, NameOrder order,
                                const std::vector<ParameterId>& ids, const std::vector<std::vector<Index>>& groups) {
-  const auto count = [](std::size_t n, std::string_view noun) { return count_of(static_cast<Index>(n), noun); };
+  const auto count = [](std::size_t n, std::string_view noun) { return count_of(n, noun); };
   if (parameters.size() != ids.size())
     return {{}, count(ids.size(), "id") + " for " + count(parameters.size(), "parameter")};
   std::vector<Candidate> bases;

@@ -78,7 +78,8 @@ Result<Index> TensorFilesTarget::lay_out_safetensors(const TensorsFile& file, st
   for (const bool of_pages : {true, false}) {
     for (FileTensor& t : tensors) {
       if (fills_pages(t) != of_pages) continue;
-      t.extent = {file.file, end, TRY(writer.add(t.name, t.dtype, t.shape))};
+      const Index length = TRY(writer.add(t.name, t.dtype, t.shape));
+      t.extent = {file.file, end, length};
       end += t.extent.length;
       if (writer.held() >= kStretch) TRY(hand_on());
     }
@@ -226,7 +227,7 @@ void TensorFilesTarget::add_constant(const Extent& place, std::string bytes) {
 }
 
 void TensorFilesTarget::add_text(std::string name, std::string text) {
-  const std::uint32_t file = append(std::move(name), static_cast<Index>(text.size()));
+  const std::uint32_t file = append(std::move(name), std::ssize(text));
   texts_.push_back({file, std::move(text), 0});
 }
 

@@ -38,7 +38,7 @@ Result<std::vector<Index>> numbers(Value v, std::string_view what, std::size_t m
 // The parser. It caches values that several descriptions share through the pickle's memo, so that each is read once.
 class Parser {
  public:
-  Parser(const std::string& path, std::size_t bytes) : path_(path), bytes_(static_cast<Index>(bytes)) {}
+  Parser(const std::string& path, std::size_t bytes) : path_(path), bytes_(bytes) {}
 
   Result<Metadata> parse(Value root) {
     if (root.kind() != Kind::kDict) return root.mismatch("metadata", "a dict");
@@ -103,16 +103,16 @@ class Parser {
   template <class OfItem>
   Status read_layout(const std::string& name, Value layout, const OfItem& of_item, Item& out) {
     if (layout.kind() != Kind::kDict) return layout.mismatch("rank_to_layout_info", "a dict");
-    if (static_cast<Index>(layout.size()) != world_size_)
+    if (std::ssize(layout) != world_size_)
       return layout.mismatch("rank_to_layout_info", "each of the " + count_of(world_size_, "rank"));
     // A value that is shared through the pickle's memo may occur in any number of items.
     files_ += world_size_;
     if (files_ > bytes_) return layout.mismatch("rank_to_layout_info", "fewer files than the pickle has bytes");
-    out.files.resize(static_cast<std::size_t>(world_size_));
+    out.files.resize(world_size_);
     for (std::size_t i = 0; i < layout.size(); ++i) {
       const Value key = layout.key(i);
       const auto rank = key.kind() == Kind::kString ? parse_number(*key.as_string()) : key.as_int();
-      if (!rank || *rank < 0 || *rank >= world_size_ || !out.files[static_cast<std::size_t>(*rank)].empty())
+      if (!rank || *rank < 0 || *rank >= world_size_ || !out.files[*rank].empty())
         return key.mismatch("rank_to_layout_info", "each rank once");
       std::string file = default_file(name, *rank);
       if (const std::optional<Value> said = of_item(layout.value(i)); said && !said->is_none()) {
@@ -121,7 +121,7 @@ class Parser {
         if (!text || !is_safe_relative_path(*text)) return path.mismatch("file_path", "a file inside the step");
         file = std::string(*text);
       }
-      out.files[static_cast<std::size_t>(*rank)] = std::move(file);
+      out.files[*rank] = std::move(file);
     }
     return {};
   }
@@ -223,10 +223,10 @@ class Parser {
     constexpr std::size_t kMaxAxes = 16;
     const Value sizes = TRY(member(v, "mesh_shape")), ranks = TRY(member(v, "mesh_data"));
     out.sizes = TRY(numbers(sizes, "mesh_shape", kMaxAxes));
-    out.ranks = TRY(numbers(ranks, "mesh_data", static_cast<std::size_t>(world_size_)));
+    out.ranks = TRY(numbers(ranks, "mesh_data", world_size_));
     Index product = 1;
     for (const Index n : out.sizes) product = n < 1 || n > kMaxMeshRanks || product > kMaxMeshRanks ? 0 : product * n;
-    if (product != static_cast<Index>(out.ranks.size()) || product < 1)
+    if (product != std::ssize(out.ranks) || product < 1)
       return ranks.mismatch("mesh_data", "the ranks of a mesh of this mesh_shape");
     std::set<Index> different(out.ranks.begin(), out.ranks.end());
     if (different.size() != out.ranks.size() || *different.rbegin() >= world_size_)
@@ -321,7 +321,7 @@ class Writer {
       pickle::ElementRuns ranks(w_, &pickle::PickleWriter::set_items);
       for (std::size_t rank = 0; rank < item.files.size(); ++rank) {
         ranks.next();
-        w_.integer(static_cast<Index>(rank));
+        w_.integer(rank);
         dict([&] {
           key("file_path");
           w_.text(item.files[rank]);

@@ -134,7 +134,7 @@ Result<std::size_t> StepReader::add_holding(const Holding& holding, const ItemTe
               .context(path_join(catalog_.root, kMetadataFile) + ": " + tensor_text(tensor.name)));
   std::size_t found = 0;
   for (std::size_t i = 0; i < holding.mesh->ranks.size(); ++i) {
-    Content& content = contents[static_cast<std::size_t>(holding.mesh->ranks[i])];
+    Content& content = contents[holding.mesh->ranks[i]];
     const std::string where = catalog_.file_path(content.file) + ": " + tensor_text(tensor.name);
     const auto entry = content.tensors.find(tensor.name);
     if (entry == content.tensors.end()) {
@@ -144,7 +144,7 @@ Result<std::size_t> StepReader::add_holding(const Holding& holding, const ItemTe
     }
     ++found;
     content.used.insert(entry->first);
-    const Box box = owned_boxes(mesh, placement, holding.shape, static_cast<Index>(i)).front().box;
+    const Box box = owned_boxes(mesh, placement, holding.shape, i).front().box;
     const auto& distributed = entry->second->distributed;
     const StoredTensor* stored = &entry->second->tensor;
     if (distributed) {
@@ -181,7 +181,7 @@ Status StepReader::join(const std::string& item, const ItemTensor& tensor, std::
 Status StepReader::read_item(const std::string& name, const Item& item, const OpenOptions& options) {
   std::vector<Content> contents;
   for (std::size_t rank = 0; rank < item.files.size(); ++rank) {
-    contents.push_back(TRY(read_file(name, item.files[rank], static_cast<Index>(rank), options)));
+    contents.push_back(TRY(read_file(name, item.files[rank], rank, options)));
     files_of_items_.insert(item.files[rank]);
   }
   for (const ItemTensor& tensor : item.tensors) TRY(join(name, tensor, contents));

@@ -59,7 +59,7 @@ bool is_cut_alike(Index size, Index first, Index second) {
     for (Index i = 0; i < first; ++i) parts.push_back(length(chunk(length(chunk(size, first, i)), second, k)));
     const Index all = std::accumulate(parts.begin(), parts.end(), Index{0});
     for (Index i = 0; i < first; ++i)
-      if (length(chunk(all, first, i)) != parts[static_cast<std::size_t>(i)]) return false;
+      if (length(chunk(all, first, i)) != parts[i]) return false;
   }
   return true;
 }
@@ -82,7 +82,7 @@ Result<std::vector<AxisPlacement>> placements_of(const TargetTensor& t, const Ax
                          [&](const std::string& c) { return std::find(names.begin(), names.end(), c) != names.end(); });
     });
     if (split.groups != 1) return refuse("in sections; DTensor has no such placement");
-    const auto i = static_cast<std::size_t>(axis - axes.names.begin());
+    const std::size_t i = axis - axes.names.begin();
     Index size = 1;
     for (const std::string& c : cutting) size *= mesh.size(c);
     if (axis == axes.names.end() || size != axes.mesh->sizes[i] || out[i].kind != AxisPlacement::Kind::kReplicate)

@@ -108,7 +108,7 @@ class ArchitectureComparison {
       return;
     }
     for (int d = 0; d < p.shape.rank(); ++d)
-      if (uses(p.row->dims[static_cast<std::size_t>(d)], contradicted_)) return;
+      if (uses(p.row->dims[d], contradicted_)) return;
     wrong_shapes_[p.row].push_back({&p, &t});
   }
 
@@ -147,8 +147,7 @@ class ArchitectureComparison {
     for (int d = 0; d < got.rank(); ++d) {
       const Index want = p.shape[d], is = got[d];
       if (want == kAnySize || want == is) continue;
-      f.why.push_back("dim " + std::to_string(d) + ": " + p.row->dims[static_cast<std::size_t>(d)] + " = " +
-                      with_commas(want));
+      f.why.push_back("dim " + std::to_string(d) + ": " + p.row->dims[d] + " = " + with_commas(want));
       if (is < 1 || want % is != 0) continue;
       f.id = "shape-part";
       f.why.push_back(with_commas(is) + " is 1/" + with_commas(want / is) + " of it: one of " + with_commas(want / is) +

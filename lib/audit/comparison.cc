@@ -152,7 +152,7 @@ Meeting meet(const Tensor& a, const Tensor& b, const Casts& casts_a, const Casts
 
 Sums compare_bytes(Bytes a, Bytes b, Index element_bytes) {
   Sums sums;
-  const auto width = static_cast<std::size_t>(element_bytes);
+  const std::size_t width = element_bytes;
   for (std::size_t i = 0; i + width <= a.size(); i += width)
     if (std::memcmp(a.data() + i, b.data() + i, width) != 0) ++sums.different;
   return sums;

@@ -33,7 +33,7 @@ std::size_t common_prefix(const Catalog& view) {
     const std::string_view key = t.key();
     if (!common) common = key;
     const auto differ = std::mismatch(common->begin(), common->end(), key.begin(), key.end()).first;
-    common = common->substr(0, static_cast<std::size_t>(differ - common->begin()));
+    common = common->substr(0, differ - common->begin());
   }
   return common ? common->rfind('.') + 1 : 0;
 }
@@ -72,7 +72,7 @@ std::vector<Group> alike(const Catalog& view, const std::vector<Digest>& digests
   std::vector<Group> out;
   for (const auto& entry : groups) {
     const Group& group = entry.second;
-    const auto end = group.begin() + static_cast<std::ptrdiff_t>(std::min(group.size(), kCompared));
+    const auto end = group.begin() + std::min(group.size(), kCompared);
     Group news;
     for (const Tensor* t : group)
       if (std::any_of(group.begin(), end,

@@ -16,11 +16,11 @@ Result<std::string> sum_of(const std::string& path, const RunOptions& run) {
   const File file = TRY(File::open(path));
   const Index size = TRY(file.size());
   file.expect(File::Reads::kInOrder);
-  std::vector<std::byte> part(static_cast<std::size_t>(std::min(size, kReadBytes)));
+  std::vector<std::byte> part(std::min(size, kReadBytes));
   Sha256 sum;
   for (Index at = 0; at < size; at += kReadBytes) {
     TRY(check_not_interrupted(run));
-    const MutableBytes bytes = MutableBytes(part).first(static_cast<std::size_t>(std::min(kReadBytes, size - at)));
+    const MutableBytes bytes = MutableBytes(part).first(std::min(kReadBytes, size - at));
     TRY(file.read_at(at, bytes));
     sum.add({reinterpret_cast<const char*>(bytes.data()), bytes.size()});
   }
@@ -38,7 +38,7 @@ Result<std::vector<FileSum>> file_sums(const Catalog& catalog, const RunOptions&
   sums.erase(std::unique(sums.begin(), sums.end(), [](const FileSum& a, const FileSum& b) { return a.path == b.path; }),
              sums.end());
   TRY(parallel_for(std::ssize(sums), thread_count(run.threads), [&](int, Index i) -> Status {
-    FileSum& sum = sums[static_cast<std::size_t>(i)];
+    FileSum& sum = sums[i];
     sum.sha256 = TRY(sum_of(path_join(catalog.root, sum.path), run));
     return {};
   }));

@@ -23,7 +23,7 @@ std::size_t root_of(const std::vector<Finding>& findings, std::size_t i) {
       return &f != &findings[i] && std::find(causes.begin(), causes.end(), f.id) != causes.end();
     });
     if (cause == findings.end()) return i;
-    i = static_cast<std::size_t>(cause - findings.begin());
+    i = cause - findings.begin();
   }
   return i;
 }

@@ -101,7 +101,7 @@ std::string grid_text(const std::vector<Box>& boxes, const Dims& shape) {
     for (const Box& b : boxes) begins.insert(b.begin(d));
     if (begins.size() > 1) parts.push_back(count_of(std::ssize(begins), "piece") + " of dim " + std::to_string(d));
   }
-  return parts.empty() ? count_of(static_cast<Index>(boxes.size()), "box") : join(parts, " x ");
+  return parts.empty() ? count_of(std::ssize(boxes), "box") : join(parts, " x ");
 }
 
 class MeshAuditor {
@@ -186,7 +186,7 @@ class MeshAuditor {
       return;
     }
     ++out_.tensors;
-    out_.pieces += static_cast<Index>(t.fragments.size());
+    out_.pieces += std::ssize(t.fragments);
     placements_.emplace(i, *placed);
     Placement shape_only = *placed;
     shape_only.stage = -1;  // the stage does not affect the boxes
@@ -286,7 +286,7 @@ class MeshAuditor {
         if (!is_of_optimizer(u)) return false;
         placements_.erase(u.tensor);
         --out_.tensors;
-        out_.pieces -= static_cast<Index>(catalog_.tensors()[u.tensor].fragments.size());
+        out_.pieces -= std::ssize(catalog_.tensors()[u.tensor].fragments);
         ++out_.flat;
         return true;
       });
@@ -376,9 +376,8 @@ class MeshAuditor {
       }
       if (f.advice.empty() && f.why.empty()) f.why.push_back(found_text());
       // If most tensors are affected, report the run instead of a list of names.
-      if (2 * static_cast<Index>(list.size()) <= out_.tensors) continue;
-      f.why.insert(f.why.begin(),
-                   with_commas(static_cast<Index>(list.size())) + " of " + count_of(out_.tensors, "tensor"));
+      if (2 * std::ssize(list) <= out_.tensors) continue;
+      f.why.insert(f.why.begin(), with_commas(std::ssize(list)) + " of " + count_of(out_.tensors, "tensor"));
       f.tensors.clear();
     }
   }
@@ -503,7 +502,7 @@ class MeshAuditor {
         out_.lacking.push_back(catalog_.tensors()[incomplete_[i].tensor].name);
     if (silent.empty()) return;
     Finding& f = findings_.add(Severity::kError, "ranks-silent");
-    f.what = count_of(static_cast<Index>(silent.size()), "rank") + " wrote nothing although " +
+    f.what = count_of(std::ssize(silent), "rank") + " wrote nothing although " +
              (silent.size() == 1 ? "it holds pieces of its" : "they hold pieces of their") +
              " own: " + rank_list(silent);
     f.why.emplace_back(

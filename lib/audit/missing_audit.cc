@@ -59,7 +59,7 @@ void report_missing_tensors(const DescribedModel& subject, const std::vector<con
            (list.size() == 1 ? "it" : "them");
   for (const auto& [rule, n] : by_rule) {
     if (f.why.size() == kShownKinds) {
-      f.why.push_back("and " + count_of(static_cast<Index>(by_rule.size() - kShownKinds), "kind") + " more");
+      f.why.push_back("and " + count_of(by_rule.size() - kShownKinds, "kind") + " more");
       break;
     }
     f.why.push_back(leaf_of_rule(rule->hf) + ": " + with_commas(n) + (rule->when.empty() ? "" : ", required by ") +
@@ -91,7 +91,7 @@ void report_missing_head(const DescribedModel& subject, const Parameter& head, c
 }
 
 bool is_one_run(const std::set<Index>& numbers) {
-  return *numbers.rbegin() - *numbers.begin() + 1 == static_cast<Index>(numbers.size());
+  return *numbers.rbegin() - *numbers.begin() + 1 == std::ssize(numbers);
 }
 
 void report_missing_layers(const DescribedModel& subject, const Missing& missing, FindingList& findings) {

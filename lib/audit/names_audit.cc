@@ -78,8 +78,7 @@ void report_same_keys(const Catalog& catalog, FindingList& findings) {
                : count_of(parameters, "parameter") + ", each stored under two names; only one can be loaded";
   f.tensors = std::move(names);
   f.why = std::move(lines);
-  if (parameters > static_cast<Index>(kShown))
-    f.why.push_back("and " + with_commas(parameters - static_cast<Index>(kShown)) + " more like them");
+  if (parameters > Index{kShown}) f.why.push_back("and " + with_commas(parameters - Index{kShown}) + " more like them");
   f.advice = "Find out which of them the training run updated. Add --exclude to leave the others out of a conversion.";
 }
 

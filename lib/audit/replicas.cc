@@ -60,10 +60,10 @@ Dims place_of(const Box& box, Index n) {
 Disagreement compare(const Box& part, const Box& copy, Index element_bytes, Bytes a, Bytes b) {
   Disagreement out;
   if (std::memcmp(a.data(), b.data(), a.size()) == 0) return out;
-  const auto width = static_cast<std::size_t>(element_bytes);
+  const std::size_t width = element_bytes;
   for (std::size_t i = 0; i < a.size() / width; ++i) {
     if (std::memcmp(a.data() + i * width, b.data() + i * width, width) == 0) continue;
-    if (out.count++ == 0) out.first = linear(copy, place_of(part, static_cast<Index>(i)));
+    if (out.count++ == 0) out.first = linear(copy, place_of(part, i));
   }
   return out;
 }
@@ -184,7 +184,7 @@ class Replicas {
       Finding f;
       f.id = "replicas-disagree";
       f.tensors = {tensor.name};
-      const auto n = static_cast<Index>(copies.size());
+      const auto n = std::ssize(copies);
       f.what =
           n == 1 ? "two copies of one box differ" : with_commas(n) + " copies differ from the first copy of their box";
       for (std::size_t i = 0; i < std::min(kShownCopies, copies.size()); ++i) {
@@ -199,7 +199,7 @@ class Replicas {
                         place_text(further, difference.first, element));
       }
       if (copies.size() > kShownCopies)
-        f.why.push_back("and " + with_commas(static_cast<Index>(copies.size() - kShownCopies)) + " copies more");
+        f.why.push_back("and " + with_commas(copies.size() - kShownCopies) + " copies more");
       f.lost = "One of the copies is wrong; the files do not tell which.";
       f.advice =
           "reshard and torch read the first copy. Compare both with the previous checkpoint. Ranks of a replica "

@@ -56,14 +56,12 @@ void report_missing_files(const Catalog& catalog, const std::vector<std::string>
   for (std::uint32_t f = 0; f < catalog.files.size(); ++f)
     if (catalog.files[f].size < 0) gone.insert(f);
   Finding& finding = findings.add(Severity::kError, "file-missing");
-  finding.what = count_of(static_cast<Index>(missing.size()), "data file") + " of " +
-                 with_commas(static_cast<Index>(catalog.files.size())) + (missing.size() == 1 ? " is" : " are") +
-                 " missing: " + some(missing);
+  finding.what = count_of(std::ssize(missing), "data file") + " of " + with_commas(std::ssize(catalog.files)) +
+                 (missing.size() == 1 ? " is" : " are") + " missing: " + some(missing);
   Index bytes = 0;
   finding.tensors = tensors_in(catalog, gone);
   for (const std::uint32_t f : gone) bytes += needs[f];
-  finding.lost =
-      "At least " + human_bytes(bytes) + ", of " + count_of(static_cast<Index>(finding.tensors.size()), "tensor") + ".";
+  finding.lost = "At least " + human_bytes(bytes) + ", of " + count_of(std::ssize(finding.tensors), "tensor") + ".";
   finding.advice =
       "Copy the files from where the job wrote them. If they never existed, the save was interrupted or "
       "ranks did not write.";
@@ -83,7 +81,7 @@ void report_short_files(const Catalog& catalog, FindingList& findings) {
   }
   if (cut.empty()) return;
   Finding& f = findings.add(Severity::kError, "file-short");
-  f.what = count_of(static_cast<Index>(cut.size()), "data file") + (cut.size() == 1 ? " is" : " are") +
+  f.what = count_of(std::ssize(cut), "data file") + (cut.size() == 1 ? " is" : " are") +
            " truncated: the disk was full, the copy or the save was interrupted, or it belongs to another save";
   f.why = std::move(lines);
   f.tensors = tensors_in(catalog, cut);
@@ -181,7 +179,7 @@ void report_leftovers(const Catalog& catalog, FindingList& findings) {
     findings.add(Severity::kNote, "model-average").what = std::move(doubt);
   if (catalog.stale_files.empty()) return;
   Finding& f = findings.add(Severity::kWarning, "stale-files");
-  f.what = count_of(static_cast<Index>(catalog.stale_files.size()), "file") + " in the directory " +
+  f.what = count_of(std::ssize(catalog.stale_files), "file") + " in the directory " +
            (catalog.stale_files.size() == 1 ? "belongs" : "belong") +
            " to no tensor or object: " + some(catalog.stale_files);
   f.why.emplace_back("left by an earlier save with more ranks or files, or by an interrupted save");

@@ -60,7 +60,7 @@ std::vector<Field> fields_of(const ModelConfig& config) {
   for (std::size_t i = 0; i < of_parts; ++i) said.emplace(out[i].name, out[i].value);
   for (std::size_t i = of_parts; i < out.size();)
     if (said.contains({"text_config." + out[i].name, out[i].value}))
-      out.erase(out.begin() + static_cast<std::ptrdiff_t>(i));
+      out.erase(out.begin() + i);
     else
       ++i;
   return out;

@@ -57,10 +57,10 @@ Result<Model> recognise(Reader& reader, const VerifyOptions& options, VerifyRepo
 Structure check_structure(const Opened& opened, const VerifyOptions& options, VerifyReport& report) {
   StructureAudit audit = audit_structure(opened.reader(), options.run.threads, options.spool);
   const Catalog& catalog = opened.catalog();
-  const auto tensors = static_cast<Index>(catalog.tensors().size());
-  const auto files = static_cast<Index>(catalog.files.size());
+  const auto tensors = std::ssize(catalog.tensors());
+  const auto files = std::ssize(catalog.files);
   Index pieces = 0;
-  for (const Tensor& t : catalog.tensors()) pieces += static_cast<Index>(t.fragments.size());
+  for (const Tensor& t : catalog.tensors()) pieces += std::ssize(t.fragments);
   const bool is_refused = audit.findings.empty() && !opened.refusal.empty();
   if (is_refused) report.add_message("reader", opened.refusal);
   report.checked("cover", "every element is stored exactly once", tensors);
@@ -117,7 +117,7 @@ void check_tokenizer(const Catalog& catalog, const Model& model, VerifyReport& r
 }
 
 void check_names(const Catalog& catalog, const Model& model, VerifyReport& report) {
-  const auto tensors = static_cast<Index>(catalog.tensors().size());
+  const auto tensors = std::ssize(catalog.tensors());
   report.checked("adapter", "no adapter is stored next to the weights it changes", tensors);
   report.checked("placeholder", "no weight is an empty placeholder", tensors);
   if (!model.is_described()) {

@@ -101,7 +101,7 @@ Result<Index> File::size() const {
   if (stored_) return stored_->size();
   struct stat st {};
   if (sys().fstat(fd_, &st) != 0) return errno_error(path_, "cannot stat");
-  return static_cast<Index>(st.st_size);
+  return st.st_size;
 }
 
 Status File::read_at(Index offset, MutableBytes out) const {
@@ -114,7 +114,7 @@ Status File::read_at(Index offset, MutableBytes out) const {
     if (n == 0)
       return corrupt(at(path_, offset) + ": expected " + bytes_of(std::ssize(out)) + ", got " + std::to_string(done) +
                      " before the end of the file");
-    done += static_cast<std::size_t>(n);
+    done += n;
   }
   return {};
 }
@@ -126,7 +126,7 @@ Status File::write_at(Index offset, Bytes data) const {
     const ssize_t n = retry([&] { return sys().pwrite(fd_, data.data() + done, data.size() - done, where); });
     if (n < 0) return errno_error(at(path_, where), "cannot write");
     if (n == 0) return io_error(at(path_, where) + ": cannot write: no progress");
-    done += static_cast<std::size_t>(n);
+    done += n;
   }
   return {};
 }
@@ -163,7 +163,7 @@ Result<std::string> read_whole_file(const std::string& path, Index limit) {
   const Index size = TRY(file.size());
   if (size > limit) return corrupt(path + ": expected at most " + bytes_of(limit) + ", got " + std::to_string(size));
   TRY(may_take(size, [&] { return path; }));
-  std::string out(static_cast<std::size_t>(size), '\0');
+  std::string out(size, '\0');
   TRY(file.read_at(0, {reinterpret_cast<std::byte*>(out.data()), out.size()}));
   return out;
 }
@@ -172,7 +172,7 @@ Result<std::string> read_file_start(const std::string& path, Index length) {
   const File file = TRY(File::open(path));
   const Index size = std::min(length, TRY(file.size()));
   TRY(may_take(size, [&] { return path; }));
-  std::string out(static_cast<std::size_t>(size), '\0');
+  std::string out(size, '\0');
   TRY(file.read_at(0, {reinterpret_cast<std::byte*>(out.data()), out.size()}));
   return out;
 }
@@ -188,7 +188,7 @@ Status write_through(const std::string& path, std::string_view text) {
   while (status && !text.empty()) {
     const ssize_t n = retry([&] { return sys().write(fd, text.data(), text.size()); });
     if (n < 0) status = errno_error(path, "cannot write");
-    text.remove_prefix(static_cast<std::size_t>(std::max<ssize_t>(0, n)));
+    text.remove_prefix(std::max<ssize_t>(0, n));
   }
   if (sys().close(fd) != 0 && status && errno != EINTR) status = errno_error(path, "cannot close");
   return status;
@@ -320,7 +320,7 @@ Result<Node> look_at(const std::string& path) {
   if (sys().fstatat(AT_FDCWD, path.c_str(), &st, AT_SYMLINK_NOFOLLOW) != 0) return errno_error(path, "cannot stat");
   Node node{"", st.st_dev, st.st_ino, st.st_mode};
   if (node.is_directory()) return node;
-  node.size = static_cast<Index>(st.st_size);
+  node.size = st.st_size;
   node.mtime_ns = static_cast<Index>(st.st_mtim.tv_sec) * 1'000'000'000 + st.st_mtim.tv_nsec;
   return node;
 }

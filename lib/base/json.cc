@@ -80,7 +80,7 @@ Result<std::uint64_t> Json::as_uint64() const {
   const auto* v = std::get_if<std::int64_t>(&value_);
   if (v == nullptr) return expected("an integer", kind());
   if (*v < 0) return expected("an integer of at least 0", std::to_string(*v));
-  return static_cast<std::uint64_t>(*v);
+  return *v;
 }
 
 Result<double> Json::as_double() const {
@@ -141,7 +141,7 @@ Json& Json::set(std::string_view key, Json value) {
   if (!is_object()) value_ = Object{};
   auto& object = std::get<Object>(value_);
   if (const Member* there = object.find(key)) {
-    object.members[static_cast<std::size_t>(there - object.members.data())].value = std::move(value);
+    object.members[there - object.members.data()].value = std::move(value);
   } else {
     *object.add(std::string(key)) = std::move(value);
   }
@@ -330,7 +330,7 @@ class Builder {
   Result<Json> run() {
     // nlohmann would take a NUL for the end of the text and skip a byte order mark.
     if (const std::size_t nul = text_.find('\0'); nul != std::string_view::npos)
-      return refuse(static_cast<Index>(nul), "expected JSON, got a zero byte").error();
+      return refuse(nul, "expected JSON, got a zero byte").error();
     if (text_.starts_with("\xef\xbb\xbf")) return refuse(0, "expected JSON, got a byte order mark").error();
     const char* end = text_.data() + text_.size();
     const bool done = nlohmann::json::sax_parse(TextIterator(text_.data(), &reached_), TextIterator(end, &reached_),
@@ -350,8 +350,7 @@ class Builder {
     if (digits.find_first_not_of("-0123456789") != std::string::npos) return add(value);
     // The lexer has consumed one byte beyond a number unless the text ends there.
     const Index end = reached() - (digits.back() == text_[static_cast<std::size_t>(reached()) - 1] ? 0 : 1);
-    return fail(end - static_cast<Index>(digits.size()),
-                "expected an integer of at most 64 bits, got " + name_of(digits));
+    return fail(end - std::ssize(digits), "expected an integer of at most 64 bits, got " + name_of(digits));
   }
   bool string(std::string& value) {
     const double* number = python_number();
@@ -385,7 +384,7 @@ class Builder {
   }
 
  private:
-  Index reached() const { return static_cast<Index>(reached_ - text_.data()); }
+  Index reached() const { return reached_ - text_.data(); }
 
   // Returns the number that the string just parsed stands for, or null if it is a real string.
   const double* python_number() const {
@@ -395,7 +394,7 @@ class Builder {
   }
 
   Status refuse(Index offset, const std::string& what) const {
-    offset = std::clamp<Index>(offset, 0, static_cast<Index>(text_.size()));
+    offset = std::clamp<Index>(offset, 0, std::ssize(text_));
     return corrupt(at(path_, base_ + offset) + ": " + what);
   }
 
@@ -507,7 +506,7 @@ void append_double(std::string& out, double value, bool for_python) {
   }
   char digits[32];
   const auto end = std::to_chars(digits, digits + sizeof digits, value).ptr;
-  const std::string_view text(digits, static_cast<std::size_t>(end - digits));
+  const std::string_view text(digits, end - digits);
   out += text;
   if (text.find_first_of(".e") == std::string_view::npos) out += ".0";  // so that it does not read back as an integer
 }
@@ -622,7 +621,7 @@ void append_json_string(std::string& out, std::string_view text) {
   const auto is_plain = [](char c) { return c != '"' && c != '\\' && static_cast<unsigned char>(c) >= 0x20; };
   out += '"';
   while (!text.empty()) {
-    const auto plain = static_cast<std::size_t>(std::find_if_not(text.begin(), text.end(), is_plain) - text.begin());
+    const std::size_t plain = std::find_if_not(text.begin(), text.end(), is_plain) - text.begin();
     out += text.substr(0, plain);
     if (plain == text.size()) break;
     const char c = text[plain];

@@ -104,8 +104,8 @@ std::vector<std::string> fold_names(const std::vector<std::string>& names) {
 
 std::string some_of(const std::vector<std::string>& texts, std::size_t shown) {
   if (texts.size() <= shown) return join(texts, ", ");
-  const auto begin = texts.begin(), end = begin + static_cast<std::ptrdiff_t>(shown);
-  return join({begin, end}, ", ") + " and " + with_commas(static_cast<Index>(texts.size() - shown)) + " more";
+  const auto begin = texts.begin(), end = begin + shown;
+  return join({begin, end}, ", ") + " and " + with_commas(texts.size() - shown) + " more";
 }
 
 namespace {

@@ -50,7 +50,7 @@ std::string end_of_links(std::string path) {
   for (int n = 0; n < kMostLinks; ++n) {
     const ssize_t length = sys().readlink(path.c_str(), to.data(), to.size());
     if (length <= 0) break;
-    const std::string_view target(to.data(), static_cast<std::size_t>(length));
+    const std::string_view target(to.data(), length);
     path = target.starts_with('/') ? std::string(target) : path_join(parent_path(path), target);
   }
   return path;

@@ -276,8 +276,8 @@ bool is_printable(char32_t c) {
 template <typename Out, typename Escape>
 void write_escaped(std::string_view text, const Out& out, const Escape& escape) {
   while (!text.empty()) {
-    const auto plain = static_cast<std::size_t>(
-        std::find_if_not(text.begin(), text.end(), [](char c) { return c >= 0x20 && c < 0x7f; }) - text.begin());
+    const std::size_t plain =
+        std::find_if_not(text.begin(), text.end(), [](char c) { return c >= 0x20 && c < 0x7f; }) - text.begin();
     if (plain > 0) out(text.substr(0, plain));
     text.remove_prefix(plain);
     if (text.empty()) break;
@@ -368,7 +368,7 @@ std::optional<Index> take_number(std::string_view& text) {
   Index n = 0;
   const auto parsed = std::from_chars(text.data(), text.data() + text.size(), n);
   if (parsed.ec != std::errc() || n < 0) return std::nullopt;
-  text.remove_prefix(static_cast<std::size_t>(parsed.ptr - text.data()));
+  text.remove_prefix(parsed.ptr - text.data());
   return n;
 }
 

@@ -117,11 +117,10 @@ FragmentList::Columns::Columns(const Columns& from)
 const std::shared_ptr<FragmentList::Columns>& FragmentList::none(int rank) {
   static const auto empty = [] {
     std::array<std::shared_ptr<Columns>, kMaxRank + 1> of_rank;
-    for (int r = 0; r <= kMaxRank; ++r)
-      of_rank[static_cast<std::size_t>(r)] = std::make_shared<Columns>(std::make_shared<Boxes>(Boxes{r}));
+    for (int r = 0; r <= kMaxRank; ++r) of_rank[r] = std::make_shared<Columns>(std::make_shared<Boxes>(Boxes{r}));
     return of_rank;
   }();
-  return empty[static_cast<std::size_t>(rank)];
+  return empty[rank];
 }
 
 FragmentList& FragmentList::operator=(FragmentList&& from) noexcept {
@@ -216,7 +215,7 @@ void FragmentList::set(std::size_t i, const Fragment& f) {
 Box FragmentList::box(std::size_t i) const {
   const Boxes& boxes = *columns_->boxes;
   const Index* corner = boxes.corners.data() + i * boxes.width();
-  const auto rank = static_cast<std::size_t>(boxes.rank);
+  const std::size_t rank = boxes.rank;
   return {Dims(std::span(corner, rank)), Dims(std::span(corner + rank, rank))};
 }
 

@@ -18,12 +18,12 @@ namespace {
 Result<std::string> read_start_once(const std::string& path, Index length) {
   const File file = TRY(File::open(path));
   if (file.descriptor() < 0) return read_file_start(path, length);  // a URL
-  std::string out(static_cast<std::size_t>(std::min(length, TRY(file.size()))), '\0');
+  std::string out(std::min(length, TRY(file.size())), '\0');
   ssize_t n = 0;
   do n = sys().pread(file.descriptor(), out.data(), out.size(), 0);
   while (n < 0 && errno == EINTR);
   if (n < 0) return io_error(path + ": cannot read: " + std::strerror(errno));
-  out.resize(static_cast<std::size_t>(n));
+  out.resize(n);
   return out;
 }
 

@@ -26,7 +26,7 @@ FragmentIndex::FragmentIndex(const FragmentList& fragments) : fragments_(&fragme
 std::size_t FragmentIndex::first_candidate(const Box& box) const {
   const Index row = box.rank() > 0 ? box.begin(0) : 0;
   const auto it = std::upper_bound(furthest_row_.begin(), furthest_row_.end(), row);
-  return static_cast<std::size_t>(it - furthest_row_.begin());
+  return it - furthest_row_.begin();
 }
 
 std::pair<std::size_t, bool> RecentBoxes::place_of(const FragmentList& list) {

@@ -15,7 +15,7 @@ Result<PathSnapshot> PathSnapshot::look(std::string path) {
   if (self->is_directory) {
     out.entries_ = TRY(list_directory(out.path_));
   } else {
-    out.head_.resize(static_cast<std::size_t>(std::min(self->size, kHeadBytes)));
+    out.head_.resize(std::min(self->size, kHeadBytes));
     TRY(TRY(File::open(out.path_)).read_at(0, std::as_writable_bytes(std::span(out.head_))));
   }
   return out;

@@ -29,7 +29,7 @@ std::vector<Index> cut_points(const std::vector<Box>& boxes, Index extent, int d
 }
 
 std::size_t cell_of(const std::vector<Index>& cuts, Index point) {
-  return static_cast<std::size_t>(std::lower_bound(cuts.begin(), cuts.end(), point) - cuts.begin());
+  return std::lower_bound(cuts.begin(), cuts.end(), point) - cuts.begin();
 }
 
 // The grid drawn by the boxes' own edges, and the box that covers each cell. Only built if the number of cells is
@@ -39,13 +39,13 @@ class Grid {
   static std::optional<Grid> make(const std::vector<Box>& boxes, const Dims& shape) {
     Grid grid;
     Index cells = 1;
-    const Index limit = 64 * static_cast<Index>(boxes.size()) + 4096;
+    const Index limit = 64 * std::ssize(boxes) + 4096;
     for (int d = 0; d < shape.rank(); ++d) {
       grid.cuts_.push_back(cut_points(boxes, shape[d], d));
-      cells *= static_cast<Index>(grid.cuts_.back().size()) - 1;
+      cells *= std::ssize(grid.cuts_.back()) - 1;
       if (cells > limit) return std::nullopt;
     }
-    grid.owner_.assign(static_cast<std::size_t>(cells), -1);
+    grid.owner_.assign(cells, -1);
     return grid;
   }
 
@@ -53,7 +53,7 @@ class Grid {
   std::optional<std::size_t> claim(const Box& box, std::size_t i) {
     std::optional<std::size_t> other;
     each_cell(box, [&](std::size_t cell) {
-      if (owner_[cell] >= 0) other = static_cast<std::size_t>(owner_[cell]);
+      if (owner_[cell] >= 0) other = owner_[cell];
       owner_[cell] = static_cast<std::int32_t>(i);
     });
     return other;
@@ -62,11 +62,11 @@ class Grid {
   // Returns a region that no box covers, extended along the last dimension.
   Box first_hole() const {
     const auto free = std::find(owner_.begin(), owner_.end(), -1);
-    auto cell = static_cast<std::size_t>(free - owner_.begin());
+    std::size_t cell = free - owner_.begin();
     const int rank = static_cast<int>(cuts_.size());
     Box box{Dims::filled(rank, 0), Dims::filled(rank, 0)};
     for (int d = rank - 1; d >= 0; --d) {
-      const auto& cuts = cuts_[static_cast<std::size_t>(d)];
+      const auto& cuts = cuts_[d];
       const std::size_t n = cuts.size() - 1;
       std::size_t last = cell % n + 1;
       if (d == rank - 1)
@@ -83,8 +83,8 @@ class Grid {
   void each_cell(const Box& box, Visit visit) const {
     std::vector<std::size_t> lo, hi;
     for (int d = 0; d < box.rank(); ++d) {
-      lo.push_back(cell_of(cuts_[static_cast<std::size_t>(d)], box.begin(d)));
-      hi.push_back(cell_of(cuts_[static_cast<std::size_t>(d)], box.end(d)));
+      lo.push_back(cell_of(cuts_[d], box.begin(d)));
+      hi.push_back(cell_of(cuts_[d], box.end(d)));
     }
     std::vector<std::size_t> at = lo;
     while (true) {
@@ -321,10 +321,9 @@ Status check_extents_disjoint(const Catalog& catalog, SharedExtents shared) {
   std::size_t begin = 0;
   for (std::uint32_t file = 0; file < catalog.files.size(); ++file) {
     const std::size_t end = ends[file];
-    std::sort(claims.begin() + static_cast<std::ptrdiff_t>(begin), claims.begin() + static_cast<std::ptrdiff_t>(end),
-              [](const Claim& a, const Claim& b) {
-                return std::tie(a.offset, a.length, a.tensor, a.i) < std::tie(b.offset, b.length, b.tensor, b.i);
-              });
+    std::sort(claims.begin() + begin, claims.begin() + end, [](const Claim& a, const Claim& b) {
+      return std::tie(a.offset, a.length, a.tensor, a.i) < std::tie(b.offset, b.length, b.tensor, b.i);
+    });
     for (std::size_t k = begin + 1; k < end; ++k) {
       const Claim &a = claims[k - 1], &b = claims[k];
       if (b.offset - a.offset >= a.length) continue;

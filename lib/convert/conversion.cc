@@ -193,10 +193,10 @@ void Conversion::note_alike() {
 std::vector<Index> Conversion::bytes_of_ranks() const {
   if (format_.shares_experts && options_.placement.mesh.size("ep") > 1)
     return {};  // only the format knows which rank has which expert
-  std::vector<Index> out(static_cast<std::size_t>(options_.placement.mesh.ranks()));
+  std::vector<Index> out(options_.placement.mesh.ranks());
   for (const Alike& a : alike_)
     for (std::size_t rank = 0; rank < out.size(); ++rank)
-      for (const LocalBox& b : owned_boxes(options_.placement.mesh, a.placement, a.shape, static_cast<Index>(rank)))
+      for (const LocalBox& b : owned_boxes(options_.placement.mesh, a.placement, a.shape, rank))
         out[rank] += volume(b.box) * a.element_bytes;
   return out;
 }

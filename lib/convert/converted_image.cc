@@ -91,9 +91,7 @@ Result<std::unique_ptr<ConvertedImage>> ConvertedImage::open(Conversion& c, bool
       image.add_text({number, 0, head}, [text = std::move(file.head)] { return text; });
     }
     image.add_text({number, head, file.entry.size - head},
-                   [make = std::move(file.make), head]() -> Result<std::string> {
-                     return TRY(make()).substr(static_cast<std::size_t>(head));
-                   });
+                   [make = std::move(file.make), head]() -> Result<std::string> { return TRY(make()).substr(head); });
   }
   return out;
 }
@@ -163,7 +161,7 @@ Status ConvertedImage::prove() {
     TRY(stream_values<CrcPiece>(
         ranks, [&](const VisitPiece& visit) { image_->crcs().visit_all(visit); },
         [&](const CrcPiece& p) { image_->crcs().add(p.extent, p.begin, p.length, p.crc); }));
-  std::vector<std::byte> scratch(static_cast<std::size_t>(kMinSlab));
+  std::vector<std::byte> scratch(std::size_t{kMinSlab});
   TRY(origin_.tensors().finish(scratch, ranks));
   TRY(origin_.finish(ranks));
   outcome_.checksums += origin_.checksums_checked();

@@ -506,7 +506,7 @@ Result<std::vector<TargetBlob>> name_blobs(Reader& source, const SourceView& vie
   for (const Blob& blob : view.catalog.blobs) {
     auto stored = source.blob_bytes(blob);
     if (!stored && (with_bytes || stored.error().code() == ErrorCode::kUsage)) return std::move(stored).error();
-    std::string bytes = stored ? *std::move(stored) : std::string(static_cast<std::size_t>(blob.extent.length), '\0');
+    std::string bytes = stored ? *std::move(stored) : std::string(blob.extent.length, '\0');
     std::vector<std::string> keys = {blob.name};
     if (names.renames()) keys = canonical_keys(*model.family, source.catalog(), model.config_or_null(), blob.key());
     for (const std::string& canonical : keys) {

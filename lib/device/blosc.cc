@@ -59,7 +59,7 @@ Result<std::size_t> unblosc_chunk(Bytes in, MutableBytes out, const std::string&
   const int length = blosc()->decompress(in.data(), out.data(), out.size(), 1);
   if (length < 0 || static_cast<std::uint32_t>(length) != sizes.decoded)
     return corrupt(what + ": the buffer is damaged");
-  return static_cast<std::size_t>(length);
+  return length;
 }
 
 }  // namespace reshard

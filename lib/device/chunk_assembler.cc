@@ -18,7 +18,7 @@ Result<std::vector<std::byte>> ChunkAssembler::add(const Part& part, Bytes data,
       return unsupported(what() +
                          ": its elements come in an order that fills too many chunks at once; --codec none can");
     TRY(may_take(part.bytes, what));
-    partial.bytes.resize(static_cast<std::size_t>(part.bytes));
+    partial.bytes.resize(part.bytes);
     waiting_bytes_ += part.bytes;
   }
   std::copy(data.begin(), data.end(), partial.bytes.begin() + part.at);

@@ -42,7 +42,7 @@ void unshuffle_fixed(const std::byte* in, std::size_t n, std::byte* out) {
 std::string zstd_version() { return ZSTD_versionString(); }
 
 void shuffle_bytes(Bytes in, Index unit, MutableBytes out) {
-  const auto u = static_cast<std::size_t>(unit);
+  const std::size_t u = unit;
   const std::size_t n = u == 0 ? 0 : in.size() / u;
   if (u == 2) shuffle_fixed<2>(in.data(), n, out.data());
   if (u == 4) shuffle_fixed<4>(in.data(), n, out.data());
@@ -50,12 +50,11 @@ void shuffle_bytes(Bytes in, Index unit, MutableBytes out) {
   if (u != 2 && u != 4 && u != 8)
     for (std::size_t b = 0; b < u; ++b)
       for (std::size_t i = 0; i < n; ++i) out[b * n + i] = in[i * u + b];
-  std::copy(in.begin() + static_cast<std::ptrdiff_t>(n * u), in.end(),
-            out.begin() + static_cast<std::ptrdiff_t>(n * u));
+  std::copy(in.begin() + n * u, in.end(), out.begin() + n * u);
 }
 
 void unshuffle_bytes(Bytes in, Index unit, MutableBytes out) {
-  const auto u = static_cast<std::size_t>(unit);
+  const std::size_t u = unit;
   const std::size_t n = u == 0 ? 0 : in.size() / u;
   if (u == 2) unshuffle_fixed<2>(in.data(), n, out.data());
   if (u == 4) unshuffle_fixed<4>(in.data(), n, out.data());
@@ -63,8 +62,7 @@ void unshuffle_bytes(Bytes in, Index unit, MutableBytes out) {
   if (u != 2 && u != 4 && u != 8)
     for (std::size_t i = 0; i < n; ++i)
       for (std::size_t b = 0; b < u; ++b) out[i * u + b] = in[b * n + i];
-  std::copy(in.begin() + static_cast<std::ptrdiff_t>(n * u), in.end(),
-            out.begin() + static_cast<std::ptrdiff_t>(n * u));
+  std::copy(in.begin() + n * u, in.end(), out.begin() + n * u);
 }
 
 std::uint32_t fletcher32(Bytes bytes) {
@@ -176,7 +174,7 @@ Result<MutableBytes> ChunkDecoder::decode(MutableBytes stored, const ChunkEncodi
     else
       now = out.first(TRY(inflate_chunk(now, out, filter.kind == ChunkFilter::Kind::kGzip, place)));
   }
-  if (static_cast<Index>(now.size()) == encoding.decoded_bytes) return now;
+  if (std::ssize(now) == encoding.decoded_bytes) return now;
   return corrupt(place + ": chunk: expected " + bytes_of(encoding.decoded_bytes) + ", got " +
                  std::to_string(now.size()));
 }

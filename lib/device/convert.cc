@@ -19,9 +19,9 @@ template <class T>
 RESHARD_HD void widen_each(const std::byte* __restrict in, std::byte* __restrict out, Index n) {
   for (Index i = 0; i < n; ++i) {
     T v;
-    std::memcpy(&v, in + i * static_cast<Index>(sizeof(T)), sizeof(T));
+    std::memcpy(&v, in + i * Index{sizeof(T)}, sizeof(T));
     const float f = widen(v);
-    std::memcpy(out + i * static_cast<Index>(sizeof(float)), &f, sizeof(float));
+    std::memcpy(out + i * Index{sizeof(float)}, &f, sizeof(float));
   }
 }
 
@@ -29,10 +29,10 @@ template <class T>
 RESHARD_HD void narrow_each(const std::byte* __restrict in, std::byte* __restrict out, Index n) {
   for (Index i = 0; i < n; ++i) {
     float f;
-    std::memcpy(&f, in + i * static_cast<Index>(sizeof(float)), sizeof(float));
+    std::memcpy(&f, in + i * Index{sizeof(float)}, sizeof(float));
     T v;
     narrow(f, v);
-    std::memcpy(out + i * static_cast<Index>(sizeof(T)), &v, sizeof(T));
+    std::memcpy(out + i * Index{sizeof(T)}, &v, sizeof(T));
   }
 }
 
@@ -66,7 +66,7 @@ struct Steps {
 void convert_by(const Steps& steps, DType from, DType to, const std::byte* in, std::byte* out, Index n) {
   if (n <= 0) return;
   if (from == to) {
-    std::memcpy(out, in, static_cast<std::size_t>(n * byte_size(from)));
+    std::memcpy(out, in, n * byte_size(from));
   } else if (to == DType::kFloat32) {
     steps.of(from).widen(in, out, n);
   } else if (from == DType::kFloat32) {

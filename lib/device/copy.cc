@@ -13,7 +13,7 @@ namespace {
 // Copies one unit. kUnit > 0 is a size known at compile time.
 template <Index kUnit>
 inline void copy_unit(std::byte* to, const std::byte* from, Index unit) {
-  std::memcpy(to, from, static_cast<std::size_t>(kUnit > 0 ? kUnit : unit));
+  std::memcpy(to, from, kUnit > 0 ? kUnit : unit);
 }
 
 template <Index kUnit>
@@ -169,7 +169,7 @@ void copy_box(const Dims& shape, Index element_bytes, const std::byte* from, con
   const CopyShape simple = simplify_copy(shape, element_bytes, from_strides, to_strides);
   if (simple.unit == 0) return;
   if (simple.loops == 0) {
-    std::memcpy(to, from, static_cast<std::size_t>(simple.unit));
+    std::memcpy(to, from, simple.unit);
     return;
   }
   switch (simple.unit) {

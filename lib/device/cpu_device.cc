@@ -20,7 +20,7 @@ class CpuMemory : public Device::Memory {
   CpuMemory(std::shared_ptr<Budget> budget, MutableBytes bytes) : budget_(std::move(budget)), bytes_(bytes) {}
   ~CpuMemory() override {
     if (!bytes_.empty()) ::munmap(bytes_.data(), bytes_.size());
-    budget_->give(static_cast<Index>(bytes_.size()));
+    budget_->give(std::ssize(bytes_));
   }
   CpuMemory(const CpuMemory&) = delete;
   CpuMemory& operator=(const CpuMemory&) = delete;
@@ -65,13 +65,12 @@ class CpuDevice : public Device {
     if (bytes < 0) return internal_error("cpu: memory: expected a size, got " + std::to_string(bytes));
     TRY(budget_->take(bytes));
     void* p = nullptr;
-    if (bytes > 0)
-      p = ::mmap(nullptr, static_cast<std::size_t>(bytes), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (bytes > 0) p = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (p == MAP_FAILED) {
       budget_->give(bytes);
       return io_error("cpu: cannot allocate " + human_bytes(bytes) + ": " + std::strerror(errno));
     }
-    const MutableBytes memory(static_cast<std::byte*>(p), static_cast<std::size_t>(bytes));
+    const MutableBytes memory(static_cast<std::byte*>(p), bytes);
     return std::unique_ptr<Memory>(std::make_unique<CpuMemory>(budget_, memory));
   }
 

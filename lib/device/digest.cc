@@ -61,7 +61,7 @@ Digest sum_portable(const std::byte* data, Index lane, Index lanes) {
       std::uint32_t sum = 0;
       for (Index i = 0; i < s.lanes; ++i)
         sum += static_cast<std::uint32_t>(read_lane<kLaneBytes>(data + i * kLaneBytes) * weights[i]);
-      total.words[static_cast<std::size_t>(k)] += sum * digest_key(k, s.block);
+      total.words[k] += sum * digest_key(k, s.block);
     }
     data += s.lanes * kLaneBytes;
     lane += s.lanes;
@@ -162,7 +162,7 @@ RESHARD_AVX512 Digest sum_avx512(const std::byte* data, Index lane, Index lanes)
 
 template <auto kSumBytes, auto kSumPairs>
 Digest run_by(Bytes run, Index first_element, Index element_bytes) {
-  const auto bytes = static_cast<Index>(run.size());
+  const auto bytes = std::ssize(run);
   if (element_bytes == 1) return kSumBytes(run.data(), first_element, bytes);
   return kSumPairs(run.data(), first_element * digest_lanes(element_bytes), bytes / 2);
 }
@@ -205,7 +205,7 @@ Digest digest_box(const Dims& tensor_shape, const Box& box, Index element_bytes,
     if (box.shape[outer] != tensor_shape[outer]) break;
   }
 
-  const auto run_bytes = static_cast<std::size_t>(run * element_bytes);
+  const std::size_t run_bytes = run * element_bytes;
   Index first = 0;
   for (int d = 0; d < box.rank(); ++d) first += box.origin[d] * strides[d];
   Dims at = Dims::filled(outer, 0);

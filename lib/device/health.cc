@@ -74,7 +74,7 @@ double value_of(const FloatForm& form, std::uint64_t magnitude) {
   const std::uint64_t exponent = magnitude >> form.mantissa;
   const std::uint64_t fraction = magnitude & ((std::uint64_t{1} << form.mantissa) - 1);
   if (exponent == 0) return std::ldexp(static_cast<double>(fraction), 1 - form.bias - form.mantissa);
-  const auto rebias = static_cast<std::uint64_t>(kDouble.bias - form.bias);
+  const std::uint64_t rebias = kDouble.bias - form.bias;
   return std::bit_cast<double>(((exponent + rebias) << kDouble.mantissa) | fraction
                                                                                << (kDouble.mantissa - form.mantissa));
 }
@@ -113,19 +113,19 @@ RESHARD_INLINE void sum_lanes(const std::byte* in, Index n, std::uint64_t magnit
   Signed top = 0;
   U difference = 0;
   for (Index begin = 0; begin < n; begin += kBlock) {
-    const std::byte* block = in + begin * static_cast<Index>(sizeof(U));
+    const std::byte* block = in + begin * Index{sizeof(U)};
     const Index lanes = std::min(kBlock, n - begin);
     U zeros = 0;
     for (Index i = 0; i < lanes; ++i) {
-      const U x = load<U>(block + i * static_cast<Index>(sizeof(U)));
+      const U x = load<U>(block + i * Index{sizeof(U)});
       const auto magnitude = static_cast<Signed>(x & mask);
       zeros = static_cast<U>(zeros + (magnitude == 0));
       top = std::max(top, magnitude);
       difference = static_cast<U>(difference | (x ^ value));
     }
-    sums.zeros += static_cast<Index>(zeros);
+    sums.zeros += zeros;
   }
-  sums.top = std::max(sums.top, static_cast<std::uint64_t>(top));
+  sums.top = std::max<std::uint64_t>(sums.top, top);
   sums.difference |= difference;
 }
 
@@ -157,7 +157,7 @@ RESHARD_INLINE void sum_lanes<std::uint8_t>(const std::byte* in, Index n, std::u
     top = std::max(top, static_cast<std::int16_t>(x & mask));
     difference = static_cast<U>(difference | (static_cast<U>(x) ^ static_cast<U>(first)));
   }
-  sums.top = std::max(sums.top, static_cast<std::uint64_t>(top));
+  sums.top = std::max<std::uint64_t>(sums.top, top);
   sums.difference |= difference;
 }
 
@@ -190,10 +190,8 @@ RESHARD_AVX512 void sum_avx512(const std::byte* in, Index n, std::uint64_t mask,
 template <class U>
 void count_special(const FloatForm& form, Bytes run, RunHealth& out) {
   const auto mask = static_cast<U>(form.magnitude_mask()), special = static_cast<U>(form.special);
-  const auto n = static_cast<Index>(run.size() / sizeof(U));
-  const auto magnitude = [&](Index i) {
-    return static_cast<U>(load<U>(run.data() + i * static_cast<Index>(sizeof(U))) & mask);
-  };
+  const Index n = run.size() / sizeof(U);
+  const auto magnitude = [&](Index i) { return static_cast<U>(load<U>(run.data() + i * Index{sizeof(U)}) & mask); };
   U top = 0;
   Index infs = 0, above = 0;
   for (Index i = 0; i < n; ++i) {
@@ -214,7 +212,7 @@ RunHealth scan_floats(const FloatForm& form, SumLanes kernel, Bytes run) {
   RunHealth out;
   out.first = load<U>(run.data());
   LaneSums sums;
-  kernel(run.data(), static_cast<Index>(run.size() / sizeof(U)), form.magnitude_mask(), out.first, sums);
+  kernel(run.data(), run.size() / sizeof(U), form.magnitude_mask(), out.first, sums);
   out.zeros = sums.zeros;
   out.constant = sums.difference == 0;
   if (sums.top < form.special)
@@ -226,17 +224,17 @@ RunHealth scan_floats(const FloatForm& form, SumLanes kernel, Bytes run) {
 
 template <class T>
 RunHealth scan_integers(Bytes run) {
-  const auto n = static_cast<Index>(run.size() / sizeof(T));
+  const Index n = run.size() / sizeof(T);
   T low = std::numeric_limits<T>::max(), high = std::numeric_limits<T>::lowest();
   RunHealth out;
   for (Index i = 0; i < n; ++i) {
-    const T v = load<T>(run.data() + i * static_cast<Index>(sizeof(T)));
+    const T v = load<T>(run.data() + i * Index{sizeof(T)});
     out.zeros += v == 0;
     low = std::min(low, v);
     high = std::max(high, v);
   }
   out.absmax = std::max(std::abs(static_cast<double>(low)), std::abs(static_cast<double>(high)));
-  out.first = static_cast<std::uint64_t>(load<std::make_unsigned_t<T>>(run.data()));
+  out.first = load<std::make_unsigned_t<T>>(run.data());
   out.constant = low == high;
   return out;
 }
@@ -248,7 +246,7 @@ RunHealth scan_patterns(Bytes run, Value value) {
   for (const std::byte b : run) ++counts[std::to_integer<std::size_t>(b)];
   RunHealth out;
   out.first = std::to_integer<std::uint64_t>(run.front());
-  out.constant = counts[out.first] == static_cast<Index>(run.size());
+  out.constant = counts[out.first] == std::ssize(run);
   for (std::size_t pattern = 0; pattern < counts.size(); ++pattern) {
     if (counts[pattern] == 0) continue;
     const double v = value(static_cast<std::uint8_t>(pattern));
@@ -350,9 +348,9 @@ template <class U, FloatForm form>
 ExponentCounters count_fields(Bytes run) {
   // Neighbours often have the same exponent, so each has its own counters and none waits for the other.
   std::array<ExponentCounters, 4> counters{};
-  const auto n = static_cast<Index>(run.size() / sizeof(U));
+  const Index n = run.size() / sizeof(U);
   const auto count = [&](Index i, std::size_t lane) {
-    ++counters[lane][form.exponent_at(load<U>(run.data() + i * static_cast<Index>(sizeof(U))))];
+    ++counters[lane][form.exponent_at(load<U>(run.data() + i * Index{sizeof(U)}))];
   };
   Index i = 0;
   for (; i + 4 <= n; i += 4)
@@ -424,7 +422,7 @@ HealthScan::HealthScan(DType dtype, const Dims& shape, Index split, bool exponen
 Index HealthScan::row_memory(const Dims& shape) {
   const Index elements = row_elements_of(shape);
   if (elements == 0) return 0;
-  const Index batch = static_cast<Index>(kRowBatch * sizeof(RowPart));
+  const Index batch = kRowBatch * sizeof(RowPart);
   return batch + ceil_div(shape[0], 4) + (elements >= kLongRow ? ceil_div(shape[0], 8) + 8 * shape[0] : 0);
 }
 
@@ -437,17 +435,17 @@ void HealthScan::add(const Box& box, Bytes elements) {
 
 RunHealth HealthScan::scan_rows(const Box& box, Bytes elements) {
   const Index rows = box.shape[0], in_row = volume(box) / rows;
-  const auto row_bytes = static_cast<std::size_t>(in_row * byte_size(dtype_));
+  const std::size_t row_bytes = in_row * byte_size(dtype_);
   const Index parts_in_row = in_row * parts_of(dtype_);
   RunHealth all;
   std::vector<RowPart> parts;
-  parts.reserve(std::min(kRowBatch, static_cast<std::size_t>(rows)));
+  parts.reserve(std::min<std::size_t>(kRowBatch, rows));
   for (Index r = 0; r < rows; ++r) {
     const RunHealth row = scan_run(dtype_, elements.subspan(static_cast<std::size_t>(r) * row_bytes, row_bytes));
     append(all, row, r * parts_in_row);
     parts.push_back({row.first, row.zeros == parts_in_row, row.constant});
     if (parts.size() < kRowBatch && r + 1 < rows) continue;
-    add_rows(box.begin(0) + r + 1 - static_cast<Index>(parts.size()), parts, in_row == row_elements_);
+    add_rows(box.begin(0) + r + 1 - std::ssize(parts), parts, in_row == row_elements_);
     parts.clear();
   }
   return all;
@@ -455,14 +453,14 @@ RunHealth HealthScan::scan_rows(const Box& box, Bytes elements) {
 
 void HealthScan::add_rows(Index first_row, const std::vector<RowPart>& parts, bool whole_rows) {
   const std::lock_guard lock(mutex_);
-  const auto rows = static_cast<std::size_t>(shape_[0]);
+  const std::size_t rows = shape_[0];
   not_zero_.resize(rows);
   not_constant_.resize(rows);
   if (!whole_rows) {
     values_.resize(rows);
     has_value_.resize(rows);
   }
-  auto row = static_cast<std::size_t>(first_row);
+  std::size_t row = first_row;
   for (const RowPart& part : parts) {
     if (!part.zero) not_zero_[row] = true;
     if (!part.constant) not_constant_[row] = true;
@@ -517,7 +515,7 @@ void HealthScan::close_exponents() {
 void HealthScan::close_rows() {
   for (Index row = 0; row < shape_[0]; ++row) {
     RowHealth& part = split_ >= 0 && row >= split_ ? total_.tail : total_.rows;
-    const auto i = static_cast<std::size_t>(row);
+    const std::size_t i = row;
     if (!not_zero_[i])
       part.zero.add(row);
     else if (!not_constant_[i])

@@ -40,7 +40,7 @@ __attribute__((target("avx2,fma"))) void product_row_avx2(const float* b, const 
 
 void add_low_rank(std::byte* weight, DType dtype, const float* b, const float* a, Index rows, Index columns, Index rank,
                   float scaling, std::span<const DType> rounded) {
-  std::vector<float> sum(static_cast<std::size_t>(columns)), base(sum.size());
+  std::vector<float> sum(columns), base(sum.size());
   std::vector<std::byte> narrow(sum.size() * sizeof(float));
   const auto bytes = [](std::vector<float>& v) { return reinterpret_cast<std::byte*>(v.data()); };
 #if defined(__x86_64__)

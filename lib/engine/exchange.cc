@@ -67,7 +67,7 @@ class Exchange : public Rounds {
   Result<bool> read(int half, const DeviceBuffer& sent, RoundMessages& messages) override;
   Status finish(int half, const DeviceBuffer& sent, const DeviceBuffer& received) override;
 
-  Index share_begin(int writer) const { return shares_[static_cast<std::size_t>(writer)]; }
+  Index share_begin(int writer) const { return shares_[writer]; }
   Index share_end(int writer) const { return shares_[static_cast<std::size_t>(writer) + 1]; }
   const Tensor& tensor_of(const WalkSlab& s) const { return source_.catalog().tensors()[items_[s.item].tensor]; }
   Index bytes_of(const WalkSlab& s, const Box& box) const { return volume(box) * byte_size(tensor_of(s).dtype); }
@@ -111,10 +111,10 @@ Result<std::vector<Step>> Exchange::schedule() const {
   const int n = ranks_.size(), me = ranks_.rank();
   Index rounds = 0;
   for (int w = 0; w < n; ++w) rounds = std::max(rounds, share_end(w) - share_begin(w));
-  std::vector<Index> sent(static_cast<std::size_t>(rounds), 0), got = sent;
+  std::vector<Index> sent(rounds, 0), got = sent;
   for (int w = 0; w < n; ++w)
     for (Index k = share_begin(w); k < share_end(w); ++k) {
-      const auto round = static_cast<std::size_t>(k - share_begin(w));
+      const std::size_t round = k - share_begin(w);
       const WalkSlab s = list_.get(k);
       for (const StoredPiece& piece : source_.pieces(items_[s.item].tensor, s.box)) {
         const int reader = readers_.reader(piece);
@@ -129,7 +129,7 @@ Result<std::vector<Step>> Exchange::schedule() const {
   std::vector<Step> steps;
   Index filled = 0;
   for (Index j = 0; j < rounds; ++j) {
-    const Index bytes = most[static_cast<std::size_t>(j)];
+    const Index bytes = most[j];
     if (bytes > staging_.bytes) {
       // Take so few writers at a time that all of their slabs fit.
       const int writers = static_cast<int>(std::max<Index>(1, staging_.bytes / std::max<Index>(1, list_.largest())));
@@ -203,10 +203,10 @@ Result<bool> Exchange::read(int half, const DeviceBuffer& sent, RoundMessages& m
   slabs = slabs_of(steps_[next_step_++], messages);
   const auto one = [&](int thread, Index i) -> Status {
     TRY(check_not_interrupted(options_));
-    const SlabMessage& message = slabs.sent[static_cast<std::size_t>(i)];
+    const SlabMessage& message = slabs.sent[i];
     const WalkSlab s = list_.get(message.slab);
     const std::size_t tensor = items_[s.item].tensor;
-    const Buffers& b = buffers_[static_cast<std::size_t>(thread)];
+    const Buffers& b = buffers_[thread];
     if (message.pieces.size() == 1) {
       const SlabMessage::Piece& only = message.pieces.front();
       const DeviceBuffer place = sent.part(only.offset, bytes_of(s, only.box));
@@ -228,8 +228,7 @@ Status Exchange::read_mine(const WalkSlab& s, const Buffers& b) const {
   const std::size_t tensor = items_[s.item].tensor;
   const Index length = bytes_of(s, s.box);
   const PieceFilter mine = [&](const StoredPiece& p) { return reads(p); };
-  if (!on_device_)
-    return source_.read_pieces(tensor, s.box, mine, b.slab.host.first(static_cast<std::size_t>(length)), b.scratch);
+  if (!on_device_) return source_.read_pieces(tensor, s.box, mine, b.slab.host.first(length), b.scratch);
   const Side side = TRY(read_box(source_, tensor, s.box, b.slab, b, mine));
   return side == Side::kHost ? b.stream->upload(b.slab, length) : Status();
 }
@@ -255,9 +254,9 @@ Status Exchange::finish(int half, const DeviceBuffer&, const DeviceBuffer& recei
   const StepSlabs& slabs = halves_[half];
   const auto one = [&](int thread, Index i) -> Status {
     TRY(check_not_interrupted(options_));
-    const SlabMessage& message = slabs.own[static_cast<std::size_t>(i)];
+    const SlabMessage& message = slabs.own[i];
     const WalkSlab s = list_.get(message.slab);
-    const Buffers& b = buffers_[static_cast<std::size_t>(thread)];
+    const Buffers& b = buffers_[thread];
     const Index length = bytes_of(s, s.box);
     const Side side = on_device_ ? Side::kDevice : Side::kHost;
     std::vector<SlabMessage::Piece> theirs;

@@ -50,7 +50,7 @@ class FinishedCheck {
     const Tensor& tensor = *item.tensor;
     const Index element = byte_size(tensor.dtype);
     const Dims strides = row_major_strides(slab.box.shape);
-    room.slab.resize(static_cast<std::size_t>(volume(slab.box) * element));
+    room.slab.resize(volume(slab.box) * element);
     const auto place = [&](const Piece& piece) {
       return room.slab.data() + offset_in(slab.box, strides, piece.box) * element;
     };
@@ -84,7 +84,7 @@ class FinishedCheck {
   static bool is_same(const Piece& piece, Index element, const std::byte* first, const std::byte* expected,
                       const Dims& expected_strides, CheckBuffers& room) {
     const Dims packed = row_major_strides(piece.box.shape);
-    room.piece.resize(static_cast<std::size_t>(volume(piece.box) * element));
+    room.piece.resize(volume(piece.box) * element);
     room.copy.resize(room.piece.size());
     copy_box(piece.box.shape, element, first, piece.strides, room.piece.data(), packed);
     copy_box(piece.box.shape, element, expected, expected_strides, room.copy.data(), packed);
@@ -130,7 +130,7 @@ Result<std::optional<std::string>> find_changed(const std::vector<WalkItem>& ite
   TRY(check_fits(before.finished, all));
   const SlabList list(items, source, before.cut.usual, before.cut.limit, unfinished(before.finished, all));
   const std::vector<Index> shares = list.shares(rank_count(options.ranks), false);
-  const auto me = static_cast<std::size_t>(rank_of(options.ranks));
+  const std::size_t me = rank_of(options.ranks);
   const Index first = shares[me], count = shares[me + 1] - first;
 
   const bool has_copies =
@@ -140,25 +140,25 @@ Result<std::optional<std::string>> find_changed(const std::vector<WalkItem>& ite
   const int threads =
       static_cast<int>(std::clamp<Index>(room / (slab * (has_copies ? 3 : 1) + scratch), 1,
                                          std::max<Index>(1, std::min<Index>(count, worker_count(options)))));
-  std::vector<CheckBuffers> rooms(static_cast<std::size_t>(threads));
-  for (CheckBuffers& r : rooms) r.stored.resize(static_cast<std::size_t>(scratch));
+  std::vector<CheckBuffers> rooms(threads);
+  for (CheckBuffers& r : rooms) r.stored.resize(scratch);
 
   FinishedCheck check(stored, output);
   TRY(parallel_for(count, threads, [&](int thread, Index k) -> Status {
     TRY(check_not_interrupted(options));
-    return check.read(list.get(first + k), rooms[static_cast<std::size_t>(thread)]);
+    return check.read(list.get(first + k), rooms[thread]);
   }));
   const std::vector<RereadDigest> seen = TRY(check.take(options.ranks));
   std::string changed;  // the index of the changed item
   if (const JournalText* const text = output.continued())
     for (std::size_t i = 0; i < seen.size() && changed.empty(); ++i) {
-      const auto recorded = text->finished.digests.find(static_cast<Index>(i));
+      const auto recorded = text->finished.digests.find(i);
       const Digest expected = recorded == text->finished.digests.end() ? Digest() : recorded->second.target;
       if (seen[i].digest != expected || seen[i].different_copies > 0) changed = std::to_string(i);
     }
   const auto number = parse_number(TRY(broadcast(options.ranks, std::move(changed))));
   if (!number) return std::optional<std::string>();
-  return std::optional(stored[static_cast<std::size_t>(*number)].tensor->name);
+  return std::optional(stored[*number].tensor->name);
 }
 
 }  // namespace reshard

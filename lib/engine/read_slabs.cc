@@ -15,7 +15,7 @@ Status read_slabs(const std::vector<WalkItem>& items, const SlabList& list, Inde
   return parallel_for(end - first, static_cast<int>(buffers.size()), [&](int thread, Index k) -> Status {
     TRY(check_not_interrupted(options));
     const WalkSlab s = list.get(first + k);
-    const Buffers& b = buffers[static_cast<std::size_t>(thread)];
+    const Buffers& b = buffers[thread];
     fetched.begin();
     const Side side = TRY(read_box(source, items[s.item].tensor, s.box, b.slab, b));
     fetched.end(s);

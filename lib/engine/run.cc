@@ -110,12 +110,12 @@ Status visit_pairs(const std::vector<PairRequest>& requests, TensorSource& a, Te
     const std::size_t i = seen.slab.item;
     const Box& box = seen.slab.box;
     const Tensor& tb = b.catalog().tensors()[requests[i].b];
-    const auto other = buffers.extra.host.first(static_cast<std::size_t>(volume(box) * byte_size(tb.dtype)));
+    const auto other = buffers.extra.host.first(volume(box) * byte_size(tb.dtype));
     TRY(b.read(requests[i].b, box, other, buffers.scratch));
     visit(i, box, elements, other);
     return {};
   }));
-  std::vector<std::byte> scratch(static_cast<std::size_t>(kMinSlab));
+  std::vector<std::byte> scratch(std::size_t{kMinSlab});
   return b.finish(scratch, options.ranks);
 }
 

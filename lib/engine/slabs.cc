@@ -166,7 +166,7 @@ Result<ThreadBuffers> ThreadBuffers::make(Device& device, int threads, Index sla
 Result<Side> read_box(TensorSource& source, std::size_t tensor, const Box& box, const DeviceBuffer& to,
                       const Buffers& buffers, const PieceFilter& wanted) {
   const Index element = byte_size(source.catalog().tensors()[tensor].dtype);
-  const auto bytes = static_cast<std::size_t>(volume(box) * element);
+  const std::size_t bytes = volume(box) * element;
   Stream& stream = *buffers.stream;
   if (!wanted && TRY(source.read_to_device(tensor, box, stream, to.device.first(bytes)))) return Side::kDevice;
   if (!buffers.stored.empty()) {

@@ -55,7 +55,7 @@ Index kept_bytes(const std::vector<WalkItem>& items, const Catalog& source) {
     const FragmentList& fragments = tensor.fragments;
     if (const Index bytes = tensor.bytes(); bytes <= SmallWriteBuffer::kLongest)
       held += SmallWriteBuffer::bytes_of(bytes);
-    out += kWalked + (fragments.has_crcs() ? static_cast<Index>(fragments.size()) * CrcLedger::kExtentBytes : 0);
+    out += kWalked + (fragments.has_crcs() ? std::ssize(fragments) * CrcLedger::kExtentBytes : 0);
     if (indexed.place_of(fragments).second) out += SharedIndexes::bytes(fragments);
   }
   return out + std::min(held, SmallWriteBuffer::kMemory);
@@ -97,7 +97,7 @@ class SlabWork {
     if (sink_ && (converts || side == Side::kDevice)) TRY(stream.download(out, out_bytes));
     TRY(stream.wait());
     if (!converts) after = before;
-    if (sink_) TRY(sink_({slab, bytes, before, after}, out.host.first(static_cast<std::size_t>(out_bytes)), buffers));
+    if (sink_) TRY(sink_({slab, bytes, before, after}, out.host.first(out_bytes), buffers));
     proofs_.add(slab.item, before, after);
     const Index so_far = done_ += bytes;
     if (options_.progress) options_.progress(so_far);
@@ -152,7 +152,7 @@ Result<std::vector<TensorProof>> run_walk(const Walk& walk, const RunOptions& op
   const SlabList list(items, catalog, cut.usual, cut.limit, finished);
   staging.bytes = std::max(staging.bytes, list.largest());
   const std::vector<Index> shares = list.shares(rank_count(options.ranks), walk.whole_tensors);
-  const auto me = static_cast<std::size_t>(rank_of(options.ranks));
+  const std::size_t me = rank_of(options.ranks);
 
   // 4. The work.
   const Index slab = std::max(kMinSlab, list.largest());

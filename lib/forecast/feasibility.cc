@@ -201,7 +201,7 @@ class Audit {
     for (const RuleTensors& t : rules_) {
       if (!t.is_cut() || t.rule->heads.empty() || config_.number(t.rule->heads) < 1) continue;
       by_heads[t.rule->heads].push_back(&t);
-      looked_at += static_cast<Index>(t.names.size());
+      looked_at += std::ssize(t.names);
     }
     begin("heads", "tensor parallelism gives every rank whole attention heads", looked_at);
     for (const auto& [heads, tensors] : by_heads)
@@ -259,7 +259,7 @@ class Audit {
     std::map<std::pair<Index, Index>, Finding> findings;  // keyed by extent and degree
     for (const RuleTensors& t : rules_) {
       if (!t.is_cut() || t.rule->is_vocabulary()) continue;
-      looked_at += static_cast<Index>(t.names.size());
+      looked_at += std::ssize(t.names);
       const Index tp = tp_of(*t.rule), n = t.section();
       const bool is_told = !t.rule->heads.empty() && config_.number(t.rule->heads) % tp != 0;
       if (n % tp == 0 || is_told) continue;
@@ -281,7 +281,7 @@ class Audit {
   // Describes a tensor's cut dimension in the config's terms: "intermediate_size 14,336".
   std::string formula_text(const RuleTensors& t) const {
     const std::vector<std::string> formulas = split(t.rule->shape, ',');
-    std::string_view formula = formulas[static_cast<std::size_t>(t.rule->tp_dim)];
+    std::string_view formula = formulas[t.rule->tp_dim];
     while (formula.starts_with(' ')) formula.remove_prefix(1);
     return explain(formula, config_.numbers());
   }
@@ -293,7 +293,7 @@ class Audit {
     f.id = "vocabulary-uneven";
     for (const RuleTensors& t : rules_)
       if (t.is_cut() && t.rule->is_vocabulary()) append(f.tensors, t.names);
-    begin("vocabulary", "tensor parallelism divides the vocabulary", static_cast<Index>(f.tensors.size()));
+    begin("vocabulary", "tensor parallelism divides the vocabulary", std::ssize(f.tensors));
     if (f.tensors.empty()) return;
     std::vector<std::string> padded;
     for (auto usual = kUsualMultiples.rbegin(); usual != kUsualMultiples.rend(); ++usual) {
@@ -344,9 +344,8 @@ class Audit {
 
   // Returns runs of stages with the same number of layers: "stages 0..1: 9, stage 2: 8".
   static std::string dealt_text(Index layers, Index stages) {
-    std::vector<Index> counts(static_cast<std::size_t>(stages));
-    for (Index i = 0; i < layers; ++i)
-      ++counts[static_cast<std::size_t>(stage_of_layer(StageRule::kTorchtitan, i, layers, stages))];
+    std::vector<Index> counts(stages);
+    for (Index i = 0; i < layers; ++i) ++counts[stage_of_layer(StageRule::kTorchtitan, i, layers, stages)];
     std::vector<std::string> runs;
     for (std::size_t i = 0; i < counts.size();) {
       std::size_t j = i;
@@ -367,8 +366,7 @@ class Audit {
     for (const RuleTensors& t : rules_)
       if (t.rule->is_per_expert()) append(f.tensors, t.names);
     const bool has_experts = !f.tensors.empty();
-    CheckRun& check = begin("experts", "expert parallelism divides the experts and their ranks",
-                            static_cast<Index>(f.tensors.size()));
+    CheckRun& check = begin("experts", "expert parallelism divides the experts and their ranks", std::ssize(f.tensors));
     if (ep == 1) return skip(check, has_experts ? "no ep is given" : "the model has no experts");
     if (!has_experts) {
       f.id = "experts-none";
@@ -415,7 +413,7 @@ class Audit {
     Index looked_at = 0;
     std::set<std::string> reasons;
     for (const RuleTensors& t : rules_) {
-      looked_at += static_cast<Index>(t.names.size());
+      looked_at += std::ssize(t.names);
       const Index rows = rows_to_shard(t), pieces = shards_of(*t.rule);
       if (rows >= pieces) continue;
       reasons.insert(count_of(rows, "row") + " for " + count_of(pieces, "shard") + ": " +

@@ -99,7 +99,7 @@ std::vector<std::vector<EqualShards>> by_stage(const std::vector<Parameter>& par
     if (p.expert <= 0) ++alike.count;
     alike.experts = std::max(alike.experts, p.expert + 1);
   }
-  std::vector<std::vector<EqualShards>> out(static_cast<std::size_t>(stages));
+  std::vector<std::vector<EqualShards>> out(stages);
   for (auto& [key, alike] : groups) out[static_cast<std::size_t>(std::get<0>(key))].push_back(alike);
   return out;
 }
@@ -133,22 +133,22 @@ std::vector<StageMemory> stage_memory(const std::vector<Parameter>& parameters, 
   const Index stages = degrees.mesh.size("pp"), tp = degrees.mesh.size("tp"), shards = degrees.shards();
   const auto tensors = by_stage(parameters, layers, stages, options);
   const Counter counter(degrees, options);
-  std::vector<StageMemory> out(static_cast<std::size_t>(stages));
+  std::vector<StageMemory> out(stages);
   for (Index s = 0; s < stages; ++s) {
-    StageMemory& stage = out[static_cast<std::size_t>(s)];
+    StageMemory& stage = out[s];
     stage.stage = s;
     stage.has_first = s == 0;
     stage.has_last = s == stages - 1;
     const Index first_rank = s * degrees.mesh.size("dp_replicate") * shards * tp;
     for (Index at = 0; at < shards * tp; ++at) {
-      RankMemory memory = counter.count(tensors[static_cast<std::size_t>(s)], {at / tp, at % tp});
+      RankMemory memory = counter.count(tensors[s], {at / tp, at % tp});
       memory.rank = first_rank + at;
       if (at == 0 || memory.total() > stage.largest.total()) stage.largest = memory;
       if (at == 0 || memory.total() < stage.smallest.total()) stage.smallest = memory;
     }
   }
   for (Index layer = layers - 1; layer >= 0; --layer) {
-    StageMemory& stage = out[static_cast<std::size_t>(stage_of_layer(StageRule::kTorchtitan, layer, layers, stages))];
+    StageMemory& stage = out[stage_of_layer(StageRule::kTorchtitan, layer, layers, stages)];
     stage.first_layer = layer;
     ++stage.layers;
   }

@@ -31,8 +31,7 @@ Extent shared_bytes(const Extent& a, const Extent& b) {
 void put(const Extent& place, MutableBytes out, Index offset, Bytes bytes) {
   const Extent common = shared_bytes(place, {place.file, offset, std::ssize(bytes)});
   if (common.length == 0) return;
-  std::memcpy(out.data() + (common.offset - place.offset), bytes.data() + (common.offset - offset),
-              static_cast<std::size_t>(common.length));
+  std::memcpy(out.data() + (common.offset - place.offset), bytes.data() + (common.offset - offset), common.length);
 }
 
 }  // namespace
@@ -183,7 +182,7 @@ Result<std::vector<Image::Part>> Image::read(std::uint32_t file, Index offset, I
     const auto add = [&](Slab slab, Index begin) {
       const Bytes all = std::as_const(*slab).bytes();
       const Index from = offset - begin, n = std::min(std::ssize(all) - from, end - offset);
-      parts.push_back({std::move(slab), all.subspan(static_cast<std::size_t>(from), static_cast<std::size_t>(n))});
+      parts.push_back({std::move(slab), all.subspan(from, n)});
       offset += n;
     };
     if (stretch && stretch->offset <= offset) {
@@ -223,7 +222,7 @@ void Image::prove(const std::function<bool(std::uint32_t file, Index offset)>& c
 Status Image::read_rest() {
   const auto is_seen = [&](Index slab) {
     const std::lock_guard lock(proving_->mutex);
-    return proving_->left == 0 || proving_->seen[static_cast<std::size_t>(slab)];
+    return proving_->left == 0 || proving_->seen[slab];
   };
   for (std::uint32_t file = 0; file < stretches_.size(); ++file)
     for (const Stretch& stretch : stretches_[file])
@@ -301,7 +300,7 @@ Result<Slab> Image::fill(std::uint32_t file, const Stretch& stretch, Index begin
     }
   }
   if (filled != end - begin) std::memset(slab->bytes().data(), 0, slab->bytes().size());
-  const auto number = static_cast<std::size_t>(stretch.first_slab + begin / stretch.slab);
+  const std::size_t number = stretch.first_slab + begin / stretch.slab;
   Digests digests;
   const bool is_new = proving_ && [&] {
     const std::lock_guard lock(proving_->mutex);
@@ -335,8 +334,7 @@ Status Image::fill_piece(const FragmentUse& use, const Piece& piece, Index begin
   const std::size_t number = of_.plan.tensors[use.planned].from;
   if (piece.begin < begin || piece.end > begin + std::ssize(out))
     return internal_error(tensor_text(target.name) + " " + to_string(piece.box) + ": an element is in two slabs");
-  const MutableBytes place =
-      out.subspan(static_cast<std::size_t>(piece.begin - begin), static_cast<std::size_t>(piece.end - piece.begin));
+  const MutableBytes place = out.subspan(piece.begin - begin, piece.end - piece.begin);
   if (device_of(run_).is_cpu() && source.dtype == target.dtype && is_one_run(piece.box.shape, piece.strides)) {
     TRY(of_.source.read(number, piece.box, place, b.scratch));
     if (digests) TRY(digest(use, piece.box, place.data(), place.data(), *b.stream, *digests));

@@ -118,12 +118,12 @@ class Writer {
       auto group = std::find_if(groups.begin(), groups.end(), [&](const Group& g) { return g.splits == splits; });
       if (group == groups.end()) group = groups.insert(group, {std::move(splits), {}, 0});
       group->names.push_back(tensor.name);
-      group->boxes += static_cast<Index>(tensor.fragments.size());
+      group->boxes += std::ssize(tensor.fragments);
     }
     bool is_cut = !unexplained.empty();
     std::optional<std::vector<Split>> rest;
     for (Group& group : groups) {
-      explain(group.splits.empty(), static_cast<Index>(group.names.size()), group.boxes);
+      explain(group.splits.empty(), std::ssize(group.names), group.boxes);
       is_cut = is_cut || !group.splits.empty();
       // No pattern matches only the empty name, so a last rule covers what no other matches.
       if (std::erase(group.names, "") > 0) rest = group.splits;
@@ -132,10 +132,9 @@ class Writer {
     if (rest) out_.tensors.push_back({{"*"}, *std::move(rest)});
     out_.stored_as = is_cut ? StoredAs::kShards : StoredAs::kWhole;
     if (!unexplained.empty())
-      out_.notes.push_back(
-          "No rule covers " +
-          of_n(static_cast<Index>(unexplained.size()), "tensor that is sharded", "tensors that are sharded") +
-          " differently: " + folded(unexplained) + ".");
+      out_.notes.push_back("No rule covers " +
+                           of_n(std::ssize(unexplained), "tensor that is sharded", "tensors that are sharded") +
+                           " differently: " + folded(unexplained) + ".");
   }
 
   void explain(bool is_whole, Index tensors, Index boxes) {
@@ -206,15 +205,15 @@ class Writer {
       const auto [it, is_new] = stage_of_layer.emplace(std::pair(layered->prefix, layered->number), stage_of(i));
       if (!is_new && it->second != stage_of(i)) it->second = -1;
     }
-    std::vector<std::vector<std::string>> names(static_cast<std::size_t>(out_.mesh->size("pp")));
+    std::vector<std::vector<std::string>> names(out_.mesh->size("pp"));
     for (std::size_t i = 0; i < catalog_.tensors().size(); ++i) {
       const std::string& name = catalog_.tensors()[i].name;
       const auto layered = take_layer(name);
       if (layered && stage_of_layer.at({layered->prefix, layered->number}) >= 0) continue;
-      if (stage_of(i) >= 0) names[static_cast<std::size_t>(stage_of(i))].push_back(glob_escaped(name));
+      if (stage_of(i) >= 0) names[stage_of(i)].push_back(glob_escaped(name));
     }
     for (const auto& [layer, stage] : stage_of_layer)
-      if (stage >= 0) names[static_cast<std::size_t>(stage)].push_back(glob_escaped(layer.first) + layer.second + ".*");
+      if (stage >= 0) names[stage].push_back(glob_escaped(layer.first) + layer.second + ".*");
     Pipeline p;
     for (const auto& stage : names) p.stages.push_back(fold_names(stage));
     out_.pipeline = std::move(p);

@@ -76,7 +76,7 @@ class Choosing {
     if (out_.ranks > 0) return out_.ranks;
     std::size_t most = 0;
     for (const BoxPattern& p : out_.patterns) most = std::max(most, catalog_.tensors()[p.tensors[0]].fragments.size());
-    return std::min(static_cast<Index>(most), kMaxRanks);
+    return std::min<Index>(most, kMaxRanks);
   }
 
   void choose() {
@@ -127,10 +127,10 @@ class Choosing {
     for (int rank = 0; rank <= kMaxRank; ++rank) trial.hypotheses.push_back(cut_hypotheses_for(rank, axes));
     for (const std::size_t p : cut) {
       const BoxPattern& pattern = out_.patterns[p];
-      const auto n = static_cast<Index>(pattern.tensors.size());
+      const auto n = std::ssize(pattern.tensors);
       const FragmentList& boxes = catalog_.tensors()[pattern.tensors[0]].fragments;
       const CutHypothesis* fit = nullptr;
-      for (const CutHypothesis& hypothesis : trial.hypotheses[static_cast<std::size_t>(pattern.shape.rank())])
+      for (const CutHypothesis& hypothesis : trial.hypotheses[pattern.shape.rank()])
         if (!fit && owners_of(boxes, pattern.shape, hypothesis, axes)) fit = &hypothesis;
       if (!fit) {
         if (pattern.shape.rank() <= 2) trial.misfits += n;  // experts have a mesh of their own
@@ -170,7 +170,7 @@ class Choosing {
       };
       std::vector<Fit> fits;
       const FragmentList& boxes = catalog_.tensors()[pattern.tensors[0]].fragments;
-      for (const CutHypothesis& hypothesis : trial.hypotheses[static_cast<std::size_t>(pattern.shape.rank())])
+      for (const CutHypothesis& hypothesis : trial.hypotheses[pattern.shape.rank()])
         if (auto owners = owners_of(boxes, pattern.shape, hypothesis, trial.axes))
           fits.push_back({&hypothesis, std::move(*owners)});
       for (const std::size_t i : pattern.tensors) {

@@ -80,14 +80,14 @@ class Inference {
     if (out_.ranks == 0) return;
     const std::vector<RankPosition> at = choice_.positions(best_->axes);
     blocks_ = out_.ranks / (best_->axes.fsdp * best_->axes.tp);
-    block_wrote_.assign(static_cast<std::size_t>(blocks_), 0);
+    block_wrote_.assign(blocks_, 0);
     for (const Tensor& t : catalog_.tensors()) {
       BlockRange range;
       for (const FragmentList* list : {&t.fragments, &t.replicas})
         for (std::size_t i = 0; i < list->size(); ++i) {
           const std::int32_t block = at[list->extent(i).file].block;
           range.add(block);
-          block_wrote_[static_cast<std::size_t>(block)] = 1;
+          block_wrote_[block] = 1;
         }
       if (range.last < 0) continue;
       if (const Index layer = layer_number(t.key()); layer >= 0) {
@@ -107,7 +107,7 @@ class Inference {
       if (range.first / blocks_a_stage != range.last / blocks_a_stage) return false;
       seen.insert(range.first / blocks_a_stage);
     }
-    return static_cast<Index>(seen.size()) == blocks_ / blocks_a_stage;
+    return std::ssize(seen) == blocks_ / blocks_a_stage;
   }
 
   void report_pipeline() {
@@ -149,7 +149,7 @@ class Inference {
     axis.size = replicas_;
     std::set<Index> that_wrote;
     for (Index b = 0; b < blocks_; ++b)
-      if (block_wrote_[static_cast<std::size_t>(b)]) that_wrote.insert(b % replicas_);
+      if (block_wrote_[b]) that_wrote.insert(b % replicas_);
     if (replicas_ == 1) {
       if (group == 1) return;  // pipeline alone
       axis.confidence = Confidence::kLikely;
@@ -281,7 +281,7 @@ class Inference {
     }
     if (odd > 0)
       out_.notes.push_back(count_of(odd, "cut tensor") + (odd == 1 ? " does" : " do") + " not match this mesh: " +
-                           join(names, ", ") + (odd > static_cast<Index>(names.size()) ? ", ..." : "") + ".");
+                           join(names, ", ") + (odd > std::ssize(names) ? ", ..." : "") + ".");
     if (experts > 0)
       out_.notes.push_back(count_of(experts, "tensor") + " of three or more dimensions " +
                            (experts == 1 ? "is" : "are") + " cut differently: experts on a mesh of their own (ep).");
@@ -386,7 +386,7 @@ class Inference {
         pieces.emplace(box.begin(d), box.end(d));
         ++stored;
       }
-      const auto n = static_cast<Index>(pieces.size());
+      const auto n = std::ssize(pieces);
       if (n > 1) parts.push_back("shard(" + std::to_string(d) + ") x " + std::to_string(n));
       const auto product = checked_mul(cells, n);
       cells = product && *product <= stored ? *product : stored + 1;

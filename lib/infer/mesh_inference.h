@@ -42,7 +42,7 @@ struct TensorPlacements {
   std::vector<std::int32_t> of_tensor;  // index of a tensor's placement; -1: the mesh does not explain its boxes
 
   const Placement* find(std::size_t tensor) const {  // null likewise
-    return of_tensor[tensor] < 0 ? nullptr : &placements[static_cast<std::size_t>(of_tensor[tensor])];
+    return of_tensor[tensor] < 0 ? nullptr : &placements[of_tensor[tensor]];
   }
 };
 

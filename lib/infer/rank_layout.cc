@@ -85,7 +85,7 @@ class RankLayoutInference {
 
   // Stages are equal numbers of consecutive ranks that hold the same tensors. No layer is on two stages.
   Status find_stages() {
-    std::vector<std::string> held(static_cast<std::size_t>(ranks_));  // per rank: '1' for each tensor it holds
+    std::vector<std::string> held(ranks_);  // per rank: '1' for each tensor it holds
     for (std::size_t r = 0; r < held.size(); ++r)
       for (const RankTensor& t : tensors_) held[r] += t.shapes[r] ? '1' : '0';
     per_stage_ = std::find_if(held.begin(), held.end(), [&](const auto& h) { return h != held[0]; }) - held.begin();
@@ -97,15 +97,14 @@ class RankLayoutInference {
       return refusal(count_of(ranks_, "file") + " cannot be divided into stages of " + count_of(per_stage_, "rank"));
     for (const RankTensor& t : tensors_) {
       Index stages = 0;
-      for (Index r = 0; r < ranks_; r += per_stage_) stages += t.shapes[static_cast<std::size_t>(r)].has_value();
-      if (stages > 1 && layer_number(t.name) >= 0) return uneven(held, static_cast<std::size_t>(per_stage_), 0);
+      for (Index r = 0; r < ranks_; r += per_stage_) stages += t.shapes[r].has_value();
+      if (stages > 1 && layer_number(t.name) >= 0) return uneven(held, per_stage_, 0);
     }
     return {};
   }
 
   Error uneven(const std::vector<std::string>& held, std::size_t a, std::size_t b) const {
-    const auto differs = static_cast<std::size_t>(std::mismatch(held[a].begin(), held[a].end(), held[b].begin()).first -
-                                                  held[a].begin());
+    const std::size_t differs = std::mismatch(held[a].begin(), held[a].end(), held[b].begin()).first - held[a].begin();
     const bool has = held[a][differs] == '1';
     return refusal("the files contain neither the same tensors nor those of pipeline stages: " + name_of(differs) +
                    " is in the file of rank " + std::to_string(has ? a : b) + " and not in the file of rank " +
@@ -129,9 +128,7 @@ class RankLayoutInference {
     return {};
   }
 
-  const std::optional<Dims>& shape(std::size_t i, Index rank) const {
-    return tensors_[i].shapes[static_cast<std::size_t>(rank)];
-  }
+  const std::optional<Dims>& shape(std::size_t i, Index rank) const { return tensors_[i].shapes[rank]; }
   Index first_rank(std::size_t i) const { return known_[i].stage * per_stage_; }
   bool is_cut(std::size_t i) const { return known_[i].is_cut(*shape(i, first_rank(i))); }
 
@@ -261,7 +258,7 @@ Result<LayoutDescriptor> describe_placements(const Mesh& mesh, std::span<const N
   layout.name = std::move(name);
   layout.mesh = mesh;
   const bool has_stages = mesh.size("pp") > 1;
-  std::vector<std::vector<std::string>> stages(static_cast<std::size_t>(mesh.size("pp")));
+  std::vector<std::vector<std::string>> stages(mesh.size("pp"));
   for (const NamedPlacement& t : tensors) {
     if (!is_utf8(t.name))
       return unsupported(tensor_text(t.name) + ": the name is not UTF-8, which a layout file cannot express");
@@ -270,8 +267,7 @@ Result<LayoutDescriptor> describe_placements(const Mesh& mesh, std::span<const N
                              [&](const TensorRule& r) { return r.splits == splits; });
     if (rule == layout.tensors.end()) rule = layout.tensors.insert(rule, TensorRule{{}, splits});
     rule->names.push_back(glob_escaped(t.name));
-    if (has_stages && t.placement.stage >= 0)
-      stages[static_cast<std::size_t>(t.placement.stage)].push_back(glob_escaped(t.name));
+    if (has_stages && t.placement.stage >= 0) stages[t.placement.stage].push_back(glob_escaped(t.name));
   }
   for (TensorRule& rule : layout.tensors) rule.names = fold_names(rule.names);
   if (has_stages) {

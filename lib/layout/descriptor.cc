@@ -96,7 +96,7 @@ class DescriptorReader {
   Result<std::string> pattern(const Json& json) {
     const std::string_view text = TRY(json.as_string());
     if (text.empty()) return corrupt("expected a pattern, got an empty string");
-    pattern_bytes_ += static_cast<Index>(text.size());
+    pattern_bytes_ += std::ssize(text);
     if (pattern_bytes_ > kMaxPatternBytes)
       return unsupported("expected at most " + with_commas(kMaxPatternBytes) + " bytes of patterns in all, got " +
                          with_commas(pattern_bytes_));
@@ -265,7 +265,7 @@ Status check(const LayoutDescriptor& layout) {
     }
   }
   if (layout.mesh && layout.pipeline && !layout.pipeline->rule) {
-    const Index listed = static_cast<Index>(layout.pipeline->stages.size()), stages = layout.mesh->size("pp");
+    const Index listed = std::ssize(layout.pipeline->stages), stages = layout.mesh->size("pp");
     if (listed != stages)
       return corrupt("pipeline: stages: expected pp = " + with_commas(stages) + " lists, got " + with_commas(listed));
   }

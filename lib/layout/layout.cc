@@ -81,7 +81,7 @@ Result<Mesh> Mesh::parse(std::string_view text) {
     if (size < 1 || size > kMaxMeshRanks)
       return usage_error("mesh axis '" + name + "': expected a size from 1 to " + with_commas(kMaxMeshRanks) +
                          ", got '" + printable(part.substr(equals + 1)) + "'");
-    Index& slot = sizes[static_cast<std::size_t>(known - kMeshAxes.begin())];
+    Index& slot = sizes[known - kMeshAxes.begin()];
     if (slot != 0) return usage_error("mesh axis '" + name + "' is given twice");
     slot = size;
   }
@@ -159,11 +159,11 @@ std::vector<LocalBox> owned_boxes(const Mesh& mesh, const Placement& placement, 
       pieces *= mesh.size(axis);
       mine = mine * mesh.size(axis) + mesh.coordinate(rank, axis);
     }
-    Runs& runs = dims[static_cast<std::size_t>(s.dim)];
+    Runs& runs = dims[s.dim];
     runs = cut(runs, s.groups, pieces, mine);
   }
   for (int d = 0; d < shape.rank(); ++d) {
-    Runs& runs = dims[static_cast<std::size_t>(d)];
+    Runs& runs = dims[d];
     if (length(runs) == 0) runs = {{shape[d], shape[d]}};
   }
   return combine(dims);

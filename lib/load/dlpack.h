@@ -189,7 +189,7 @@ inline Result<Destination> destination(const DLTensor& to, const LoadTensor& ten
     return refused("dtype", std::string(info(tensor.dtype).torch_name) + " (" + text(expected) + ")", text(to.dtype));
   if (to.ndim != tensor.shape.rank())
     return refused("dimensions", std::to_string(tensor.shape.rank()), std::to_string(to.ndim));
-  const auto n = static_cast<std::size_t>(to.ndim);
+  const std::size_t n = to.ndim;
   const Dims shape(n > 0 ? std::span<const Index>(to.shape, n) : std::span<const Index>());
   if (shape != tensor.shape) return refused("shape", to_string(tensor.shape), to_string(shape));
   Destination out{static_cast<std::byte*>(to.data), std::nullopt};

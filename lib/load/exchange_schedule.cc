@@ -51,25 +51,25 @@ bool ExchangeSchedule::fits(const std::vector<Part>& parts, std::size_t planned,
     bytes += part_bytes;
     for (const Index step : steps(planned)) {
       const Index holder = part.file + step;
-      if (holder != reader && received_[static_cast<std::size_t>(holder)] + part_bytes > limit_) return false;
+      if (holder != reader && received_[holder] + part_bytes > limit_) return false;
     }
   }
-  return sent_[static_cast<std::size_t>(reader)] + bytes <= limit_;
+  return sent_[reader] + bytes <= limit_;
 }
 
 bool ExchangeSchedule::take_next(int reader, std::vector<ReadSlab>& taken) {
-  Index& next = next_[static_cast<std::size_t>(reader)];
+  Index& next = next_[reader];
   const auto [planned, slab, number] = slabs_.get(next);
   std::vector<Part> parts = cut(planned, slab);
   if (!fits(parts, planned, reader)) return false;
   for (const Part& part : parts) {
     const Index bytes = part.elements * element_bytes(planned);
-    sent_[static_cast<std::size_t>(reader)] += bytes;
+    sent_[reader] += bytes;
     for (const Index step : steps(planned))
-      if (const Index holder = part.file + step; holder != reader) received_[static_cast<std::size_t>(holder)] += bytes;
+      if (const Index holder = part.file + step; holder != reader) received_[holder] += bytes;
   }
   taken.push_back({reader, planned, slab, std::move(parts)});
-  return ++next < end_[static_cast<std::size_t>(reader)];
+  return ++next < end_[reader];
 }
 
 void ExchangeSchedule::lay_out(const std::vector<ReadSlab>& taken, int reader, ExchangeRound& round) {
@@ -110,14 +110,14 @@ void ExchangeSchedule::lay_out(const std::vector<ReadSlab>& taken, int reader, E
 }
 
 bool ExchangeSchedule::next(ExchangeRound& round) {
-  const auto n = static_cast<std::size_t>(ranks_);
+  const std::size_t n = ranks_;
   round = {};
   sent_.assign(n, 0);
   received_.assign(n, 0);
   std::vector<int> readers;  // ranks that may have room for more
   for (int i = 0; i < ranks_; ++i) {
     const int r = (first_ + i) % ranks_;
-    if (next_[static_cast<std::size_t>(r)] < end_[static_cast<std::size_t>(r)]) readers.push_back(r);
+    if (next_[r] < end_[r]) readers.push_back(r);
   }
   if (readers.empty()) return false;
   first_ = (first_ + 1) % ranks_;

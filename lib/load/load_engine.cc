@@ -192,8 +192,8 @@ class Together : public Rounds {
     const MutableBytes to = moved(data_, sent);
     TRY(parallel_for(std::ssize(round.reads), threads(), [&](int thread, Index i) -> Status {
       TRY(check_not_interrupted(job_.run));
-      const ExchangeRound::Read& r = round.reads[static_cast<std::size_t>(i)];
-      return read_and_pack(r, readers_.buffers()[static_cast<std::size_t>(thread)], to);
+      const ExchangeRound::Read& r = round.reads[i];
+      return read_and_pack(r, readers_.buffers()[thread], to);
     }));
     return true;
   }
@@ -220,9 +220,8 @@ class Together : public Rounds {
     const ExchangeRound& round = rounds_[half];
     return parallel_for(std::ssize(round.arrivals), threads(), [&](int thread, Index i) -> Status {
       TRY(check_not_interrupted(job_.run));
-      const ExchangeRound::Arrival& a = round.arrivals[static_cast<std::size_t>(i)];
-      return place_arrival(a, (a.is_own ? sent : received).part(a.offset, a.bytes),
-                           *placers_[static_cast<std::size_t>(thread)]);
+      const ExchangeRound::Arrival& a = round.arrivals[i];
+      return place_arrival(a, (a.is_own ? sent : received).part(a.offset, a.bytes), *placers_[thread]);
     });
   }
 

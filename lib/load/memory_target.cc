@@ -84,7 +84,7 @@ Index MemoryTarget::copies(std::size_t tensor) const { return std::ssize(replica
 
 std::size_t MemoryTarget::tensor_at(Index offset) const {
   // If several tensors begin here, all but the last are empty.
-  return static_cast<std::size_t>(std::upper_bound(offsets_.begin(), offsets_.end(), offset) - offsets_.begin() - 1);
+  return std::upper_bound(offsets_.begin(), offsets_.end(), offset) - offsets_.begin() - 1;
 }
 
 const Format kMemoryFormat = {.name = "memory",

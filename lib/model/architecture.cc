@@ -34,7 +34,7 @@ Result<std::string> text_of(const std::string& column, const Texts& texts) {
   const auto number = parse_number(column);
   if (!number || *number >= std::ssize(texts))
     return corrupt("'" + printable(column) + "' is not the number of a text");
-  return std::string(texts[static_cast<std::size_t>(*number)]);
+  return std::string(texts[*number]);
 }
 
 std::vector<std::string> list_of(const std::string& text) {
@@ -119,7 +119,7 @@ Result<Architecture> parse_line(const Json& json, std::string_view name) {
   const Index of_class = found == classes.end() ? 0 : found - classes.begin();
   Architecture out;
   out.is_other_class = found == classes.end();
-  out.name = std::string(classes[static_cast<std::size_t>(of_class)]);
+  out.name = std::string(classes[of_class]);
   out.transformers = std::string(TRY(json.get_string("transformers")));
   out.prefix = std::string(TRY(json.get_string("prefix")));
   out.has_prefix = !out.prefix.empty();

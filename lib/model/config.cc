@@ -237,7 +237,7 @@ Status ModelConfig::read_numbered_layers(const Json& json, std::string_view memb
   for (const Json& item : TRY(list->as_array())) {
     const auto number = item.as_index();
     if (!number || *number < 1 || *number > kMaxListedLayer) continue;
-    layer_types_.resize(std::max(layer_types_.size(), static_cast<std::size_t>(*number)));
+    layer_types_.resize(std::max<std::size_t>(layer_types_.size(), *number));
     layer_types_[static_cast<std::size_t>(*number) - 1] = type;
   }
   return {};
@@ -340,14 +340,13 @@ bool ModelConfig::is_sparse_layer(Index layer) const {
   const auto has = [&](const std::vector<Index>& list) { return std::binary_search(list.begin(), list.end(), layer); };
   if (number("num_experts") < 1) return false;
   if (moe_layers_) return has(*moe_layers_);
-  if (layer < std::ssize(mlp_layer_types_)) return mlp_layer_types_[static_cast<std::size_t>(layer)] == "sparse";
+  if (layer < std::ssize(mlp_layer_types_)) return mlp_layer_types_[layer] == "sparse";
   if (layer < number("first_k_dense_replace") || has(mlp_only_layers_)) return false;
   return (layer + 1) % std::max<Index>(1, find("decoder_sparse_step").value_or(1)) == 0;
 }
 
 std::string_view ModelConfig::layer_type(Index layer) const {
-  return layer >= 0 && layer < std::ssize(layer_types_) ? layer_types_[static_cast<std::size_t>(layer)]
-                                                        : std::string_view();
+  return layer >= 0 && layer < std::ssize(layer_types_) ? layer_types_[layer] : std::string_view();
 }
 
 bool ModelConfig::is_linear_layer(Index layer) const {

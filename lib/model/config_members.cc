@@ -26,13 +26,13 @@ std::optional<Index> number_of(const Json* value) {
   constexpr double kLimit = 1e15;  // every whole number below is exact
   const auto real = value->as_double();
   if (!value->is_number() || !real || std::floor(*real) != *real || std::abs(*real) > kLimit) return {};
-  return static_cast<Index>(*real);
+  return *real;
 }
 
 const Json* item_at(const Json& list, Index number) {
   const auto items = list.as_array();
   if (!items || number < 0 || number >= std::ssize(*items)) return nullptr;
-  return &(*items)[static_cast<std::size_t>(number)];
+  return &(*items)[number];
 }
 
 // Returns whether all, or any, of the parts is true; nothing if that depends on one that is unknown.
@@ -137,7 +137,7 @@ std::optional<bool> ConfigMembers::compares(std::string_view left, char sign, st
     const Json* const list = find(right);
     if (!list || !number || !list->is_array()) return {};
     for (std::size_t i = 0; i < list->size(); ++i)
-      if (number_of(item_at(*list, static_cast<Index>(i))) == number) return true;
+      if (number_of(item_at(*list, i)) == number) return true;
     return false;
   }
   if (sign == '%') {

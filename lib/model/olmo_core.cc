@@ -131,7 +131,7 @@ Result<Json> scaling_of_overrides(const Json& overrides, const Json& block, std:
   const auto members = TRY(overrides.as_object());
   for (const Json::Member& layer : members) {
     const auto number = is_digits(layer.key) ? parse_number(layer.key) : std::nullopt;
-    const bool is_layer = number && *number < std::ssize(is_full) && is_full[static_cast<std::size_t>(*number)];
+    const bool is_layer = number && *number < std::ssize(is_full) && is_full[*number];
     if (!is_layer || !are_same_but(layer.value, block, "scaling"))
       return no_such_model("block of its own in layer " + printable(layer.key));
     const Json scaling = TRY(rope_scaling(layer.value.find(mixer)->find("rope")->find("scaling")));
@@ -209,7 +209,7 @@ Result<Json> config_of_olmo_core(const Json& json) {
   if (!scaling.is_null() && windows.size) return no_such_model("scaled rotary embeddings in layers with windows");
   if (has(model, "block_overrides")) {
     if (!scaling.is_null()) return no_such_model("scaling of rotary embeddings of several kinds");
-    std::vector<bool> is_full(static_cast<std::size_t>(layers), true);
+    std::vector<bool> is_full(layers, true);
     const auto types = TRY(windows.types.as_array());
     for (std::size_t i = 0; i < types.size(); ++i) is_full[i] = *types[i].as_string() == "full_attention";
     scaling = TRY(scaling_of_overrides(*model.find("block_overrides"), block, mixer_name(block), is_full));

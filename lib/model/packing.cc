@@ -172,8 +172,8 @@ FragmentList by_axes(const FragmentList& in, const FragmentIndex& index, const D
       one.strides = Dims::filled(rank, 0);
       Index rest = n, offset = *start;
       for (int d = rank - 1; d >= 0; --d) {
-        const std::vector<AxisRun>& of = runs[static_cast<std::size_t>(d)];
-        const AxisRun& run = of[static_cast<std::size_t>(rest % std::ssize(of))];
+        const std::vector<AxisRun>& of = runs[d];
+        const AxisRun& run = of[rest % std::ssize(of)];
         rest /= std::ssize(of);
         one.box.origin[d] = run.origin;
         one.box.shape[d] = run.count;
@@ -370,7 +370,7 @@ class Unpacker {
       return corrupt(what_ + ": " + config_->path + " says " + std::to_string(sizes[stored.section]) + " (" +
                      stored.sections[stored.section] + ") in dimension " + std::to_string(std::max(stored_dim, 0)) +
                      ", got shape " + to_string(shape_));
-    const auto here = sizes.begin() + static_cast<std::ptrdiff_t>(stored.section);
+    const auto here = sizes.begin() + stored.section;
     const Index before = std::accumulate(sizes.begin(), here, Index{0});
     const Index all = std::accumulate(here, sizes.end(), before);
     PackedPart part{part_name(0, name_.expert), shape_, -1, {}, transposed, 1};
@@ -392,7 +392,7 @@ class Unpacker {
                      to_string(shape_));
     std::vector<PackedPart> out;
     for (Index p = 0; p < n; ++p) {
-      PackedPart part{part_name(static_cast<std::size_t>(p), name_.expert), shape_, -1, {}, false, 1};
+      PackedPart part{part_name(p, name_.expert), shape_, -1, {}, false, 1};
       part.shape[0] = shape_[0] / n;
       part.rows = {{0, p * part.shape[0], part.shape[0], 1}};
       out.push_back(std::move(part));
@@ -413,7 +413,7 @@ class Unpacker {
     std::vector<PackedPart> out;
     for (Index e = 0; e < shape_[0]; ++e)
       for (Index s = 0; s < sections; ++s) {
-        out.push_back({part_name(static_cast<std::size_t>(s), e), shape, e, {}, false, 1});
+        out.push_back({part_name(s, e), shape, e, {}, false, 1});
         if (sections > 1) out.back().rows = {{0, s * shape[0], shape[0], 1}};
       }
     return out;
@@ -485,7 +485,7 @@ class Unpacker {
     part.shape = TRY(part_shape());
     part.axes = stored.axes;
     part.columns = stored.columns;
-    part.first = static_cast<Index>(stored.section);
+    part.first = stored.section;
     part.pairs = stored.pairs && hf_rows_;
     if (part.pairs) {
       part.row_group = shape_[shape_.rank() - 1];

@@ -100,10 +100,10 @@ std::optional<std::vector<std::string>> in_parameter_order(std::string_view mode
     if (place == places->second.end()) return std::nullopt;
     std::vector<Index> key;
     for (std::size_t hole = 0; hole < parts.numbers.size(); ++hole) {
-      key.push_back(static_cast<Index>(place->second.runs[hole]));
+      key.push_back(place->second.runs[hole]);
       key.push_back(parts.numbers[hole]);
     }
-    key.push_back(static_cast<Index>(place->second.number));
+    key.push_back(place->second.number);
     keyed.emplace_back(std::move(key), name);
   }
   std::sort(keyed.begin(), keyed.end());

@@ -84,7 +84,7 @@ class Sizes {
           "parameter, as FSDP stores it, complete or one rank's part; add its config.json with --config to tell which");
     }
     for (int d = 0; d < seen.tensor->shape.rank(); ++d) {
-      const std::string& formula = formulas[static_cast<std::size_t>(d)];
+      const std::string& formula = formulas[d];
       const int there = seen.dimension(d);
       TRY(visit(formula.substr(formula.find_first_not_of(' ')), there, seen.tensor->shape[there]));
     }

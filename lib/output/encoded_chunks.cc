@@ -77,7 +77,7 @@ Status EncodedChunks::write_what_follows(std::unique_lock<std::mutex>& lock) {
 
 Status EncodedChunks::write_waiting(Index place, const Waiting& waiting) const {
   if (!waiting.bytes.empty()) return write_(place, waiting.bytes);
-  std::vector<std::byte> bytes(static_cast<std::size_t>(waiting.chunk.bytes));
+  std::vector<std::byte> bytes(waiting.chunk.bytes);
   TRY(spool_->read_at(waiting.at, bytes));
   return write_(place, bytes);
 }
@@ -102,8 +102,8 @@ Status EncodedChunks::finish() {
   if (!told.empty()) std::memcpy(places.data(), told.data(), told.size());
   const Index first = encoder_.chunk_count() - std::ssize(places);
   return parallel_for(std::ssize(mine), thread_count(0), [&](int, Index k) -> Status {
-    const Index number = mine[static_cast<std::size_t>(k)].number;
-    return write_waiting(places[static_cast<std::size_t>(number - first)], waiting_.at(number));
+    const Index number = mine[k].number;
+    return write_waiting(places[number - first], waiting_.at(number));
   });
 }
 

@@ -192,10 +192,10 @@ Result<std::optional<JournalText>> read_journal(const File& file) {
   const Index size = TRY(file.size());
   std::optional<JournalText> out;
   std::vector<std::byte> payload;
-  for (Index at = 0; size - at >= static_cast<Index>(kFrame);) {
+  for (Index at = 0; size - at >= Index{kFrame};) {
     std::uint32_t frame[2];
     TRY(file.read_at(at, std::as_writable_bytes(std::span(frame))));
-    at += static_cast<Index>(kFrame);
+    at += Index{kFrame};
     if (frame[0] > size - at) break;
     payload.resize(frame[0]);
     TRY(file.read_at(at, payload));
@@ -235,8 +235,7 @@ Result<Index> write_journal(const File& file, const JournalText& text) {
     for (std::size_t i = 0; i < sums.size(); i += kSumsPerEntry) {
       FinishedSlabs part;
       (is_read ? part.read : part.written)
-          .assign(sums.begin() + static_cast<std::ptrdiff_t>(i),
-                  sums.begin() + static_cast<std::ptrdiff_t>(std::min(sums.size(), i + kSumsPerEntry)));
+          .assign(sums.begin() + i, sums.begin() + std::min(sums.size(), i + kSumsPerEntry));
       TRY(append([&](std::string& out) { put_group(out, part); }));
     }
   }

@@ -26,7 +26,7 @@ Status SmallWriteBuffer::give_before(std::uint32_t file, Index offset, const Emi
   const Piece place{file, 0, offset, 0};
   for (; given_ < pieces_.size() && is_before(pieces_[given_], place); ++given_) {
     const Piece& next = pieces_[given_];
-    TRY(emit(next.file, next.offset, Bytes(bytes_).subspan(next.begin, static_cast<std::size_t>(next.length))));
+    TRY(emit(next.file, next.offset, Bytes(bytes_).subspan(next.begin, next.length)));
   }
   return {};
 }

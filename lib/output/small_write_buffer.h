@@ -22,7 +22,7 @@ class SmallWriteBuffer {
   static constexpr Index kMemory = Index{4} << 20;  // most memory for all pieces, in bytes
 
   // Returns the memory in bytes that a piece takes.
-  static constexpr Index bytes_of(Index length) { return length + static_cast<Index>(sizeof(Piece)); }
+  static constexpr Index bytes_of(Index length) { return length + Index{sizeof(Piece)}; }
 
   // Buffers a piece. Returns false if there is no room and the caller must write it. Thread-safe.
   bool add(std::uint32_t file, Index offset, Bytes bytes);

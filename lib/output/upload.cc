@@ -250,7 +250,7 @@ Status Upload::take_up(const Journal& left) {
   if (left.is_publishing && !old_) replaced_ = left.replaced;
   std::atomic<Index> found{0};
   TRY(parallel_for(std::ssize(files_), kRequestsAtOnce, [&](int, Index i) -> Status {
-    const auto f = static_cast<std::size_t>(i);
+    const std::size_t f = i;
     const std::string &id = left.files[f].second, key = key_of(files_[f]);
     if (id.empty()) return {};
     auto parts = TRY(writer_.parts(key, id));
@@ -276,7 +276,7 @@ Status Upload::take_up(const Journal& left) {
 // Removes what a killed run has left.
 Status Upload::drop(const Journal& left) {
   TRY(parallel_for(std::ssize(left.files), kRequestsAtOnce, [&](int, Index i) -> Status {
-    const auto& [file, id] = left.files[static_cast<std::size_t>(i)];
+    const auto& [file, id] = left.files[i];
     if (!id.empty()) TRY(writer_.abort_upload(key_of(file), id));
     if (left.is_publishing && !old_) TRY(writer_.remove(key_of(file)));
     return {};
@@ -297,7 +297,7 @@ Status Upload::begin() {
     if (!uploads_[f] && files_[f].size > 0 && (files_[f].holds_tensors || files_[f].size > part_bytes_))
       uploads_[f].emplace();
   TRY(parallel_for(std::ssize(files_), kRequestsAtOnce, [&](int, Index i) -> Status {
-    const auto f = static_cast<std::size_t>(i);
+    const std::size_t f = i;
     if (uploads_[f] && uploads_[f]->id.empty() && etags_[f].empty())
       uploads_[f]->id = TRY(writer_.begin_upload(key_of(files_[f])));
     return {};
@@ -324,9 +324,11 @@ Status Upload::share_uploads() {
     if (!upload.is_null()) {
       Parts& parts = uploads_[f].emplace();
       parts.id = TRY(upload.get_string("id"));
-      for (const Json& part : TRY(upload.get_array("known")))
-        parts.known.push_back({static_cast<int>(TRY(part.get_index("number"))), TRY(part.get_index("size")),
-                               std::string(TRY(part.get_string("etag")))});
+      for (const Json& part : TRY(upload.get_array("known"))) {
+        const Index number = TRY(part.get_index("number")), size = TRY(part.get_index("size"));
+        const std::string_view etag = TRY(part.get_string("etag"));
+        parts.known.push_back({static_cast<int>(number), size, std::string(etag)});
+      }
     }
     ++f;
   }
@@ -392,7 +394,7 @@ std::vector<Upload::Part>::const_iterator Upload::first_waiting(const std::vecto
 Status Upload::send(const Source& source, const std::function<void(Index bytes)>& progress) {
   const std::vector<Part> parts = parts_of(source);
   for (std::size_t f = 0; f < files_.size(); ++f)
-    if (uploads_[f]) uploads_[f]->etags.resize(static_cast<std::size_t>(ceil_div(files_[f].size, part_bytes_)));
+    if (uploads_[f]) uploads_[f]->etags.resize(ceil_div(files_[f].size, part_bytes_));
   std::atomic<Index> done{0};
   return send_parts({parts.begin(), first_waiting(parts)}, source, [&](Index bytes) {
     if (progress) progress(done += bytes);
@@ -402,18 +404,18 @@ Status Upload::send(const Source& source, const std::function<void(Index bytes)>
 Status Upload::send_parts(std::span<const Part> parts, const Source& source,
                           const std::function<void(Index bytes)>& report) {
   const int workers = static_cast<int>(std::clamp<Index>(std::ssize(parts), 1, options_.workers));
-  std::vector<std::vector<std::byte>> buffers(static_cast<std::size_t>(workers));
+  std::vector<std::vector<std::byte>> buffers(workers);
   PartsAhead ahead(source, options_.reads_ahead ? workers : 0);
   return parallel_for(std::ssize(parts), workers, [&](int worker, Index i) -> Status {
     if (options_.interrupt && *options_.interrupt) return io_error("interrupted");
     if (is_stopped(options_.ranks)) return job_is_over();
-    const Part& part = parts[static_cast<std::size_t>(i)];
+    const Part& part = parts[i];
     ahead.begin(i, std::ssize(parts), [&](Index k) {
-      const Part& next = parts[static_cast<std::size_t>(k)];
+      const Part& next = parts[k];
       return std::tuple(next.file, next.offset, next.length);
     });
-    std::vector<std::byte>& buffer = buffers[static_cast<std::size_t>(worker)];
-    buffer.resize(static_cast<std::size_t>(part.length));
+    std::vector<std::byte>& buffer = buffers[worker];
+    buffer.resize(part.length);
     TRY(source.read(part.file, part.offset, buffer));
     TRY(send_part(part, buffer));
     report(part.length);
@@ -423,7 +425,7 @@ Status Upload::send_parts(std::span<const Part> parts, const Source& source,
 
 Status Upload::send_part(const Part& part, Bytes bytes) {
   Parts& upload = *uploads_[part.file];
-  std::string& etag = upload.etags[static_cast<std::size_t>(part.number - 1)];
+  std::string& etag = upload.etags[part.number - 1];
   etag = etag_of(bytes);
   if (upload.id.empty()) return {};
   const auto known = std::find_if(upload.known.begin(), upload.known.end(),
@@ -509,7 +511,7 @@ Status Upload::complete(std::uint32_t f) {
 // Writes a file that holds no tensors.
 Status Upload::put(std::uint32_t f, const Source& source) {
   const UploadFile& file = files_[f];
-  std::vector<std::byte> buffer(static_cast<std::size_t>(std::min(file.size, part_bytes_)));
+  std::vector<std::byte> buffer(std::min(file.size, part_bytes_));
   if (!uploads_[f]) {
     if (file.size > 0) TRY(source.read(f, 0, buffer));
     etags_[f] = TRY(writer_.put(key_of(file), buffer));
@@ -517,7 +519,7 @@ Status Upload::put(std::uint32_t f, const Source& source) {
   }
   for (Index offset = 0; offset < file.size; offset += part_bytes_) {
     const Index length = std::min(part_bytes_, file.size - offset);
-    const MutableBytes bytes = MutableBytes(buffer).first(static_cast<std::size_t>(length));
+    const MutableBytes bytes = MutableBytes(buffer).first(length);
     TRY(source.read(f, offset, bytes));
     TRY(send_part({f, static_cast<int>(offset / part_bytes_) + 1, offset, length}, bytes));
   }
@@ -530,7 +532,7 @@ Status Upload::check_listed() {
   StoredTree& tree = *TRY(StoredTree::of(url_));
   (void)tree.list(url_);  // from now on all are found by listing, if that is allowed
   return parallel_for(std::ssize(files_), 1, [&](int, Index i) -> Status {
-    const auto f = static_cast<std::size_t>(i);
+    const std::size_t f = i;
     const std::string key = key_of(files_[f]), url = url_of(key);
     auto there = TRY(tree.find(parse_url(url)));
     if (!there) there = TRY(tree.storage().stat(key));  // listings of some stores lag behind
@@ -553,7 +555,7 @@ std::vector<std::string> Upload::abort_all() {
   std::mutex mutex;
   std::vector<std::string> left;
   (void)parallel_for(std::ssize(files_), kRequestsAtOnce, [&](int, Index i) -> Status {
-    const auto f = static_cast<std::size_t>(i);
+    const std::size_t f = i;
     if (!uploads_[f] || uploads_[f]->id.empty()) return {};
     if (writer_.abort_upload(key_of(files_[f]), uploads_[f]->id)) return {};
     const std::lock_guard lock(mutex);

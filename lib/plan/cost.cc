@@ -69,13 +69,13 @@ Index slab_reads(const Tensor& tensor, Index items) {
 class Opens {
  public:
   Opens(std::size_t files, Index total_bytes, Index ranks)
-      : last_rank_(files, -1), opens_(static_cast<std::size_t>(ranks)), total_(std::max<Index>(1, total_bytes)) {}
+      : last_rank_(files, -1), opens_(ranks), total_(std::max<Index>(1, total_bytes)) {}
 
   void add(std::uint32_t file, Index bytes) {
     const Index first = std::max(rank_at(done_), last_rank_[file] + 1);
     done_ += bytes;
     const Index last = rank_at(std::max<Index>(0, done_ - 1));
-    for (Index rank = first; rank <= last; ++rank) ++opens_[static_cast<std::size_t>(rank)];
+    for (Index rank = first; rank <= last; ++rank) ++opens_[rank];
     last_rank_[file] = std::max(last_rank_[file], last);
   }
   void count(StrategyCost& cost) const {

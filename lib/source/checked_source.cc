@@ -41,8 +41,7 @@ Result<std::uint32_t> CheckedSource::crc_of(const Extent& extent, MutableBytes s
   const auto file = TRY(files_.open(catalog().file_path(extent.file)));
   std::uint32_t crc = 0;
   for (Index done = 0; done < extent.length;) {
-    const MutableBytes part =
-        scratch.first(static_cast<std::size_t>(std::min(extent.length - done, std::ssize(scratch))));
+    const MutableBytes part = scratch.first(std::min(extent.length - done, std::ssize(scratch)));
     TRY(file->read_at(extent.offset + done, part));
     crc = crc32(crc, part);
     done += std::ssize(part);

@@ -29,9 +29,9 @@ Result<Index> ComputedSource::read_as_stored(std::size_t tensor, const Box& box,
 
 Result<std::vector<float>> read_floats(TensorSource& source, std::size_t tensor, const Box& box, MutableBytes scratch) {
   const DType dtype = source.catalog().tensors()[tensor].dtype;
-  std::vector<std::byte> stored(static_cast<std::size_t>(volume(box) * byte_size(dtype)));
+  std::vector<std::byte> stored(volume(box) * byte_size(dtype));
   TRY(source.read(tensor, box, stored, scratch));
-  std::vector<float> out(static_cast<std::size_t>(volume(box)));
+  std::vector<float> out(volume(box));
   convert(dtype, DType::kFloat32, stored.data(), reinterpret_cast<std::byte*>(out.data()), volume(box));
   return out;
 }

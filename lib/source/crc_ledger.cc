@@ -103,8 +103,8 @@ CrcLedger::Done::Done(const EachExtent& each_extent) {
   known_.resize(sum);
   each_extent([&](const Extent& e) { offsets_[group_of(e).end++] = lower_half(e.offset); });
   for (const auto& [key, group] : groups_) {
-    const auto begin = offsets_.begin() + static_cast<std::ptrdiff_t>(group.begin);
-    const auto end = offsets_.begin() + static_cast<std::ptrdiff_t>(group.end);
+    const auto begin = offsets_.begin() + group.begin;
+    const auto end = offsets_.begin() + group.end;
     if (!std::is_sorted(begin, end)) std::sort(begin, end);
   }
 }
@@ -113,11 +113,10 @@ std::optional<std::size_t> CrcLedger::Done::place(const Key& key) const {
   const auto& [file, offset] = key;
   const auto group = groups_.find({file, upper_half(offset)});
   if (group == groups_.end()) return std::nullopt;
-  const auto end = offsets_.begin() + static_cast<std::ptrdiff_t>(group->second.end);
-  const auto at =
-      std::lower_bound(offsets_.begin() + static_cast<std::ptrdiff_t>(group->second.begin), end, lower_half(offset));
+  const auto end = offsets_.begin() + group->second.end;
+  const auto at = std::lower_bound(offsets_.begin() + group->second.begin, end, lower_half(offset));
   if (at == end || *at != lower_half(offset)) return std::nullopt;
-  return static_cast<std::size_t>(at - offsets_.begin());
+  return at - offsets_.begin();
 }
 
 void CrcLedger::Done::add(std::size_t place, std::uint32_t crc) {

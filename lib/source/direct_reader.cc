@@ -23,7 +23,7 @@ constexpr Index kLookedAtOnce = Index{16} << 20;
 // tell too, but it makes the kernel start to read missing pages.
 bool has_page(const File& file, Index offset) {
   const Index page = ::sysconf(_SC_PAGESIZE);
-  const auto size = static_cast<std::size_t>(page);
+  const std::size_t size = page;
   void* const seen = ::mmap(nullptr, size, PROT_READ, MAP_SHARED, file.descriptor(), offset / page * page);
   if (seen == MAP_FAILED) return false;
   unsigned char is_there = 0;
@@ -63,7 +63,7 @@ bool DirectReader::wants_direct(const File& file, Index offset, Index length) {
 Status DirectReader::read(const std::shared_ptr<const File>& file, Index offset, Index length, MutableBytes out,
                           Index at) {
   if (wants_direct(*file, offset, length) && read_past_cache(file, offset, length, out.data() + at)) return {};
-  return file->read_at(offset, out.subspan(static_cast<std::size_t>(at), static_cast<std::size_t>(length)));
+  return file->read_at(offset, out.subspan(at, length));
 }
 
 Status DirectReader::read_through(const std::shared_ptr<const File>& file, Index offset, MutableBytes out,
@@ -73,7 +73,7 @@ Status DirectReader::read_through(const std::shared_ptr<const File>& file, Index
     const Index at = place(offset + done, 0), bytes = std::min(length - done, room - at);
     std::byte* const from = scratch.data() + at;
     if (!read_past_cache(file, offset + done, bytes, from)) return file->read_at(offset, out);
-    if (from != out.data()) std::memcpy(out.data() + done, from, static_cast<std::size_t>(bytes));
+    if (from != out.data()) std::memcpy(out.data() + done, from, bytes);
     done += bytes;
   }
   return {};
@@ -86,7 +86,7 @@ bool DirectReader::read_past_cache(const std::shared_ptr<const File>& file, Inde
   // Reads start at the unit in which the remaining part begins. The last read may end at the end of the file.
   for (Index done = 0; done < length;) {
     const Index back = (offset + done) % File::kDirectUnit;
-    const auto bytes = static_cast<std::size_t>(end_of(back + length - done));
+    const std::size_t bytes = end_of(back + length - done);
     const ssize_t n = sys().pread(past_cache->descriptor(), out + done - back, bytes, offset + done - back);
     if (n <= back) {
       direct_.refuse(*file);

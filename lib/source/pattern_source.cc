@@ -73,7 +73,7 @@ class ValueBytes {
     std::size_t done = 0;
     if (const Index into = begin % kWord; into != 0) {
       const std::uint64_t first = word(number++);
-      done = std::min(out.size(), static_cast<std::size_t>(kWord - into));
+      done = std::min<std::size_t>(out.size(), kWord - into);
       std::memcpy(out.data(), reinterpret_cast<const std::byte*>(&first) + into, done);
     }
     for (; out.size() - done >= kWord; done += kWord) {
@@ -131,7 +131,7 @@ void fill_pattern(std::string_view name, DType dtype, const Dims& shape, const B
     run *= box.shape[outer];
     if (box.shape[outer] != shape[outer]) break;
   }
-  const auto run_bytes = static_cast<std::size_t>(run * element_bytes);
+  const std::size_t run_bytes = run * element_bytes;
   Dims at = box.origin;
   for (std::size_t done = 0; done < out.size(); done += run_bytes) {
     Index first = 0;

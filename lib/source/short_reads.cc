@@ -19,7 +19,7 @@ Status ShortReads::read(std::uint32_t number, const File& file, Index size, Inde
     next_ = end;
     if (bytes_.empty() && follows) {
       begin_ = offset;
-      bytes_.resize(static_cast<std::size_t>(std::clamp<Index>(size - offset, 0, kAtOnce)));
+      bytes_.resize(std::clamp<Index>(size - offset, 0, kAtOnce));
       if (!file.read_at(begin_, bytes_)) bytes_.clear();  // the piece itself may still be readable
     }
     if (is_held()) {

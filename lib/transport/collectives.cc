@@ -47,16 +47,16 @@ Status barrier(Transport* ranks) {
 
 Result<std::string> broadcast(Transport* ranks, std::string bytes) {
   if (rank_count(ranks) == 1) return bytes;
-  Index size[1] = {static_cast<Index>(bytes.size())};
+  Index size[1] = {std::ssize(bytes)};
   TRY(spread(*ranks, std::as_writable_bytes(std::span(size))));
-  bytes.resize(static_cast<std::size_t>(size[0]));
+  bytes.resize(size[0]);
   TRY(spread(*ranks, std::as_writable_bytes(std::span(bytes))));
   return bytes;
 }
 
 Result<std::vector<std::string>> gather(Transport* ranks, std::string_view mine) {
   if (rank_count(ranks) == 1) return std::vector<std::string>{std::string(mine)};
-  const Index size[1] = {static_cast<Index>(mine.size())};
+  const Index size[1] = {std::ssize(mine)};
   const Bytes size_bytes = std::as_bytes(std::span(size)), bytes = std::as_bytes(std::span(mine));
   std::vector<std::string> out;
   if (ranks->rank() > 0) {
@@ -64,7 +64,7 @@ Result<std::vector<std::string>> gather(Transport* ranks, std::string_view mine)
     TRY(exchange(*ranks, {{0, bytes}}, {}));
     return out;
   }
-  const auto n = static_cast<std::size_t>(ranks->size());
+  const std::size_t n = ranks->size();
   std::vector<Index> sizes(n, size[0]);
   std::vector<Incoming> in;
   for (std::size_t r = 1; r < n; ++r)
@@ -73,7 +73,7 @@ Result<std::vector<std::string>> gather(Transport* ranks, std::string_view mine)
   out.resize(n);
   out[0] = mine;
   for (std::size_t r = 1; r < n; ++r) {
-    out[r].resize(static_cast<std::size_t>(sizes[r]));
+    out[r].resize(sizes[r]);
     in.push_back({static_cast<int>(r), std::as_writable_bytes(std::span(out[r]))});
   }
   TRY(exchange(*ranks, {}, std::move(in)));
@@ -81,7 +81,7 @@ Result<std::vector<std::string>> gather(Transport* ranks, std::string_view mine)
 }
 
 Status internal::send_stretch(Transport& ranks, Bytes bytes) {
-  const Index size[1] = {static_cast<Index>(bytes.size())};
+  const Index size[1] = {std::ssize(bytes)};
   TRY(exchange(ranks, {{0, std::as_bytes(std::span(size))}}, {}));
   return bytes.empty() ? Status() : exchange(ranks, {{0, bytes}}, {});
 }
@@ -89,7 +89,7 @@ Status internal::send_stretch(Transport& ranks, Bytes bytes) {
 Result<std::vector<std::byte>> internal::receive_stretch(Transport& ranks, int rank) {
   Index size[1] = {0};
   TRY(exchange(ranks, {}, {{rank, std::as_writable_bytes(std::span(size))}}));
-  std::vector<std::byte> out(static_cast<std::size_t>(size[0]));
+  std::vector<std::byte> out(size[0]);
   if (!out.empty()) TRY(exchange(ranks, {}, {{rank, out}}));
   return out;
 }

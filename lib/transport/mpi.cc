@@ -307,7 +307,7 @@ Result<int> MpiJob::verdict() {
   std::string text = rank == speaker ? result_->error().message() : "";
   std::vector<std::int64_t> length = {static_cast<std::int64_t>(text.size())};
   TRY(combine(length, MPI_INT64_T, MPI_MAX));
-  text.resize(static_cast<std::size_t>(length[0]));
+  text.resize(length[0]);
   std::vector<unsigned char> bytes(text.begin(), text.end());
   TRY(combine(bytes, MPI_UNSIGNED_CHAR, MPI_MAX));
   return Error(ErrorCode::kPeer, "rank " + std::to_string(speaker) + " of " + std::to_string(size) + ": " +
@@ -365,7 +365,7 @@ Result<std::string> mpi_version() {
   int length = 0;
   if (lib().Get_library_version(text, &length) != MPI_SUCCESS)
     return unsupported("MPI: the library does not report its version");
-  const std::string_view all(text, static_cast<std::size_t>(length));
+  const std::string_view all(text, length);
   return std::string(all.substr(0, all.find_first_of(",\n")));
 }
 

@@ -104,8 +104,7 @@ class Fetches {
       }
       const Index n = std::min(std::ssize(out) - done, fetch->end - (offset + done));
       lock.unlock();
-      std::memcpy(out.data() + done, fetch->pages.bytes().data() + (offset + done - fetch->begin),
-                  static_cast<std::size_t>(n));
+      std::memcpy(out.data() + done, fetch->pages.bytes().data() + (offset + done - fetch->begin), n);
       lock.lock();
       done += n;
       fetch->left -= n;
@@ -187,7 +186,7 @@ class Fetches {
 
   static bool read(Fetch& fetch) {
     try {
-      return fetch.pages.allocate(static_cast<std::size_t>(fetch.end - fetch.begin)) &&
+      return fetch.pages.allocate(fetch.end - fetch.begin) &&
              fetch.file->read_stored(fetch.begin, fetch.pages.bytes()).has_value();
     } catch (const std::bad_alloc&) {  // the reader fetches it again, into its own memory
       return false;

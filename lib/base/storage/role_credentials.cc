@@ -96,7 +96,7 @@ Result<bool> ask_process(const Profile& profile, S3Access& access) {
   std::string out;
   std::array<char, 4096> part{};
   for (std::size_t n = 0; (n = std::fread(part.data(), 1, part.size(), pipe.get())) > 0;)
-    if (out.size() < static_cast<std::size_t>(kMostOfAnswer)) out.append(part.data(), n);
+    if (out.size() < std::size_t{kMostOfAnswer}) out.append(part.data(), n);
   const int status = ::pclose(pipe.release());
   if (!WIFEXITED(status) || WEXITSTATUS(status) != 0)
     return io_error(source + ": the program of the profile failed; run it by hand to see why");

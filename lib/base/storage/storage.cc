@@ -251,7 +251,7 @@ Status StoredFile::read_at(Index offset, MutableBytes out) const {
     return corrupt(at(path_, offset) + ": expected " + bytes_of(out.size()) + ", got " + std::to_string(left) +
                    " before the end of the file");
   const Index done = take_fetched(*this, offset, out);
-  const MutableBytes rest = out.subspan(static_cast<std::size_t>(done));
+  const MutableBytes rest = out.subspan(done);
   expect_next(offset, std::ssize(out), rest.empty());
   if (rest.empty()) return {};
   return std::ssize(rest) < kShort ? read_short(offset + done, rest) : read_parts(offset + done, rest);
@@ -278,7 +278,7 @@ Status StoredFile::read_stored(Index offset, MutableBytes out) const {
 Status StoredFile::read_short(Index offset, MutableBytes out) const {
   RecentStretches& recent = RecentStretches::of_process();
   if (recent.copy(identity_, offset, out)) return {};
-  std::vector<std::byte> bytes(static_cast<std::size_t>(std::min(kShort, size() - offset)));
+  std::vector<std::byte> bytes(std::min(kShort, size() - offset));
   TRY(read_stored(offset, bytes));
   std::memcpy(out.data(), bytes.data(), out.size());
   recent.keep(identity_, offset, std::move(bytes));
@@ -289,7 +289,7 @@ Status StoredFile::read_parts(Index offset, MutableBytes out) const {
   const Index parts = ceil_div(std::ssize(out), kPart);
   return parallel_for(parts, static_cast<int>(std::min<Index>(parts, kMostRequests)), [&](int, Index i) -> Status {
     const Index begin = i * kPart, length = std::min(kPart, std::ssize(out) - begin);
-    return read_stored(offset + begin, out.subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(length)));
+    return read_stored(offset + begin, out.subspan(begin, length));
   });
 }
 

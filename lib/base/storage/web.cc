@@ -67,8 +67,8 @@ class Web : public Storage {
     std::vector<std::optional<StoredObject>> found(links.size());
     const std::vector<std::string> names(links.begin(), links.end());
     TRY(parallel_for(std::ssize(names), kMostRequests, [&](int, Index i) -> Status {
-      const std::string& name = names[static_cast<std::size_t>(i)];
-      auto& to = found[static_cast<std::size_t>(i)];
+      const std::string& name = names[i];
+      auto& to = found[i];
       if (name.ends_with('/'))
         to = directory_object(name.substr(0, name.size() - 1));
       else

@@ -33,13 +33,13 @@ Status read_rows(const Catalog& view, FilePool& files, std::size_t tensor, Index
   FileSource source(view, files);
   const Index row_bytes = t.bytes() / std::max<Index>(1, t.shape[0]);
   const Index step = std::max<Index>(1, kLook / std::max<Index>(1, row_bytes));
-  std::vector<std::byte> out(static_cast<std::size_t>(std::min(step, end - begin) * row_bytes));
-  std::vector<std::byte> scratch(out.size() + static_cast<std::size_t>(kLook));
+  std::vector<std::byte> out(std::min(step, end - begin) * row_bytes);
+  std::vector<std::byte> scratch(out.size() + std::size_t{kLook});
   for (Index row = begin; row < end; row += step) {
     Box box = whole(t.shape);
     box.origin[0] = row;
     box.shape[0] = std::min(step, end - row);
-    const MutableBytes part(out.data(), static_cast<std::size_t>(volume(box) * byte_size(t.dtype)));
+    const MutableBytes part(out.data(), volume(box) * byte_size(t.dtype));
     TRY(source.read(tensor, box, part, scratch));
     if (!visit(row, Bytes(part))) return {};
   }
@@ -53,7 +53,7 @@ Result<std::vector<std::byte>> mean_row(const Catalog& view, FilePool& files, st
     return unsupported(tensor_text(t.name) + ": the mean of " + std::string(info(t.dtype).torch_name) +
                        " rows is undefined; choose --vocab-padding zero or repeat-last");
   const Index eb = byte_size(t.dtype), width = t.elements() / std::max<Index>(1, t.shape[0]);
-  std::vector<double> sum(static_cast<std::size_t>(width)), row(sum.size());
+  std::vector<double> sum(width), row(sum.size());
   TRY(read_rows(view, files, tensor, 0, t.shape[0], [&](Index, Bytes bytes) {
     for (std::size_t at = 0; at < bytes.size(); at += static_cast<std::size_t>(width * eb)) {
       convert(t.dtype, DType::kFloat64, bytes.data() + at, reinterpret_cast<std::byte*>(row.data()), width);
@@ -62,7 +62,7 @@ Result<std::vector<std::byte>> mean_row(const Catalog& view, FilePool& files, st
     return true;
   }));
   for (double& v : sum) v /= static_cast<double>(t.shape[0]);
-  std::vector<std::byte> out(static_cast<std::size_t>(width * eb));
+  std::vector<std::byte> out(width * eb);
   convert(DType::kFloat64, t.dtype, reinterpret_cast<const std::byte*>(sum.data()), out.data(), width);
   return out;
 }
@@ -140,7 +140,7 @@ void repeat_blocks(Tensor& tensor, Index block, Index times) {
 
 Result<bool> are_zero(const Catalog& view, FilePool& files, std::size_t tensor, Index begin, Index end) {
   const DType dtype = view.tensors()[tensor].dtype;
-  const auto width = static_cast<std::size_t>(byte_size(dtype));
+  const std::size_t width = byte_size(dtype);
   bool zero = true;
   TRY(read_rows(view, files, tensor, begin, end, [&](Index, Bytes bytes) {
     for (std::size_t i = 0; i < bytes.size() && zero; ++i) {
@@ -155,11 +155,11 @@ Result<bool> are_zero(const Catalog& view, FilePool& files, std::size_t tensor, 
 Result<Index> differing_rows(const Catalog& a, FilePool& a_files, std::size_t a_tensor, const Catalog& b,
                              FilePool& b_files, std::size_t b_tensor, Index rows) {
   const Tensor& t = a.tensors()[a_tensor];
-  const auto row_bytes = static_cast<std::size_t>(t.bytes() / std::max<Index>(1, t.shape[0]));
+  const std::size_t row_bytes = t.bytes() / std::max<Index>(1, t.shape[0]);
   Index different = 0;
   Status failed;
   TRY(read_rows(a, a_files, a_tensor, 0, rows, [&](Index row, Bytes mine) {
-    const Index count = static_cast<Index>(mine.size() / std::max<std::size_t>(1, row_bytes));
+    const Index count = mine.size() / std::max<std::size_t>(1, row_bytes);
     failed = read_rows(b, b_files, b_tensor, row, row + count, [&](Index at, Bytes theirs) {
       const std::byte* from = mine.data() + static_cast<std::size_t>(at - row) * row_bytes;
       for (std::size_t i = 0; i < theirs.size(); i += row_bytes)
@@ -197,7 +197,7 @@ Status pad_rows(Catalog& view, std::size_t tensor, Index rows, PaddingFill fill,
     }
   } else {
     const Index row_bytes = t.bytes() / std::max<Index>(1, have);
-    std::vector<std::byte> row(static_cast<std::size_t>(row_bytes));
+    std::vector<std::byte> row(row_bytes);
     if (fill == PaddingFill::kMean && look) row = TRY(mean_row(view, files, tensor));
     File file = TRY(File::create_anonymous(spool));
     TRY(file.write_at(0, row));

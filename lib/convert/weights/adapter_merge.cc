@@ -14,7 +14,7 @@ Status read_as(DType dtype, TensorSource& source, std::size_t tensor, const Box&
                MutableBytes scratch) {
   const DType stored = source.catalog().tensors()[tensor].dtype;
   if (stored == dtype) return source.read(tensor, box, out, scratch);
-  std::vector<std::byte> elements(static_cast<std::size_t>(volume(box) * byte_size(stored)));
+  std::vector<std::byte> elements(volume(box) * byte_size(stored));
   TRY(source.read(tensor, box, elements, scratch));
   convert(stored, dtype, elements.data(), out.data(), volume(box));
   return {};
@@ -24,8 +24,7 @@ std::vector<float> transposed(const std::vector<float>& matrix, Index rows) {
   const Index columns = std::ssize(matrix) / rows;
   std::vector<float> out(matrix.size());
   for (Index i = 0; i < rows; ++i)
-    for (Index j = 0; j < columns; ++j)
-      out[static_cast<std::size_t>(j * rows + i)] = matrix[static_cast<std::size_t>(i * columns + j)];
+    for (Index j = 0; j < columns; ++j) out[j * rows + i] = matrix[i * columns + j];
   return out;
 }
 
@@ -93,8 +92,8 @@ void merge_adapter(const Adapter& adapter, TensorSource& stored, TensorSource& o
         const Index at = r.rows[i] - box.origin[0];
         if (at < 0 || at >= box.shape[0] || row_bytes == 0) continue;
         const Box row = {{static_cast<Index>(i), box.origin[1]}, {1, box.shape[1]}};
-        const auto begin = static_cast<std::size_t>(at * row_bytes);
-        TRY(read_as(dtype, operands, r.by, row, out.subspan(begin, static_cast<std::size_t>(row_bytes)), scratch));
+        const std::size_t begin = at * row_bytes;
+        TRY(read_as(dtype, operands, r.by, row, out.subspan(begin, row_bytes), scratch));
       }
       return {};
     });

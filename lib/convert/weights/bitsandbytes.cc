@@ -131,9 +131,9 @@ class FourBits : public PackedMatrix {
       const std::vector<float> absmax = TRY(read_absmax(stored, block, ceil_div(end, state_.block), scratch));
       for (; row <= last; ++row, at += count)
         for (Index i = begin_of(row); i < begin_of(row) + count; ++i) {
-          const unsigned pair = packed[static_cast<std::size_t>(i / 2 - begin / 2)];
-          at[i - begin_of(row)] = (*state_.code)[i % 2 == 0 ? pair >> 4U : pair & 0xfU] *
-                                  absmax[static_cast<std::size_t>(i / state_.block - block)];
+          const unsigned pair = packed[i / 2 - begin / 2];
+          at[i - begin_of(row)] =
+              (*state_.code)[i % 2 == 0 ? pair >> 4U : pair & 0xfU] * absmax[i / state_.block - block];
         }
     }
     return {};
@@ -145,7 +145,7 @@ class FourBits : public PackedMatrix {
                                                 MutableBytes scratch) const {
     const Tensor& t = stored.catalog().tensors()[weight_];
     const Index width = byte_size(t.dtype), first = begin / width, count = ceil_div(end, width) - first;
-    std::vector<std::uint8_t> out(static_cast<std::size_t>(count * width));
+    std::vector<std::uint8_t> out(count * width);
     TRY(stored.read(weight_, stretch(t.shape, first, count), std::as_writable_bytes(std::span(out)), scratch));
     out.erase(out.begin(), out.begin() + (begin - first * width));
     return out;
@@ -160,7 +160,7 @@ class FourBits : public PackedMatrix {
     std::vector<float> out(codes.size());
     for (std::size_t i = 0; i < codes.size(); ++i) {
       const Index block = (begin + static_cast<Index>(i)) / state_.nested_block - first;
-      out[i] = nested_code_[codes[i]] * scales[static_cast<std::size_t>(block)];
+      out[i] = nested_code_[codes[i]] * scales[block];
     }
     for (float& value : out) value += state_.nested_offset;
     return out;

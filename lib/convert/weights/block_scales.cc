@@ -28,11 +28,11 @@ Status fill(TensorSource& stored, const ScaledMatrix& m, DType as, const Box& bo
   const std::vector<float> scales =
       TRY(read_floats(stored, m.scales, shape.rank() == 2 ? blocks : whole(shape), scratch));
   const DType dtype = stored.catalog().tensors()[m.matrix].dtype;
-  std::vector<std::byte> elements(static_cast<std::size_t>(volume(box) * byte_size(dtype)));
+  std::vector<std::byte> elements(volume(box) * byte_size(dtype));
   TRY(stored.read(m.matrix, box, elements, scratch));
-  std::vector<float> row(static_cast<std::size_t>(columns));
+  std::vector<float> row(columns);
   const bool is_rounded = m.product != DType::kFloat32 && m.product != as;
-  std::vector<std::byte> rounded(static_cast<std::size_t>(is_rounded ? columns * byte_size(m.product) : 0));
+  std::vector<std::byte> rounded(is_rounded ? columns * byte_size(m.product) : 0);
   auto* const bytes = reinterpret_cast<std::byte*>(row.data());
   for (Index r = 0; r < rows; ++r) {
     convert(dtype, DType::kFloat32, elements.data() + r * columns * byte_size(dtype), bytes, columns);

@@ -72,7 +72,7 @@ class MxMatrix : public PackedMatrix {
     auto at = out.begin();
     for (Index r = 0; r < box.shape[0]; ++r)
       for (Index c = box.begin(1); c < box.end(1); ++c) {
-        const int exponent = exponents[static_cast<std::size_t>(r * groups + c / kGroup - group)];
+        const int exponent = exponents[r * groups + c / kGroup - group];
         *at++ = table_[code_at(codes.data() + r * bytes, c * bits_ - first * 8)] * std::ldexp(1.0F, exponent - 127);
       }
     return {};

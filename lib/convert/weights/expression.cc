@@ -150,7 +150,7 @@ class ExpressionParser {
     if (found == sources_.end()) return expected("one of the sources " + join(sources_, ", "));
     at_ = end;
     Step step;
-    step.source = static_cast<std::size_t>(found - sources_.begin());
+    step.source = found - sources_.begin();
     push(step);
     return Number();
   }
@@ -160,7 +160,7 @@ class ExpressionParser {
     const char* const begin = text_.data() + at_;
     const auto [end, error] = std::from_chars(begin, text_.data() + text_.size(), value);
     if (error != std::errc() || !std::isfinite(value)) return expected("a number, a source or '('");
-    at_ += static_cast<std::size_t>(end - begin);
+    at_ += end - begin;
     return Number(value);
   }
 
@@ -177,7 +177,7 @@ Result<Expression> Expression::parse(std::string_view text, const std::vector<st
 template <class Float>
 void Expression::evaluate(std::span<const Float* const> inputs, Index n, Float* out) const {
   using Kind = Step::Kind;
-  std::vector<Float> stack(depth_ * static_cast<std::size_t>(kBlock));
+  std::vector<Float> stack(depth_ * std::size_t{kBlock});
   const auto apply = [](const Step& step, Float* a, const Float* b, Index count, auto operation) {
     const auto number = static_cast<Float>(step.number);
     if (step.side == Step::Number::kLeft) {

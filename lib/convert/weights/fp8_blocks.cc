@@ -53,7 +53,7 @@ class BlockQuantizer {
   // Computes the float8 elements of a box.
   Status fill(const Box& box, MutableBytes out, MutableBytes scratch) const {
     if (box.empty()) return {};
-    std::vector<float> row(static_cast<std::size_t>(box.shape[1]));
+    std::vector<float> row(box.shape[1]);
     std::byte* at = out.data();
     for (Index r = box.begin(0); r < box.end(0);) {
       const Index first = r / kFp8Block * kFp8Block, end = std::min(box.end(0), first + kFp8Block);
@@ -81,14 +81,14 @@ class BlockQuantizer {
  private:
   static float largest(const SlabBytes& slab, Index block) {
     float out = 0;
-    std::memcpy(&out, slab.bytes().data() + block * static_cast<Index>(sizeof out), sizeof out);
+    std::memcpy(&out, slab.bytes().data() + block * Index{sizeof out}, sizeof out);
     return out;
   }
 
   // Reads rows from `first` on, in the stored dtype.
   Result<std::vector<std::byte>> read(Index first, MutableBytes scratch) const {
     const Box box{{first, 0}, {std::min(kFp8Block, tensor_.shape[0] - first), tensor_.shape[1]}};
-    std::vector<std::byte> out(static_cast<std::size_t>(volume(box) * byte_size(tensor_.dtype)));
+    std::vector<std::byte> out(volume(box) * byte_size(tensor_.dtype));
     TRY(stored_.read(matrix_.tensor, box, out, scratch));
     return out;
   }
@@ -102,12 +102,12 @@ class BlockQuantizer {
   Result<Slab> largest_in(Index block, const std::vector<std::byte>* band, MutableBytes scratch) const {
     const bool is_read = band != nullptr && matrix_.block_rows == kFp8Block;
     return cache_->get({static_cast<std::uint32_t>(matrix_.tensor), block}, [&]() -> Result<Slab> {
-      std::vector<std::int32_t> most(static_cast<std::size_t>(columns_));  // magnitudes order as their bits do
+      std::vector<std::int32_t> most(columns_);  // magnitudes order as their bits do
       const Index begin = block * matrix_.block_rows, end = std::min(tensor_.shape[0], begin + matrix_.block_rows);
       if (is_read) find(*band, most);
       for (Index first = begin; first < end && !is_read; first += kFp8Block) find(TRY(read(first, scratch)), most);
       TRY(check_finite(block, most));
-      auto out = std::make_shared<SlabBytes>(columns_ * static_cast<Index>(sizeof(float)));
+      auto out = std::make_shared<SlabBytes>(columns_ * Index{sizeof(float)});
       std::memcpy(out->bytes().data(), most.data(), out->bytes().size());
       return Slab(std::move(out));
     });
@@ -115,15 +115,15 @@ class BlockQuantizer {
 
   void find(const std::vector<std::byte>& band, std::vector<std::int32_t>& most) const {
     const Index width = tensor_.shape[1], rows = std::ssize(band) / (width * byte_size(tensor_.dtype));
-    std::vector<float> row(static_cast<std::size_t>(width));
+    std::vector<float> row(width);
     for (Index r = 0; r < rows; ++r) {
       widen(band, r, 0, width, row.data());
       const float* at = row.data();
       for (Index b = 0; b < columns_; ++b) {
-        std::int32_t largest = most[static_cast<std::size_t>(b)];
+        std::int32_t largest = most[b];
         const float* const end = row.data() + std::min(width, (b + 1) * matrix_.block_width);
         for (; at != end; ++at) largest = std::max(largest, std::bit_cast<std::int32_t>(*at) & 0x7fffffff);
-        most[static_cast<std::size_t>(b)] = largest;
+        most[b] = largest;
       }
     }
   }
@@ -131,7 +131,7 @@ class BlockQuantizer {
   Status check_finite(Index block, const std::vector<std::int32_t>& most) const {
     constexpr std::int32_t kInfinite = 0x7f800000;
     for (Index b = 0; b < columns_; ++b)
-      if (most[static_cast<std::size_t>(b)] >= kInfinite)
+      if (most[b] >= kInfinite)
         return corrupt(
             stored_.catalog().root + ": " + tensor_text(tensor_.name) + ": the block at row " +
             with_commas(block * matrix_.block_rows) + ", column " + with_commas(b * matrix_.block_width) +

@@ -98,8 +98,7 @@ class GroupedMatrix : public PackedMatrix {
     for (Index g = 0; g < count_; ++g)
       for (Index o = 0; o < out.outputs; ++o) {
         const unsigned zero = bit_field(packed.data() + g * words, 1, place_of(begin - first + o), layout_.bits);
-        out.zeros[static_cast<std::size_t>(g * out.outputs + o)] =
-            static_cast<int>((zero + layout_.zero_offset) & mask);
+        out.zeros[g * out.outputs + o] = static_cast<int>((zero + layout_.zero_offset) & mask);
       }
     return out;
   }
@@ -107,7 +106,7 @@ class GroupedMatrix : public PackedMatrix {
   // Returns the bit at which an output's field begins, among fields that are packed along the outputs.
   Index place_of(Index output) const {
     constexpr std::array<Index, 8> kOrder = {0, 4, 1, 5, 2, 6, 3, 7};
-    if (layout_.is_awq) output = output / 8 * 8 + kOrder[static_cast<std::size_t>(output % 8)];
+    if (layout_.is_awq) output = output / 8 * 8 + kOrder[output % 8];
     return output * layout_.bits;
   }
 
@@ -119,7 +118,7 @@ class GroupedMatrix : public PackedMatrix {
       const Index input = box.begin(1) + c;
       const unsigned value = layout_.is_awq ? bit_field(words + input * width, 1, place, layout_.bits)
                                             : bit_field(words + output, width, input * layout_.bits, layout_.bits);
-      const auto g = static_cast<std::size_t>(groups[static_cast<std::size_t>(c)] * s.outputs + row - s.first);
+      const std::size_t g = groups[c] * s.outputs + row - s.first;
       out[c] = static_cast<float>(static_cast<int>(value) - s.zeros[g]) * s.scales[g];
     }
   }

@@ -98,11 +98,11 @@ class MergedTensor {
   // for all small boxes.
   Status exclusive_or(const Box& whole, std::byte* out, MutableBytes scratch) const {
     const DType stored = merge_.stored.tensors()[tensor_].dtype;
-    const auto most = static_cast<std::size_t>(std::min(volume(whole), kMostElements) * byte_size(stored));
+    const std::size_t most = std::min(volume(whole), kMostElements) * byte_size(stored);
     std::vector<std::byte> next(most), sum(dtype_ == stored ? 0 : most);
     return for_small_boxes(whole, [&](const Box& box) -> Status {
       if (box.empty()) return {};
-      const auto bytes = static_cast<std::size_t>(volume(box) * byte_size(stored));
+      const std::size_t bytes = volume(box) * byte_size(stored);
       const MutableBytes made(sum.empty() ? out : sum.data(), bytes), other(next.data(), bytes);
       TRY(read_stored(0, box, made, scratch));
       for (std::size_t s = 1; s < sources_.size(); ++s) {
@@ -121,11 +121,11 @@ class MergedTensor {
     std::vector<std::vector<Float>> values(sources_.size());
     std::vector<const Float*> inputs;
     for (std::size_t s = 0; s < sources_.size(); ++s) {
-      values[s].resize(static_cast<std::size_t>(n));
+      values[s].resize(n);
       TRY(read(s, box, precision, reinterpret_cast<std::byte*>(values[s].data()), scratch));
       inputs.push_back(values[s].data());
     }
-    std::vector<Float> result(static_cast<std::size_t>(n));
+    std::vector<Float> result(n);
     merge_.expression.evaluate(std::span(std::as_const(inputs)), n, result.data());
     convert(precision, dtype_, reinterpret_cast<const std::byte*>(result.data()), out, n);
     return {};
@@ -134,7 +134,7 @@ class MergedTensor {
   Status read(std::size_t s, const Box& box, DType precision, std::byte* out, MutableBytes scratch) const {
     const std::size_t number = merge_.numbers[tensor_][s];
     const Tensor& tensor = sources_[s]->catalog().tensors()[number];
-    std::vector<std::byte> stored(static_cast<std::size_t>(volume(box) * byte_size(tensor.dtype)));
+    std::vector<std::byte> stored(volume(box) * byte_size(tensor.dtype));
     TRY(read_stored(s, box, stored, scratch));
     convert(tensor.dtype, precision, stored.data(), out, volume(box));
     return {};

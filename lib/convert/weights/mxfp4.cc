@@ -34,7 +34,7 @@ class Unpacker {
     std::vector<float> values;
     for (int scale = 0; scale < kScales; ++scale)
       for (const float value : kValues) values.push_back(std::ldexp(value, scale - kBias));
-    table_.resize(values.size() * static_cast<std::size_t>(byte_size(as)));
+    table_.resize(values.size() * byte_size(as));
     convert(DType::kFloat32, as, reinterpret_cast<const std::byte*>(values.data()), table_.data(), std::ssize(values));
   }
 
@@ -59,7 +59,7 @@ class Unpacker {
   Result<Slab> read(Index expert, MutableBytes scratch) const {
     const Index n = m_.out * m_.groups;
     auto slab = std::make_shared<SlabBytes>(n * (kMxfp4Bytes + 1));
-    const auto blocks = static_cast<std::size_t>(n * kMxfp4Bytes);
+    const std::size_t blocks = n * kMxfp4Bytes;
     TRY(stored_.read(m_.blocks, {{expert, 0, 0, 0}, {1, m_.out, m_.groups, kMxfp4Bytes}}, slab->bytes().first(blocks),
                      scratch));
     TRY(stored_.read(m_.scales, {{expert, 0, 0}, {1, m_.out, m_.groups}}, slab->bytes().subspan(blocks), scratch));
@@ -129,7 +129,7 @@ class Packer {
       const std::byte* const packed = slab->bytes().data() + (has_bytes ? 0 : columns() * groups() * kMxfp4Bytes);
       for (Index o = box.begin(1); o < box.end(1); ++o)
         for (Index g = box.begin(2); g < box.end(2); ++g, at += count)
-          std::memcpy(at, packed + (o * groups() + g) * width + first, static_cast<std::size_t>(count));
+          std::memcpy(at, packed + (o * groups() + g) * width + first, count);
     }
     return {};
   }
@@ -137,7 +137,7 @@ class Packer {
   // Computes the blocks of an expert, followed by its scales.
   Result<Slab> pack(Index expert, MutableBytes scratch) const {
     const Index n = columns() * groups();
-    const auto width = static_cast<std::size_t>(columns());
+    const std::size_t width = columns();
     auto slab = std::make_shared<SlabBytes>(n * (kMxfp4Bytes + 1));
     auto* const blocks = reinterpret_cast<std::uint8_t*>(slab->bytes().data());
     std::uint8_t* const scales = blocks + n * kMxfp4Bytes;
@@ -168,7 +168,7 @@ class Packer {
   // one is infinite or a NaN.
   Result<std::vector<std::uint32_t>> largest_of(const std::vector<float>& values, Index expert, Index group) const {
     constexpr std::uint32_t kInfinite = 0x7f800000;
-    const auto width = static_cast<std::size_t>(columns());
+    const std::size_t width = columns();
     std::vector<std::uint32_t> out(width);
     for (std::size_t i = 0; i < kMxfp4Group; ++i)
       for (std::size_t o = 0; o < width; ++o)
@@ -177,7 +177,7 @@ class Packer {
       if (out[o] >= kInfinite)
         return corrupt(stored_.catalog().root + ": " + tensor_text(tensor_.name) + ": expert " + with_commas(expert) +
                        " contains infinities or NaNs in rows " + with_commas(group * kMxfp4Group) + " to " +
-                       with_commas((group + 1) * kMxfp4Group - 1) + " of column " + with_commas(static_cast<Index>(o)) +
+                       with_commas((group + 1) * kMxfp4Group - 1) + " of column " + with_commas(o) +
                        " and cannot be quantized");
     return out;
   }

@@ -63,9 +63,8 @@ class Nvfp4 : public PackedMatrix {
     auto at = out.begin();
     for (Index r = 0; r < box.shape[0]; ++r)
       for (Index c = box.begin(1); c < box.end(1); ++c) {
-        const unsigned pair = packed[static_cast<std::size_t>(r * bytes + c / 2 - first)];
-        *at++ = table_[c % 2 == 0 ? pair & 0xfU : pair >> 4U] *
-                scales[static_cast<std::size_t>(r * groups + c / group_ - group)];
+        const unsigned pair = packed[r * bytes + c / 2 - first];
+        *at++ = table_[c % 2 == 0 ? pair & 0xfU : pair >> 4U] * scales[r * groups + c / group_ - group];
       }
     return {};
   }

@@ -48,8 +48,8 @@ class ScaledIntegers : public PackedMatrix {
     const std::vector<int> zeros = TRY(read_zeros(stored, of_scales, rows, scratch));
     for (Index r = 0; r < box.shape[0]; ++r)
       for (Index c = 0; c < box.shape[1]; ++c) {
-        const auto s = static_cast<std::size_t>((is_by_row_ ? r : 0) * columns_ + groups[static_cast<std::size_t>(c)]);
-        const auto i = static_cast<std::size_t>(r * box.shape[1] + c);
+        const std::size_t s = (is_by_row_ ? r : 0) * columns_ + groups[c];
+        const std::size_t i = r * box.shape[1] + c;
         out[i] = static_cast<float>(values[i] - (zeros.empty() ? 0 : zeros[s])) * scales[s];
       }
     return {};
@@ -63,7 +63,7 @@ class ScaledIntegers : public PackedMatrix {
   }
 
   Result<std::vector<int>> read_values(TensorSource& stored, const Box& box, MutableBytes scratch) const {
-    std::vector<int> out(static_cast<std::size_t>(volume(box)));
+    std::vector<int> out(volume(box));
     if (bits_ == 0) {
       const std::vector<std::uint8_t> bytes = TRY(read_bytes(stored, values_, box, scratch));
       std::transform(bytes.begin(), bytes.end(), out.begin(),
@@ -75,7 +75,7 @@ class ScaledIntegers : public PackedMatrix {
         TRY(read_words(stored, values_, {{box.begin(0), first}, {box.shape[0], words}}, scratch));
     for (Index r = 0; r < box.shape[0]; ++r)
       for (Index c = 0; c < box.shape[1]; ++c)
-        out[static_cast<std::size_t>(r * box.shape[1] + c)] =
+        out[r * box.shape[1] + c] =
             static_cast<int>(bit_field(packed.data() + r * words, 1, (box.begin(1) + c) * bits_ - first * 32, bits_)) -
             half();
     return out;
@@ -85,7 +85,7 @@ class ScaledIntegers : public PackedMatrix {
   Result<std::vector<int>> read_zeros(TensorSource& stored, const Box& scales, Index rows, MutableBytes scratch) const {
     std::vector<int> out;
     if (!zeros_) return out;
-    out.resize(static_cast<std::size_t>(rows * columns_));
+    out.resize(rows * columns_);
     if (!are_zeros_packed_) {
       const std::vector<std::uint8_t> bytes = TRY(read_bytes(stored, *zeros_, scales, scratch));
       std::transform(bytes.begin(), bytes.end(), out.begin(),
@@ -97,10 +97,9 @@ class ScaledIntegers : public PackedMatrix {
         TRY(read_words(stored, *zeros_, {{first, 0}, {words, columns_}}, scratch));
     for (Index r = 0; r < rows; ++r)
       for (Index c = 0; c < columns_; ++c)
-        out[static_cast<std::size_t>(r * columns_ + c)] =
-            static_cast<int>(
-                bit_field(packed.data() + c, columns_, (scales.begin(0) + r) * bits_ - first * 32, bits_)) -
-            half();
+        out[r * columns_ + c] = static_cast<int>(bit_field(packed.data() + c, columns_,
+                                                           (scales.begin(0) + r) * bits_ - first * 32, bits_)) -
+                                half();
     return out;
   }
 

@@ -62,8 +62,7 @@ class TransposedMatrix : public PackedMatrix {
     std::vector<float> values(out.size());
     TRY(matrix_->values(stored, {{box.begin(1), box.begin(0)}, {columns, rows}}, values, scratch));
     for (Index r = 0; r < rows; ++r)
-      for (Index c = 0; c < columns; ++c)
-        out[static_cast<std::size_t>(r * columns + c)] = values[static_cast<std::size_t>(c * rows + r)];
+      for (Index c = 0; c < columns; ++c) out[r * columns + c] = values[c * rows + r];
     return {};
   }
 
@@ -108,13 +107,13 @@ Status unpack(const PackedMatrix& matrix, TensorSource& stored, DType as, const 
   if (box.empty()) return {};
   const DType between = matrix.rounded_to();
   const bool is_rounded = between != DType::kFloat32 && between != as;
-  std::vector<float> values(static_cast<std::size_t>(std::min(volume(box), kAtOnce)));
-  std::vector<std::byte> rounded(is_rounded ? values.size() * static_cast<std::size_t>(byte_size(between)) : 0);
+  std::vector<float> values(std::min(volume(box), kAtOnce));
+  std::vector<std::byte> rounded(is_rounded ? values.size() * byte_size(between) : 0);
   auto* const bytes = reinterpret_cast<std::byte*>(values.data());
   std::byte* at = out.data();
   return for_blocks(box, [&](const Box& small) -> Status {
     const Index n = volume(small);
-    TRY(matrix.values(stored, small, std::span(values).first(static_cast<std::size_t>(n)), scratch));
+    TRY(matrix.values(stored, small, std::span(values).first(n), scratch));
     if (is_rounded) {
       convert(DType::kFloat32, between, bytes, rounded.data(), n);
       convert(between, as, rounded.data(), at, n);
@@ -128,14 +127,14 @@ Status unpack(const PackedMatrix& matrix, TensorSource& stored, DType as, const 
 
 Result<std::vector<std::uint32_t>> read_words(TensorSource& stored, std::size_t tensor, const Box& box,
                                               MutableBytes scratch) {
-  std::vector<std::uint32_t> out(static_cast<std::size_t>(volume(box)));
+  std::vector<std::uint32_t> out(volume(box));
   TRY(stored.read(tensor, box, std::as_writable_bytes(std::span(out)), scratch));
   return out;
 }
 
 Result<std::vector<std::uint8_t>> read_bytes(TensorSource& stored, std::size_t tensor, const Box& box,
                                              MutableBytes scratch) {
-  std::vector<std::uint8_t> out(static_cast<std::size_t>(volume(box)));
+  std::vector<std::uint8_t> out(volume(box));
   TRY(stored.read(tensor, box, std::as_writable_bytes(std::span(out)), scratch));
   return out;
 }
@@ -170,9 +169,9 @@ Result<Groups> Groups::make(const PackedInput& in, std::string_view role, Index 
 }
 
 Result<std::vector<Index>> Groups::of(TensorSource& stored, Index begin, Index end, MutableBytes scratch) const {
-  std::vector<Index> out(static_cast<std::size_t>(end - begin));
+  std::vector<Index> out(end - begin);
   if (!index_) {
-    for (Index i = begin; i < end; ++i) out[static_cast<std::size_t>(i - begin)] = i / size_;
+    for (Index i = begin; i < end; ++i) out[i - begin] = i / size_;
     return out;
   }
   const std::vector<std::uint32_t> stored_groups = TRY(read_words(stored, *index_, {{begin}, {end - begin}}, scratch));

@@ -57,7 +57,7 @@ class SmallReader {
                      ": expected a small tensor that describes a packed weight");
     TRY(reader_.locate({tensor}, threads_, spool_));
     FileSource source(reader_.catalog(), reader_.files());
-    std::vector<std::byte> out(static_cast<std::size_t>(t.bytes())), scratch(std::size_t{1} << 16);
+    std::vector<std::byte> out(t.bytes()), scratch(std::size_t{1} << 16);
     TRY(source.read(tensor, whole(t.shape), out, scratch));
     return out;
   }
@@ -254,7 +254,7 @@ Status Unpacking::fill_fragment(TensorSource& packed, const Tensor& tensor, cons
       TRY(unpack(*weight.matrix, packed, weight.dtype, from, {to, static_cast<std::size_t>(rows * run * width)},
                  scratch));
     } else {
-      block.resize(static_cast<std::size_t>(rows * run * width));
+      block.resize(rows * run * width);
       TRY(unpack(*weight.matrix, packed, weight.dtype, from, block, scratch));
       copy_box({rows, run}, width, block.data(), {run, 1}, to, {strides[rank - 2], 1});
     }
@@ -279,7 +279,7 @@ Status Unpacking::fill(TensorSource& packed, TensorSource& stored, const Tensor&
       continue;
     }
     const Index width = byte_size(tensor.dtype);
-    std::vector<std::byte> rows(static_cast<std::size_t>(volume(part) * width));
+    std::vector<std::byte> rows(volume(part) * width);
     TRY(stored.read(number, part, rows, scratch));
     copy_box(part.shape, width, rows.data(), row_major_strides(part.shape),
              out.data() + place_in(box, strides, part.origin) * width, strides);

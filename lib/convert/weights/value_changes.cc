@@ -117,7 +117,7 @@ Status fill(TensorSource& before, const ChangedTensor& changed, const Box& box, 
   for (std::size_t i = 0; i < n; i += kWidened) {
     const std::size_t count = std::min(kWidened, n - i);
     convert(dtype, DType::kFloat32, stored.data() + i * static_cast<std::size_t>(byte_size(dtype)),
-            reinterpret_cast<std::byte*>(block.data()), static_cast<Index>(count));
+            reinterpret_cast<std::byte*>(block.data()), count);
     for (std::size_t k = 0; k < count; ++k) apply(changed.steps, block[k]);
     std::memcpy(out.data() + i * sizeof(float), block.data(), count * sizeof(float));
   }

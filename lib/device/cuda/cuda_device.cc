@@ -34,13 +34,12 @@ class GpuMemory {
     std::size_t free = 0, total = 0;
     bool known = false;
     Status done = context->run("allocating " + human_bytes(bytes) + " of device memory", [&] {
-      const cudaError_t code = cudaMalloc(&p, static_cast<std::size_t>(bytes));
+      const cudaError_t code = cudaMalloc(&p, bytes);
       if (code != cudaSuccess) known = cudaMemGetInfo(&free, &total) == cudaSuccess;
       return code;
     });
     if (!done && known)
-      return io_error(done.error().message() + "; " + human_bytes(static_cast<Index>(free)) + " of " +
-                      human_bytes(static_cast<Index>(total)) + " is free");
+      return io_error(done.error().message() + "; " + human_bytes(free) + " of " + human_bytes(total) + " is free");
     TRY(std::move(done));
     out.context_ = context;
     out.bytes_ = {static_cast<std::byte*>(p), static_cast<std::size_t>(bytes)};
@@ -68,7 +67,7 @@ class CudaMemory : public Device::Memory {
  public:
   CudaMemory(std::shared_ptr<Budget> budget, PinnedPool::Piece host, GpuMemory device)
       : budget_(std::move(budget)), host_(std::move(host)), device_(std::move(device)) {}
-  ~CudaMemory() override { budget_->give(static_cast<Index>(device_.bytes().size())); }
+  ~CudaMemory() override { budget_->give(std::ssize(device_.bytes())); }
   CudaMemory(const CudaMemory&) = delete;
   CudaMemory& operator=(const CudaMemory&) = delete;
 
@@ -149,7 +148,7 @@ class CudaStream : public Stream {
                     Digest* out) override {
     *out = {};
     if (box.empty()) return {};
-    if (static_cast<Index>(pending_.size()) == kSlots) TRY(wait());
+    if (std::ssize(pending_) == kSlots) TRY(wait());
     auto* slot = reinterpret_cast<std::uint32_t*>(results_.bytes().data() + bytes_of(pending_.size()));
     TRY(run("digesting a box", [&] { return launch_digest(place_, tensor_shape, box, element_bytes, data, slot); }));
     pending_.push_back(out);
@@ -186,14 +185,13 @@ class CudaStream : public Stream {
   Status move(void* to, const void* from, Index bytes, cudaMemcpyKind kind, const char* what) {
     if (bytes == 0) return {};
     return run("copying " + human_bytes(bytes) + what,
-               [&] { return cudaMemcpyAsync(to, from, static_cast<std::size_t>(bytes), kind, place_.stream); });
+               [&] { return cudaMemcpyAsync(to, from, bytes, kind, place_.stream); });
   }
 
   // Zeroes the slots that were fetched, because kernels add to them.
   Status clear_results(Index slots) {
-    return run("clearing digests", [&] {
-      return cudaMemsetAsync(results_.bytes().data(), 0, static_cast<std::size_t>(slots * kSlotBytes), place_.stream);
-    });
+    return run("clearing digests",
+               [&] { return cudaMemsetAsync(results_.bytes().data(), 0, slots * kSlotBytes, place_.stream); });
   }
 
   ContextPtr context_;

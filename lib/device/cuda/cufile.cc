@@ -51,10 +51,9 @@ class CuFileReader::Registration {
 Result<bool> CuFileReader::read(const std::shared_ptr<const File>& file, Index offset, MutableBytes to) {
   const auto registration = registrations_.get(file, [&](const File& f) { return registered(f); });
   if (!registration) return false;
-  const auto size = static_cast<Index>(to.size());
+  const auto size = std::ssize(to);
   for (Index done = 0; done < size;) {
-    const ssize_t n =
-        cufile_.read(registration->handle(), to.data(), static_cast<std::size_t>(size - done), offset + done, done);
+    const ssize_t n = cufile_.read(registration->handle(), to.data(), size - done, offset + done, done);
     if (n == -1 && errno == EINTR) continue;
     // The mount, file or memory cannot be read that way; a failing drive gives EIO instead.
     const bool refused = n < -1 || (n == -1 && (errno == EINVAL || errno == EOPNOTSUPP));

@@ -45,7 +45,7 @@ PinnedPool::~PinnedPool() { free_idle(); }
 
 Result<PinnedPool::Piece> PinnedPool::take(Index bytes) {
   if (bytes == 0) return Piece();
-  const auto size = static_cast<std::size_t>(bytes);
+  const std::size_t size = bytes;
   const std::lock_guard lock(mutex_);
   // The smallest block that suffices, unless it is more than twice as large.
   auto best = idle_.end();
@@ -67,7 +67,7 @@ Result<PinnedPool::Piece> PinnedPool::take(Index bytes) {
 
 Result<PinnedPool::Block> PinnedPool::make(std::size_t bytes) {
   Block block{nullptr, (bytes + kPage - 1) / kPage * kPage};
-  TRY(context_->run("allocating " + human_bytes(static_cast<Index>(bytes)) + " of pinned memory",
+  TRY(context_->run("allocating " + human_bytes(bytes) + " of pinned memory",
                     [&] { return cudaHostAlloc(&block.memory, block.bytes + kPage, cudaHostAllocPortable); }));
   return block;
 }
