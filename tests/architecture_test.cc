@@ -318,21 +318,24 @@ std::vector<std::string> literals_of(const std::string& text) { return split_sou
 
 // Returns whether the brace at `at` begins a list of initializers, and not a block or a type's members.
 bool begins_initializers(const std::string& code, std::size_t at) {
-  static const std::regex kBlock(R"((^|[;)}{:]|\]|\b(else|do|try|const|noexcept|override|mutable)|->[\s\w:<>,*&]+|)"
-                                 R"(\b(namespace|struct|class|union|enum)\b[^;{}()=]*)\s*$)");
-  const std::size_t begin = code.find_last_of(";{}", at == 0 ? 0 : at - 1);
-  const std::size_t from = begin == std::string::npos || begin >= at ? 0 : begin;
-  const std::string before = code.substr(from, at - from);
-  return !std::regex_search(before, kBlock);
+  const std::size_t end = code.find_last_not_of(" \n", at == 0 ? 0 : at - 1);
+  if (end == std::string::npos || std::string_view(";)}{:]").find(code[end]) != std::string_view::npos) return false;
+  const std::size_t before = code.find_last_of(";{}", end);
+  const std::string header = code.substr(before == std::string::npos ? 0 : before + 1, end - before);
+  for (const std::string word : {"else", "do", "try", "const", "noexcept", "override", "mutable"})
+    if (header.ends_with(word)) return false;
+  if (header.rfind("->") != std::string::npos && header.rfind("->") > header.rfind(')')) return false;
+  if (header.find_first_of("()=") != std::string::npos) return true;
+  for (const std::string word : {"namespace ", "struct ", "class ", "union ", "enum "})
+    if (header.find(word) != std::string::npos) return false;
+  return !header.ends_with("namespace");
 }
 
 // Returns the lines on which a TRY follows another initializer in the same list of braces, or in a lambda's captures.
 // If it returns early, neither gcc nor clang destroys what was initialized before it.
 std::vector<std::size_t> late_tries(const std::string& code) {
   std::vector<std::size_t> out;
-  static const std::regex kTry(R"(\bTRY\()");
-  for (std::sregex_iterator found(code.begin(), code.end(), kTry); found != std::sregex_iterator(); ++found) {
-    const auto at = static_cast<std::size_t>(found->position());
+  for (std::size_t at = 0; (at = code.find("TRY(", at)) != std::string::npos; ++at) {
     int depth = 0;
     bool is_late = false, has_comma = false;
     for (std::size_t i = at; i-- > 0 && !is_late;) {
