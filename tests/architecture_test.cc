@@ -16,7 +16,7 @@
 
 #include "formats/registry.h"
 
-namespace reshard {
+namespace reshard::architecture_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -621,4 +621,4 @@ TEST(Architecture, CountsAgreeWithTheirNouns) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::architecture_test

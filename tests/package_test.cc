@@ -10,7 +10,7 @@
 #include "tests/support/run_command.h"
 #include "tests/support/temp_dir.h"
 
-namespace reshard {
+namespace reshard::package_test {
 namespace {
 
 // Returns the dynamic section of a program: "(NEEDED)  Shared library: [libz.so.1]", "(RUNPATH)  Library runpath:
@@ -136,4 +136,4 @@ TEST(PackageTest, AnEngineBuildsAndRunsWithWhatWasInstalled) {
 #endif
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::package_test

@@ -13,7 +13,7 @@
 #include "tests/support/run_command.h"
 #include "tests/support/temp_dir.h"
 
-namespace reshard {
+namespace reshard::adapter_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -282,4 +282,4 @@ TEST_F(AdapterTest, ItsConfigIsFoundWhereTrainersPutIt) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::adapter_test

@@ -15,7 +15,7 @@
 #include "tests/support/soak.h"
 #include "tests/support/temp_dir.h"
 
-namespace reshard {
+namespace reshard::against_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -137,4 +137,4 @@ TEST(Against, ACastBetweenTypesOfOneWidthNeedsTheManifest) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::against_test

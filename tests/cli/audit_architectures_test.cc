@@ -21,7 +21,7 @@
 #include "tests/support/soak.h"
 #include "tests/support/temp_dir.h"
 
-namespace reshard {
+namespace reshard::audit_architectures_test {
 namespace {
 
 using testing::Contains;
@@ -258,4 +258,4 @@ TEST(ClassFamily, ModelsOfATableAreConverted) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::audit_architectures_test

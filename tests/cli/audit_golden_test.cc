@@ -21,7 +21,7 @@
 #include "tests/support/golden.h"
 #include "tests/support/soak.h"
 
-namespace reshard {
+namespace reshard::audit_golden_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -726,4 +726,4 @@ INSTANTIATE_TEST_SUITE_P(
     title);
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::audit_golden_test

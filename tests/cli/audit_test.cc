@@ -20,7 +20,7 @@
 #include "tests/support/dcp_metadata.h"
 #include "tests/support/golden.h"
 
-namespace reshard {
+namespace reshard::audit_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -307,4 +307,4 @@ TEST(Audit, AFileWithoutTensorsHasNoBytesThatBelongToNone) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::audit_test

@@ -14,7 +14,7 @@
 #include "tests/support/run_command.h"
 #include "tests/support/temp_dir.h"
 
-namespace reshard {
+namespace reshard::block_scales_test {
 namespace {
 
 using testing::HasSubstr;
@@ -349,4 +349,4 @@ TEST(Scales, OfWholeMatricesStayWithThem) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::block_scales_test

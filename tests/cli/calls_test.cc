@@ -8,7 +8,7 @@
 #include "tests/support/run_command.h"
 #include "tests/support/temp_dir.h"
 
-namespace reshard {
+namespace reshard::calls_test {
 namespace {
 
 // Once, a later call knew the family that an earlier call was given, and threads with families of their own crashed.
@@ -27,4 +27,4 @@ TEST(Calls, OfThreadsSeeNothingOfEachOther) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::calls_test

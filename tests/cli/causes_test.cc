@@ -13,7 +13,7 @@
 #include "tests/support/run_command.h"
 #include "tests/support/temp_dir.h"
 
-namespace reshard {
+namespace reshard::causes_test {
 namespace {
 
 using testing::ElementsAre;
@@ -109,4 +109,4 @@ TEST(Causes, WhatTheConfigDoesNotExplainIsReported) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::causes_test

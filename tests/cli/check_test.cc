@@ -8,7 +8,7 @@
 #include "tests/support/run_command.h"
 #include "tests/support/temp_dir.h"
 
-namespace reshard {
+namespace reshard::check_test {
 namespace {
 
 using testing::HasSubstr;
@@ -182,4 +182,4 @@ TEST(Check, SkippedChecksLookAtNothingAndTitlesHold) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::check_test

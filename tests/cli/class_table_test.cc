@@ -12,7 +12,7 @@
 #include "tests/support/run_command.h"
 #include "tests/support/temp_dir.h"
 
-namespace reshard {
+namespace reshard::class_table_test {
 namespace {
 
 using testing::HasSubstr;
@@ -193,4 +193,4 @@ TEST_F(FamilyCommand, OnlyItExecutesCode) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::class_table_test

@@ -17,7 +17,7 @@
 #include "tests/support/soak.h"
 #include "tests/support/temp_dir.h"
 
-namespace reshard {
+namespace reshard::cli_test {
 namespace {
 
 using namespace conversions;
@@ -501,4 +501,4 @@ TEST(Cli, GlobsMatchAsInAShell) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::cli_test

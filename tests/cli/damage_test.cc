@@ -18,7 +18,7 @@
 #include "tests/support/soak.h"
 #include "tests/support/temp_dir.h"
 
-namespace reshard {
+namespace reshard::damage_test {
 namespace {
 
 using namespace conversions;
@@ -357,4 +357,4 @@ TEST(Cli, DamagedHuggingFaceModelsAreRefused) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::damage_test

@@ -13,7 +13,7 @@
 #include "tests/support/run_command.h"
 #include "tests/support/temp_dir.h"
 
-namespace reshard {
+namespace reshard::delta_test {
 namespace {
 
 using testing::HasSubstr;
@@ -147,4 +147,4 @@ TEST_F(Delta, TakesTensorsOfAllDtypes) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::delta_test

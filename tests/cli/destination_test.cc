@@ -13,7 +13,7 @@
 #include "tests/support/soak.h"
 #include "tests/support/temp_dir.h"
 
-namespace reshard {
+namespace reshard::destination_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -406,4 +406,4 @@ TEST(StandardOutput, ThatNobodyReadsIsNone) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::destination_test

@@ -16,7 +16,7 @@
 #include "tests/support/soak.h"
 #include "tests/support/temp_dir.h"
 
-namespace reshard {
+namespace reshard::documents_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -320,4 +320,4 @@ TEST_F(DocumentedCommands, PrintWhatIsShown) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::documents_test

@@ -11,7 +11,7 @@
 #include "tests/support/run_command.h"
 #include "tests/support/temp_dir.h"
 
-namespace reshard {
+namespace reshard::families_test {
 namespace {
 
 using testing::AllOf;
@@ -312,4 +312,4 @@ TEST(TiedHeads, AreNotNamedWhereTheyAreNotStored) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::families_test

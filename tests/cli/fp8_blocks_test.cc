@@ -14,7 +14,7 @@
 #include "tests/support/run_command.h"
 #include "tests/support/temp_dir.h"
 
-namespace reshard {
+namespace reshard::fp8_blocks_test {
 namespace {
 
 using testing::HasSubstr;
@@ -186,4 +186,4 @@ TEST_F(Fp8BlocksTest, AreRefusedWhereScalesHaveNoPlace) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::fp8_blocks_test

@@ -10,7 +10,7 @@
 #include "tests/support/soak.h"
 #include "tests/support/temp_dir.h"
 
-namespace reshard {
+namespace reshard::hdf5_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -100,4 +100,4 @@ TEST(Hdf5Cli, OtherFilesAreNotTakenForOne) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::hdf5_test

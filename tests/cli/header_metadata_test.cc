@@ -16,7 +16,7 @@
 #include "tests/support/run_command.h"
 #include "tests/support/temp_dir.h"
 
-namespace reshard {
+namespace reshard::header_metadata_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -172,4 +172,4 @@ TEST(HeaderNotes, NamesOfOneTensorAreNone) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::header_metadata_test

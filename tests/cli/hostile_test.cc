@@ -20,7 +20,7 @@
 #include "tests/support/soak.h"
 #include "tests/support/temp_dir.h"
 
-namespace reshard {
+namespace reshard::hostile_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -338,4 +338,4 @@ TEST(Hostile, FewerThreadsThanAskedForDoTheSame) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::hostile_test

@@ -14,7 +14,7 @@
 #include "tests/support/sha256.h"
 #include "tests/support/temp_dir.h"
 
-namespace reshard {
+namespace reshard::html_test {
 namespace {
 
 using testing::HasSubstr;
@@ -351,4 +351,4 @@ TEST(Html, SaysWhereItCannotBeWritten) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::html_test

@@ -11,7 +11,7 @@
 #include "tests/support/soak.h"
 #include "tests/support/temp_dir.h"
 
-namespace reshard {
+namespace reshard::identity_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -472,4 +472,4 @@ TEST(Identity, AConfigOfNoSenseIsAFindingAndInNobodysWayWithoutFamily) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::identity_test

@@ -12,7 +12,7 @@
 #include "tests/support/soak.h"
 #include "tests/support/temp_dir.h"
 
-namespace reshard {
+namespace reshard::kept_float32_test {
 namespace {
 
 using testing::HasSubstr;
@@ -136,4 +136,4 @@ TEST(KeptFloat32, IsKnownOfModelsOfNoFamily) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::kept_float32_test

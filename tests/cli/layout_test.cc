@@ -16,7 +16,7 @@
 #include "tests/support/soak.h"
 #include "tests/support/temp_dir.h"
 
-namespace reshard {
+namespace reshard::layout_test {
 namespace {
 
 using testing::HasSubstr;
@@ -228,4 +228,4 @@ TEST(Layout, ATensorWithoutANameIsWhatNoOtherRuleMatches) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::layout_test

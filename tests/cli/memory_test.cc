@@ -16,7 +16,7 @@
 #include "tests/support/soak.h"
 #include "tests/support/temp_dir.h"
 
-namespace reshard {
+namespace reshard::memory_test {
 namespace {
 
 using testing::AllOf;
@@ -144,4 +144,4 @@ TEST(Memory, ALargeObjectIsRefusedBeforeItIsRead) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::memory_test

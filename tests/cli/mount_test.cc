@@ -22,7 +22,7 @@
 #include "tests/support/stand_in_server.h"
 #include "tests/support/temp_dir.h"
 
-namespace reshard {
+namespace reshard::mount_test {
 namespace {
 
 using testing::HasSubstr;
@@ -386,4 +386,4 @@ TEST(MountRefuses, PlacesThatWouldHideSomething) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::mount_test

@@ -15,7 +15,7 @@
 #include "tests/support/run_command.h"
 #include "tests/support/temp_dir.h"
 
-namespace reshard {
+namespace reshard::mxfp4_test {
 namespace {
 
 using testing::HasSubstr;
@@ -278,4 +278,4 @@ TEST_F(Mxfp4PackingTest, RefusesWhatCannotBePacked) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::mxfp4_test

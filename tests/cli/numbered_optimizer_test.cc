@@ -11,7 +11,7 @@
 #include "tests/support/run_command.h"
 #include "tests/support/temp_dir.h"
 
-namespace reshard {
+namespace reshard::numbered_optimizer_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -137,4 +137,4 @@ TEST(NumberedOptimizer, OfTwoNoneIsTaken) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::numbered_optimizer_test

@@ -12,7 +12,7 @@
 #include "tests/support/soak.h"
 #include "tests/support/temp_dir.h"
 
-namespace reshard {
+namespace reshard::optimizer_pairs_test {
 namespace {
 
 using testing::HasSubstr;
@@ -108,4 +108,4 @@ INSTANTIATE_TEST_SUITE_P(Real, OptimizerPairs, testing::ValuesIn(sampled(kSource
 });
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::optimizer_pairs_test

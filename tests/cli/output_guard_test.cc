@@ -14,7 +14,7 @@
 #include "tests/support/soak.h"
 #include "tests/support/temp_dir.h"
 
-namespace reshard {
+namespace reshard::output_guard_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -296,4 +296,4 @@ TEST_F(OutputGuard, LetsEverythingElseBeWritten) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::output_guard_test

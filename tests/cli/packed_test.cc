@@ -17,7 +17,7 @@
 #include "tests/support/soak.h"
 #include "tests/support/temp_dir.h"
 
-namespace reshard {
+namespace reshard::packed_test {
 namespace {
 
 using testing::AllOf;
@@ -195,4 +195,4 @@ TEST_F(PackedTest, InspectCountsThem) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::packed_test

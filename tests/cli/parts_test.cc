@@ -10,7 +10,7 @@
 #include "tests/support/run_command.h"
 #include "tests/support/temp_dir.h"
 
-namespace reshard {
+namespace reshard::parts_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -488,4 +488,4 @@ TEST(Parts, WeightsBesideTheModelAreNotLeftOutWithoutAWord) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::parts_test

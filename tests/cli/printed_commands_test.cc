@@ -10,7 +10,7 @@
 #include "tests/support/soak.h"
 #include "tests/support/temp_dir.h"
 
-namespace reshard {
+namespace reshard::printed_commands_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -192,4 +192,4 @@ TEST_F(PrintedCommands, AWrongConfigIsLetThroughAsItSays) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::printed_commands_test

@@ -13,7 +13,7 @@
 #include "tests/support/soak.h"
 #include "tests/support/temp_dir.h"
 
-namespace reshard {
+namespace reshard::second_hop_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -207,4 +207,4 @@ TEST_F(SecondHop, TheManifestSaysWhatIsKnown) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::second_hop_test

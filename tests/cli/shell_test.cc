@@ -15,7 +15,7 @@
 #include "tests/support/soak.h"
 #include "tests/support/temp_dir.h"
 
-namespace reshard {
+namespace reshard::shell_test {
 namespace {
 
 using testing::HasSubstr;
@@ -241,4 +241,4 @@ TEST(Version, SaysWhatIsBuiltInAndFound) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::shell_test

@@ -14,7 +14,7 @@
 #include "tests/support/run_command.h"
 #include "tests/support/temp_dir.h"
 
-namespace reshard {
+namespace reshard::side_files_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -161,4 +161,4 @@ TEST_F(FilesBesideAModel, AConfigThatNamesNoTypeIsCopied) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::side_files_test

@@ -7,7 +7,7 @@
 #include "tests/support/expect_run.h"
 #include "tests/support/temp_dir.h"
 
-namespace reshard {
+namespace reshard::synth_test {
 namespace {
 
 TEST(Synth, AnOptimizerHasMadeOneNumberOfSteps) {
@@ -27,4 +27,4 @@ TEST(Synth, AnOptimizerHasMadeOneNumberOfSteps) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::synth_test

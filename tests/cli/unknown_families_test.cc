@@ -12,7 +12,7 @@
 #include "tests/support/soak.h"
 #include "tests/support/temp_dir.h"
 
-namespace reshard {
+namespace reshard::unknown_families_test {
 namespace {
 
 using testing::AllOf;
@@ -221,4 +221,4 @@ TEST(UnknownFamilies, TheRowOfTheConfigIsAlwaysThere) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::unknown_families_test

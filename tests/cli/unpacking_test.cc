@@ -17,7 +17,7 @@
 #include "tests/support/soak.h"
 #include "tests/support/temp_dir.h"
 
-namespace reshard {
+namespace reshard::unpacking_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -384,4 +384,4 @@ TEST_F(PackedLlamaTest, RefusesAQuantStateThatIsWrong) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::unpacking_test

@@ -14,7 +14,7 @@
 #include "tests/support/soak.h"
 #include "tests/support/temp_dir.h"
 
-namespace reshard {
+namespace reshard::usage_test {
 namespace {
 
 using testing::HasSubstr;
@@ -408,4 +408,4 @@ TEST_F(UsageTest, AMadeConfigListsItsArchitectures) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::usage_test

@@ -22,7 +22,7 @@
 #include "tests/support/run_command.h"
 #include "tests/support/temp_dir.h"
 
-namespace reshard {
+namespace reshard::watch_test {
 namespace {
 
 using testing::ElementsAre;
@@ -226,8 +226,9 @@ TEST_F(Watch, WritesAPageOfAllStepsAndOfWhatMovedBetweenThem) {
     const std::string layer(*layers[static_cast<std::size_t>(*cell.as_array()->front().as_index())].as_string());
     EXPECT_EQ(*(*cell.as_array())[1].as_index(), 1) << layer;
     seen.insert(layer);
-    if (const auto alone = expected.find(layer + ".weight"); alone != expected.end())
+    if (const auto alone = expected.find(layer + ".weight"); alone != expected.end()) {
       EXPECT_DOUBLE_EQ(*cell.as_array()->back().as_double(), alone->second) << layer;
+    }
   }
   EXPECT_THAT(seen, testing::IsSupersetOf({"model.embed_tokens", "model.layers.0", "model.layers.1", "lm_head"}));
 }
@@ -287,4 +288,4 @@ TEST_F(Watch, ResumesAfterItIsKilledAtAnyTime) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::watch_test

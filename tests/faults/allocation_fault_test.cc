@@ -24,7 +24,7 @@
 #include "tests/support/soak.h"
 #include "tests/support/temp_dir.h"
 
-namespace reshard {
+namespace reshard::allocation_fault_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -314,4 +314,4 @@ TEST_F(AllocationTest, AMountThatGetsNoneAnswersAllTheSame) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::allocation_fault_test

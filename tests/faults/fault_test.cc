@@ -28,7 +28,7 @@
 #include "tests/support/soak.h"
 #include "tests/support/temp_dir.h"
 
-namespace reshard {
+namespace reshard::fault_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -753,4 +753,4 @@ TEST(Metadata, EveryChangedByteIsAnErrorOrHarmlessOrAName) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::fault_test

@@ -20,7 +20,7 @@
 #include "tests/support/soak.h"
 #include "tests/support/temp_dir.h"
 
-namespace reshard {
+namespace reshard::power_loss_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -240,4 +240,4 @@ TEST_F(PowerLossTest, ADiskThatLiesIsNoticed) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::power_loss_test

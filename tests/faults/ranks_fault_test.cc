@@ -14,7 +14,7 @@
 #include "tests/support/soak.h"
 #include "tests/support/temp_dir.h"
 
-namespace reshard {
+namespace reshard::ranks_fault_test {
 namespace {
 
 using testing::HasSubstr;
@@ -281,4 +281,4 @@ TEST(MpiRanks, AMissingSourceIsSaidOnceInEachLog) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::ranks_fault_test

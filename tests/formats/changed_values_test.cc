@@ -16,7 +16,7 @@
 #include "tests/support/soak.h"
 #include "tests/support/temp_dir.h"
 
-namespace reshard {
+namespace reshard::changed_values_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -88,4 +88,4 @@ INSTANTIATE_TEST_SUITE_P(Formats, ChangedValue, testing::ValuesIn(kCases),
                          [](const auto& p) { return std::string(p.param.name); });
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::changed_values_test

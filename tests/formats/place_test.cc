@@ -13,7 +13,7 @@
 #include "tests/support/checkpoints.h"
 #include "tests/support/temp_dir.h"
 
-namespace reshard {
+namespace reshard::place_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -70,4 +70,4 @@ TEST(PlaceTest, KeepsWhatItSaw) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::place_test

@@ -22,7 +22,7 @@
 #include "tests/support/soak.h"
 #include "tests/support/temp_dir.h"
 
-namespace reshard {
+namespace reshard::targets_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -539,4 +539,4 @@ INSTANTIATE_TEST_SUITE_P(Targets, BareTensors, testing::ValuesIn(ways_if([](cons
                          title);
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::targets_test

@@ -13,7 +13,7 @@
 
 #ifdef RESHARD_SAMPLE_PROGRAMS
 
-namespace reshard {
+namespace reshard::programs_test {
 namespace {
 
 using testing::HasSubstr;
@@ -101,6 +101,6 @@ TEST(LoadCuda, EndsWithAReasonWhereThereIsNoGpu) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::programs_test
 
 #endif

@@ -16,7 +16,7 @@
 #include "tests/support/stand_in_server.h"
 #include "tests/support/temp_dir.h"
 
-namespace reshard {
+namespace reshard::storage_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -537,4 +537,4 @@ TEST(Profiles, AreThoseOfTheAwsTools) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::storage_test

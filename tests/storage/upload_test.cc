@@ -21,7 +21,7 @@
 #include "tests/support/stand_in_server.h"
 #include "tests/support/temp_dir.h"
 
-namespace reshard {
+namespace reshard::upload_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -571,4 +571,4 @@ TEST(Md5, IsThatOfTheRfc) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::upload_test

@@ -6,7 +6,7 @@
 #include <random>
 #include <vector>
 
-namespace reshard {
+namespace reshard::matching_test {
 namespace {
 
 using Buffer = std::vector<std::byte>;
@@ -83,4 +83,4 @@ TEST(Matching, MovesWhatRanksExchangeInAnyOrderOfRanks) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::matching_test

@@ -10,7 +10,7 @@
 #include "tests/support/checkpoints.h"
 #include "tests/support/temp_dir.h"
 
-namespace reshard {
+namespace reshard::reader_test {
 namespace {
 
 using testing::Contains;
@@ -128,4 +128,4 @@ TEST_F(TorchFormat, IsRecognisedByItsBytes) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::reader_test

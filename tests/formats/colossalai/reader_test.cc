@@ -14,7 +14,7 @@
 #include "tests/support/checkpoints.h"
 #include "tests/support/temp_dir.h"
 
-namespace reshard {
+namespace reshard::reader_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -259,4 +259,4 @@ TEST_F(ColossalaiReader, ReadsTheAsynchronousDialect) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::reader_test

@@ -19,7 +19,7 @@
 #include "tests/support/sha256.h"
 #include "tests/support/temp_dir.h"
 
-namespace reshard {
+namespace reshard::real_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -305,4 +305,4 @@ TEST_F(RealColossalai, GroupsThatShareTheirIdsAreRefused) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::real_test

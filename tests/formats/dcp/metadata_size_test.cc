@@ -10,7 +10,7 @@
 #include "tests/support/soak.h"
 #include "tests/support/temp_dir.h"
 
-namespace reshard {
+namespace reshard::metadata_size_test {
 namespace {
 
 using testing::HasSubstr;
@@ -113,4 +113,4 @@ TEST(DcpMetadataSize, PlacesManyChunksOfOneOrigin) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::metadata_size_test

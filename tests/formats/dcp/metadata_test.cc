@@ -8,7 +8,7 @@
 
 #include "tests/formats/dcp/metadata_cases.h"
 
-namespace reshard {
+namespace reshard::metadata_test {
 namespace {
 
 using namespace metadata_cases;
@@ -563,4 +563,4 @@ TEST_F(DcpMetadataTest, JoinsTheMetadataOfRanks) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::metadata_test

@@ -5,7 +5,7 @@
 #include "lib/base/json.h"
 #include "tests/formats/dcp/metadata_cases.h"
 
-namespace reshard {
+namespace reshard::real_metadata_test {
 namespace {
 
 using namespace metadata_cases;
@@ -133,4 +133,4 @@ TEST(DcpMetadata, ReadsPipelineStagesOfARealCheckpoint) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::real_metadata_test

@@ -13,7 +13,7 @@
 #include "tests/support/must.h"
 #include "tests/support/soak.h"
 
-namespace reshard {
+namespace reshard::stored_rows_test {
 namespace {
 
 std::optional<Catalog> read_by_rows(const std::string& bytes) {
@@ -147,4 +147,4 @@ TEST(DcpStoredRows, DamagedMetadataAreNotReadOtherwise) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::stored_rows_test

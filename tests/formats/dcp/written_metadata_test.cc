@@ -9,7 +9,7 @@
 #include "tests/formats/dcp/metadata_cases.h"
 #include "tests/support/dcp_metadata.h"
 
-namespace reshard {
+namespace reshard::written_metadata_test {
 namespace {
 
 using namespace metadata_cases;
@@ -147,4 +147,4 @@ TEST_F(DcpMetadataTest, ReadsBackWhatIsWritten) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::written_metadata_test

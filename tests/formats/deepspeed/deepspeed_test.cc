@@ -18,7 +18,7 @@
 #include "tests/support/run_command.h"
 #include "tests/support/temp_dir.h"
 
-namespace reshard {
+namespace reshard::deepspeed_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -459,4 +459,4 @@ TEST_F(Deepspeed, PlaceholdersAreNoModel) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::deepspeed_test

@@ -13,7 +13,7 @@
 #include "formats/encoding/zip.h"
 #include "tests/support/temp_dir.h"
 
-namespace reshard {
+namespace reshard::distributed_tensor_test {
 namespace {
 
 using pickle::PickleWriter;
@@ -329,4 +329,4 @@ TEST_F(DistributedTensorTest, ShardsLieInsideTheWhole) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::distributed_tensor_test

@@ -8,7 +8,7 @@
 #include "formats/encoding/pickle_writer.h"
 #include "lib/base/file.h"
 
-namespace reshard {
+namespace reshard::pickle_test {
 namespace {
 
 using pickle::Document;
@@ -399,4 +399,4 @@ TEST(Pickle, FindsWhereAPickleEnds) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::pickle_test

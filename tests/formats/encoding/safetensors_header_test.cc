@@ -4,7 +4,7 @@
 
 #include "tests/support/temp_dir.h"
 
-namespace reshard {
+namespace reshard::safetensors_header_test {
 namespace {
 
 std::string u64(std::uint64_t v) { return {reinterpret_cast<const char*>(&v), sizeof v}; }
@@ -313,4 +313,4 @@ TEST_F(SafetensorsHeaderTest, RefusesToWriteWhatTheFormatCannotSay) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::safetensors_header_test

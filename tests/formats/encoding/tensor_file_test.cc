@@ -11,7 +11,7 @@
 #include "tests/support/soak.h"
 #include "tests/support/temp_dir.h"
 
-namespace reshard {
+namespace reshard::tensor_file_test {
 namespace {
 
 using testing::ElementsAre;
@@ -211,4 +211,4 @@ TEST_F(TensorFileTest, EveryFlippedByteIsReadOrRefused) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::tensor_file_test

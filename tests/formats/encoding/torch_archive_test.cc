@@ -10,7 +10,7 @@
 #include "lib/device/crc32.h"
 #include "tests/support/temp_dir.h"
 
-namespace reshard {
+namespace reshard::torch_archive_test {
 namespace {
 
 File data(const std::string& name) { return *File::open(std::string(RESHARD_TEST_DATA "/dcp_small/") + name); }
@@ -244,4 +244,4 @@ TEST_F(TorchArchive, EveryTruncationIsAnErrorAndEveryFlipIsReadOrRefused) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::torch_archive_test

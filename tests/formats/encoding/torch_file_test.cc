@@ -10,7 +10,7 @@
 #include "lib/device/crc32.h"
 #include "tests/support/temp_dir.h"
 
-namespace reshard {
+namespace reshard::torch_file_test {
 namespace {
 
 const std::string kData = RESHARD_TEST_DATA "/torch_save/";
@@ -243,4 +243,4 @@ TEST_F(TorchFileTest, ADTensorIsOneRanksPartAndRefused) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::torch_file_test

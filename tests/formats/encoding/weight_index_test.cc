@@ -7,7 +7,7 @@
 
 #include "tests/support/temp_dir.h"
 
-namespace reshard {
+namespace reshard::weight_index_test {
 namespace {
 
 using testing::ElementsAre;
@@ -53,4 +53,4 @@ TEST(WeightIndex, RefusesOnesThatNoModelHas) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::weight_index_test

@@ -9,7 +9,7 @@
 #include "lib/device/crc32.h"
 #include "tests/support/temp_dir.h"
 
-namespace reshard {
+namespace reshard::zip_test {
 namespace {
 
 class Zip : public testing::Test {
@@ -232,4 +232,4 @@ TEST_F(Zip, EveryTruncationIsAnError) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::zip_test

@@ -6,7 +6,7 @@
 
 #include <random>
 
-namespace reshard {
+namespace reshard::zstd_frame_test {
 namespace {
 
 using testing::HasSubstr;
@@ -72,4 +72,4 @@ TEST(ZstdFrame, WhatIsNotOneWholeFrameIsRefused) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::zstd_frame_test

@@ -13,7 +13,7 @@
 #include "tests/support/sha256.h"
 #include "tests/support/temp_dir.h"
 
-namespace reshard {
+namespace reshard::fsdp_test {
 namespace {
 
 using testing::AllOf;
@@ -257,4 +257,4 @@ TEST(Fsdp, ALoneFileSaysWhatIsMissing) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::fsdp_test

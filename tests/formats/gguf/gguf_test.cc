@@ -13,7 +13,7 @@
 #include "tests/support/run_command.h"
 #include "tests/support/temp_dir.h"
 
-namespace reshard {
+namespace reshard::gguf_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -151,4 +151,4 @@ TEST(Gguf, DamageOfTheHeaderIsAnError) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::gguf_test

@@ -24,7 +24,7 @@
 #include "tests/support/soak.h"
 #include "tests/support/temp_dir.h"
 
-namespace reshard {
+namespace reshard::hdf5_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -367,4 +367,4 @@ TEST(MemoryImage, IsAsAFileWouldBe) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::hdf5_test

@@ -8,7 +8,7 @@
 #include "tests/support/checkpoints.h"
 #include "tests/support/temp_dir.h"
 
-namespace reshard {
+namespace reshard::reader_test {
 namespace {
 
 using testing::ElementsAre;
@@ -355,4 +355,4 @@ TEST_F(SafetensorsReadTest, ShardsThatDoNotFitTogetherAreRefused) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::reader_test

@@ -13,7 +13,7 @@
 #include "tests/support/pickle_values.h"
 #include "tests/support/run_command.h"
 
-namespace reshard {
+namespace reshard::constructed_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -340,4 +340,4 @@ TEST_F(MegatronConstructed, StacksAreAsLargeAsTheirPieces) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::constructed_test

@@ -17,7 +17,7 @@
 #include "tests/support/digests.h"
 #include "tests/support/run_command.h"
 
-namespace reshard {
+namespace reshard::megatron_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -394,4 +394,4 @@ TEST_F(Megatron, NamesAreTakenApart) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::megatron_test

@@ -13,7 +13,7 @@
 #include "tests/support/run_command.h"
 #include "tests/support/temp_dir.h"
 
-namespace reshard {
+namespace reshard::meta_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -259,4 +259,4 @@ TEST_F(Mistral, ModelsThatAreThereTwiceAreOneFindingThatNamesTheFiles) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::meta_test

@@ -12,7 +12,7 @@
 #include "tests/support/run_command.h"
 #include "tests/support/temp_dir.h"
 
-namespace reshard {
+namespace reshard::nanotron_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -127,4 +127,4 @@ TEST_F(Nanotron, FilesAreKnownByTheirNames) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::nanotron_test

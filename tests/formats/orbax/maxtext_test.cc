@@ -12,7 +12,7 @@
 #include "tests/support/soak.h"
 #include "tests/support/temp_dir.h"
 
-namespace reshard {
+namespace reshard::maxtext_test {
 namespace {
 
 using testing::AllOf;
@@ -212,4 +212,4 @@ TEST_F(MaxText, TheManifestSaysWhatWasComputed) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::maxtext_test

@@ -14,7 +14,7 @@
 #include "tests/support/run_command.h"
 #include "tests/support/temp_dir.h"
 
-namespace reshard {
+namespace reshard::orbax_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -333,4 +333,4 @@ TEST_F(OcdbtTree, OfABombEndsInAnErrorWithinTheMemoryGranted) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::orbax_test

@@ -13,7 +13,7 @@
 #include "tests/support/soak.h"
 #include "tests/support/temp_dir.h"
 
-namespace reshard {
+namespace reshard::target_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -260,4 +260,4 @@ TEST_F(OrbaxTarget, DamagedObjectsAreNamed) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::target_test

@@ -11,7 +11,7 @@
 #include "tests/support/expect_run.h"
 #include "tests/support/temp_dir.h"
 
-namespace reshard {
+namespace reshard::program_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -109,4 +109,4 @@ TEST(RankFilesByProgram, DamagedRankFilesAreErrors) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::program_test

@@ -12,7 +12,7 @@
 #include "tests/support/layouts.h"
 #include "tests/support/temp_dir.h"
 
-namespace reshard {
+namespace reshard::ranks_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -297,4 +297,4 @@ TEST(Ranks, NamesOfRankFilesAreRecognised) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::ranks_test

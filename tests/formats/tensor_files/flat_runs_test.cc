@@ -4,7 +4,7 @@
 
 #include <random>
 
-namespace reshard {
+namespace reshard::flat_runs_test {
 namespace {
 
 TEST(BoxesOfRun, CoverExactlyTheElementsOfTheRunInOrder) {
@@ -32,4 +32,4 @@ TEST(BoxesOfRun, CoverExactlyTheElementsOfTheRunInOrder) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::flat_runs_test

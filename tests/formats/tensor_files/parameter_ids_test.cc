@@ -3,7 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-namespace reshard {
+namespace reshard::parameter_ids_test {
 namespace {
 
 using testing::ElementsAre;
@@ -63,4 +63,4 @@ TEST(ParameterIds, AreNotGuessed) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::parameter_ids_test

@@ -5,7 +5,7 @@
 
 #include "formats/tensor_files/joined_tensor.h"
 
-namespace reshard {
+namespace reshard::rank_parts_test {
 namespace {
 
 Fragment stored(const Dims& shape, std::uint32_t file) {
@@ -67,4 +67,4 @@ TEST(JoinedTensor, EmptyPartsCountOnlyIfTheWholeIsEmpty) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::rank_parts_test

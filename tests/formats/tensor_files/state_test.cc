@@ -12,7 +12,7 @@
 #include "tests/support/pickle_values.h"
 #include "tests/support/temp_dir.h"
 
-namespace reshard {
+namespace reshard::state_test {
 namespace {
 
 using pickled::number;
@@ -171,4 +171,4 @@ TEST(ParameterLists, FollowTheNamesOfTheOutputOnce) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::state_test

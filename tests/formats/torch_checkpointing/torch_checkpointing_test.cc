@@ -13,7 +13,7 @@
 #include "tests/support/run_command.h"
 #include "tests/support/temp_dir.h"
 
-namespace reshard {
+namespace reshard::torch_checkpointing_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -285,4 +285,4 @@ TEST_F(TorchCheckpointing, RowsThatItsLoaderWouldPlaceElsewhereAreRefused) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::torch_checkpointing_test

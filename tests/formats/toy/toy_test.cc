@@ -6,7 +6,7 @@
 #include "tests/support/run_command.h"
 #include "tests/support/temp_dir.h"
 
-namespace reshard {
+namespace reshard::toy_test {
 namespace {
 
 using testing::HasSubstr;
@@ -61,4 +61,4 @@ TEST_F(Toy, IsInTheTablesText) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::toy_test

@@ -10,7 +10,7 @@
 #include "tests/support/checkpoints.h"
 #include "tests/support/temp_dir.h"
 
-namespace reshard {
+namespace reshard::vllm_test {
 namespace {
 
 using testing::ElementsAre;
@@ -241,4 +241,4 @@ TEST(Vllm, RefusesWhatItDoesNotKnow) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::vllm_test

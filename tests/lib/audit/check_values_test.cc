@@ -11,7 +11,7 @@
 #include "tests/support/checkpoints.h"
 #include "tests/support/temp_dir.h"
 
-namespace reshard {
+namespace reshard::check_values_test {
 namespace {
 
 using testing::ElementsAre;
@@ -140,4 +140,4 @@ TEST(CheckValues, TooLittleMemoryIsSaidBeforeAnythingIsRead) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::check_values_test

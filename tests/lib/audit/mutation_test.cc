@@ -18,7 +18,7 @@
 #include "tests/support/soak.h"
 #include "tests/support/temp_dir.h"
 
-namespace reshard {
+namespace reshard::mutation_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -301,4 +301,4 @@ INSTANTIATE_TEST_SUITE_P(Samples, Mutation, testing::ValuesIn(sampled(kFixtures,
                          [](const auto& p) { return p.param.name; });
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::mutation_test

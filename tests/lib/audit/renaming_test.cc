@@ -3,7 +3,7 @@
 
 #include <gmock/gmock.h>
 
-namespace reshard {
+namespace reshard::renaming_test {
 namespace {
 
 using testing::ElementsAre;
@@ -63,4 +63,4 @@ TEST(Renamings, AreNoneOfOtherShapesOtherLayersOrOtherModules) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::renaming_test

@@ -13,7 +13,7 @@
 #include "tests/support/dcp_metadata.h"
 #include "tests/support/temp_dir.h"
 
-namespace reshard {
+namespace reshard::replicas_test {
 namespace {
 
 using testing::ElementsAre;
@@ -197,4 +197,4 @@ TEST(Replicas, SamplesHaveNone) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::replicas_test

@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-namespace reshard {
+namespace reshard::values_test {
 namespace {
 
 using testing::ElementsAre;
@@ -211,4 +211,4 @@ TEST(Values, RowsAreToldAsRanges) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::values_test

@@ -12,7 +12,7 @@
 #include "tests/support/must.h"
 #include "tests/support/temp_dir.h"
 
-namespace reshard {
+namespace reshard::verification_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -43,4 +43,4 @@ TEST(Verification, OfFilesThatChangeMeanwhileItSaysThatFirst) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::verification_test

@@ -7,7 +7,7 @@
 
 #include "lib/layout/padded_vocabulary.h"
 
-namespace reshard {
+namespace reshard::vocabulary_test {
 namespace {
 
 using testing::Contains;
@@ -130,4 +130,4 @@ TEST(Vocabulary, AdmitsWhatItCannotExplain) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::vocabulary_test

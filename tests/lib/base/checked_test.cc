@@ -4,7 +4,7 @@
 
 #include <random>
 
-namespace reshard {
+namespace reshard::checked_test {
 namespace {
 
 constexpr Index kMax = INT64_MAX;
@@ -76,4 +76,4 @@ TEST(Checked, UnsignedNumbersAboveInt64AreRefused) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::checked_test

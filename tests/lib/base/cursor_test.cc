@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-namespace reshard {
+namespace reshard::cursor_test {
 namespace {
 
 using namespace std::string_view_literals;
@@ -60,4 +60,4 @@ TEST(Cursor, AnErrorOfTheCallersStandsAtTheCurrentPlace) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::cursor_test

@@ -16,7 +16,7 @@
 #include "lib/base/syscalls.h"
 #include "tests/support/temp_dir.h"
 
-namespace reshard {
+namespace reshard::file_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -633,4 +633,4 @@ TEST(FilePool, ServesSeveralThreads) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::file_test

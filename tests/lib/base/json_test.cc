@@ -12,7 +12,7 @@
 #include "lib/base/json_list.h"
 #include "lib/base/json_parts.h"
 
-namespace reshard {
+namespace reshard::json_test {
 namespace {
 
 Json parsed(std::string_view text) {
@@ -320,4 +320,4 @@ TEST(Utf8, KnowsWellFormedText) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::json_test

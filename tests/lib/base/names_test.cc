@@ -7,7 +7,7 @@
 
 #include "lib/base/text.h"
 
-namespace reshard {
+namespace reshard::names_test {
 namespace {
 
 using Strings = std::vector<std::string>;
@@ -80,4 +80,4 @@ TEST(Names, SomeOfMany) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::names_test

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-namespace reshard {
+namespace reshard::parallel_test {
 namespace {
 
 TEST(ParallelFor, CallsForEachOnce) {
@@ -59,4 +59,4 @@ TEST(ParallelFor, AnExceptionIsAnError) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::parallel_test

@@ -4,7 +4,7 @@
 
 #include <memory>
 
-namespace reshard {
+namespace reshard::result_test {
 namespace {
 
 Result<int> half(int n) {
@@ -68,4 +68,4 @@ TEST(ErrorCode, IsTheExitCode) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::result_test

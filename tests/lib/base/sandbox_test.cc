@@ -24,7 +24,7 @@
 
 #include "tests/support/temp_dir.h"
 
-namespace reshard {
+namespace reshard::sandbox_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -193,4 +193,4 @@ TEST_F(SandboxTest, HoldsForThreadsAndTheirProcesses) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::sandbox_test

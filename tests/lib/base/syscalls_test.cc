@@ -7,7 +7,7 @@
 #include <cerrno>
 #include <cstring>
 
-namespace reshard {
+namespace reshard::syscalls_test {
 namespace {
 
 TEST(Syscalls, AreReplacedOnlyWhileTheScopeLives) {
@@ -40,4 +40,4 @@ TEST(Syscalls, EveryEntryIsFilled) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::syscalls_test

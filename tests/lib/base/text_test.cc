@@ -13,7 +13,7 @@
 #include "lib/base/printable.h"
 #include "tests/support/soak.h"
 
-namespace reshard {
+namespace reshard::text_test {
 namespace {
 
 TEST(Text, WithCommas) {
@@ -229,4 +229,4 @@ TEST(Text, SplitAndJoinAreInverse) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::text_test

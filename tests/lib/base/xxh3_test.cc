@@ -8,7 +8,7 @@
 #include <map>
 #include <vector>
 
-namespace reshard {
+namespace reshard::xxh3_test {
 namespace {
 
 TEST(Xxh3, IsThatOfTheLibraryForEveryKindOfLength) {
@@ -36,4 +36,4 @@ TEST(Xxh3, IsThatOfTheLibraryForEveryKindOfLength) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::xxh3_test

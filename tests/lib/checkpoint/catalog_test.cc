@@ -6,7 +6,7 @@
 #include <set>
 #include <utility>
 
-namespace reshard {
+namespace reshard::catalog_test {
 namespace {
 
 Fragment fragment(const Box& box, Extent extent = {}) {
@@ -274,4 +274,4 @@ TEST(NaturalLess, IsAStrictOrder) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::catalog_test

@@ -6,7 +6,7 @@
 
 #include "tests/support/layouts.h"
 
-namespace reshard {
+namespace reshard::fragment_index_test {
 namespace {
 
 FragmentList list_of(int rank, const std::vector<Box>& boxes) {
@@ -85,4 +85,4 @@ TEST(FragmentIndex, IsSharedByListsOfEqualBoxes) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::fragment_index_test

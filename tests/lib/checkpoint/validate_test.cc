@@ -6,7 +6,7 @@
 #include "lib/checkpoint/catalog.h"
 #include "tests/support/soak.h"
 
-namespace reshard {
+namespace reshard::validate_test {
 namespace {
 
 Tensor tensor_of(const Dims& shape, const std::vector<Box>& boxes, const std::string& name = "w") {
@@ -362,4 +362,4 @@ TEST(ExtentsDisjoint, TiedTensorsShareAnExtentExactlyWhereTiesAreAllowed) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::validate_test

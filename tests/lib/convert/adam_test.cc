@@ -7,7 +7,7 @@
 #include "tests/support/made_checkpoint.h"
 #include "tests/support/temp_dir.h"
 
-namespace reshard {
+namespace reshard::adam_test {
 namespace {
 
 using testing::ElementsAre;
@@ -173,4 +173,4 @@ TEST_F(Adam, NoStepsAreMadeUp) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::adam_test

@@ -8,7 +8,7 @@
 #include "tests/support/made_checkpoint.h"
 #include "tests/support/temp_dir.h"
 
-namespace reshard {
+namespace reshard::conversion_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -413,4 +413,4 @@ TEST(NamedViews, ShowWhatIsStoredAndNothingElse) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::conversion_test

@@ -17,7 +17,7 @@
 #include "tests/support/soak.h"
 #include "tests/support/temp_dir.h"
 
-namespace reshard {
+namespace reshard::converted_image_test {
 namespace {
 
 using testing::HasSubstr;
@@ -270,4 +270,4 @@ TEST(ConvertedImage, CheckHoldsChecksumsFirst) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::converted_image_test

@@ -21,7 +21,7 @@
 #include "tests/support/split_device.h"
 #include "tests/support/temp_dir.h"
 
-namespace reshard {
+namespace reshard::device_files_test {
 namespace {
 
 using testing::AllOf;
@@ -196,4 +196,4 @@ TEST_F(DeviceFiles, AFileThatEndsTooSoonIsCorrupt) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::device_files_test

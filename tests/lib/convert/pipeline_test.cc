@@ -24,7 +24,7 @@
 #include "tests/support/soak.h"
 #include "tests/support/temp_dir.h"
 
-namespace reshard {
+namespace reshard::pipeline_test {
 namespace {
 
 // Returns system calls without syncs, for hundreds of small checkpoints: power cuts are not tested here.
@@ -490,4 +490,4 @@ TEST_F(Pipeline, ComparesPartsOfTwoSources) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::pipeline_test

@@ -27,7 +27,7 @@
 #include "tests/support/soak.h"
 #include "tests/support/temp_dir.h"
 
-namespace reshard {
+namespace reshard::resume_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -626,4 +626,4 @@ TEST_F(ResumeTest, ASourceThatIsRemovedWhenItWasReadIsNoLoss) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::resume_test

@@ -5,7 +5,7 @@
 
 #include <random>
 
-namespace reshard {
+namespace reshard::codec_test {
 namespace {
 
 using testing::HasSubstr;
@@ -144,4 +144,4 @@ TEST(ChunkDecoder, TakesStreamsOfZlibAndGzip) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::codec_test

@@ -14,7 +14,7 @@
 #include "tests/support/nearest.h"
 #include "tests/support/soak.h"
 
-namespace reshard {
+namespace reshard::convert_test {
 namespace {
 
 using Buffer = std::vector<std::byte>;
@@ -200,4 +200,4 @@ TEST(Convert, MakesEveryNanOneBFloat16) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::convert_test

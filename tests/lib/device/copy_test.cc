@@ -7,7 +7,7 @@
 #include <random>
 #include <vector>
 
-namespace reshard {
+namespace reshard::copy_test {
 namespace {
 
 using Buffer = std::vector<std::byte>;
@@ -159,4 +159,4 @@ TEST(SwapBytes, ReversesEachUnit) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::copy_test

@@ -5,7 +5,7 @@
 #include <random>
 #include <vector>
 
-namespace reshard {
+namespace reshard::crc32_test {
 namespace {
 
 std::uint32_t bit_by_bit(Bytes data, std::uint32_t polynomial = 0xedb88320) {
@@ -71,4 +71,4 @@ TEST(Crc32, CombinesAcrossMoreThanFourGigabytes) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::crc32_test

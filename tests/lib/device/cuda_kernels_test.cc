@@ -16,7 +16,7 @@
 #include "tests/support/nearest.h"
 #include "tests/support/soak.h"
 
-namespace reshard {
+namespace reshard::cuda_kernels_test {
 namespace {
 
 using Buffer = std::vector<std::byte>;
@@ -486,4 +486,4 @@ TEST(CudaDigest, KnowsPlacesPastFourGigabytes) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::cuda_kernels_test

@@ -15,7 +15,7 @@
 #include "tests/support/fake_cufile.h"
 #include "tests/support/temp_dir.h"
 
-namespace reshard {
+namespace reshard::cufile_test {
 namespace {
 
 using testing::StartsWith;
@@ -199,4 +199,4 @@ TEST_F(CuFile, AnEndOfFileIsCorruptAndSaysHowMuchWasThere) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::cufile_test

@@ -6,7 +6,7 @@
 
 #include "tests/support/device_checks.h"
 
-namespace reshard {
+namespace reshard::device_test {
 namespace {
 
 // Checks the same facts for every device.
@@ -97,4 +97,4 @@ TEST(OpenDevice, SaysWhyThereIsNoGpu) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::device_test

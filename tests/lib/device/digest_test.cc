@@ -9,7 +9,7 @@
 
 #include "lib/device/copy.h"
 
-namespace reshard {
+namespace reshard::digest_test {
 namespace {
 
 using Buffer = std::vector<std::byte>;
@@ -236,4 +236,4 @@ TEST(DigestHex, BeginsWithTheFirstWord) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::digest_test

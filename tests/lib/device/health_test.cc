@@ -14,7 +14,7 @@
 
 #include "lib/device/copy.h"
 
-namespace reshard {
+namespace reshard::health_test {
 namespace {
 
 using Buffer = std::vector<std::byte>;
@@ -423,4 +423,4 @@ TEST(Health, RowsTakeLittleMemory) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::health_test

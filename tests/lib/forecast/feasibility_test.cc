@@ -11,7 +11,7 @@
 #include "lib/model/parameters.h"
 #include "tests/support/layouts.h"
 
-namespace reshard {
+namespace reshard::feasibility_test {
 namespace {
 
 using testing::ElementsAre;
@@ -321,4 +321,4 @@ TEST(RankMemory, AModelThatCannotBeCountedIsRefused) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::feasibility_test

@@ -12,7 +12,7 @@
 #include "tests/support/checkpoints.h"
 #include "tests/support/layouts.h"
 
-namespace reshard {
+namespace reshard::layout_inference_test {
 namespace {
 
 using testing::Contains;
@@ -268,4 +268,4 @@ TEST(LayoutInference, NamesThatAreNoTextAreUnsupported) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::layout_inference_test

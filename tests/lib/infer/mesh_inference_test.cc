@@ -8,7 +8,7 @@
 #include "formats/open.h"
 #include "lib/base/text.h"
 
-namespace reshard {
+namespace reshard::mesh_inference_test {
 namespace {
 
 using testing::HasSubstr;
@@ -326,4 +326,4 @@ TEST(MeshInference, ReportsRanksWithoutAFile) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::mesh_inference_test

@@ -5,7 +5,7 @@
 
 #include "lib/base/json.h"
 
-namespace reshard {
+namespace reshard::rank_layout_test {
 namespace {
 
 using testing::HasSubstr;
@@ -121,4 +121,4 @@ TEST(RankLayout, ShapesThatFitNothingAreRefused) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::rank_layout_test

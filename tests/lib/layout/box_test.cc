@@ -4,7 +4,7 @@
 
 #include <random>
 
-namespace reshard {
+namespace reshard::box_test {
 namespace {
 
 TEST(Dims, CompareByTheirOwnRankOnly) {
@@ -94,4 +94,4 @@ TEST(Box, ContainmentDoesNotOverflow) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::box_test

@@ -8,7 +8,7 @@
 #include "tests/support/layouts.h"
 #include "tests/support/soak.h"
 
-namespace reshard {
+namespace reshard::descriptor_test {
 namespace {
 
 using testing::HasSubstr;
@@ -339,4 +339,4 @@ TEST(BuiltinLayouts, HuggingFaceFilesHoldWholeTensors) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::descriptor_test

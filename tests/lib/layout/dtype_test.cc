@@ -4,7 +4,7 @@
 
 #include <set>
 
-namespace reshard {
+namespace reshard::dtype_test {
 namespace {
 
 constexpr int kTypes = static_cast<int>(DType::kComplex128) + 1;
@@ -60,4 +60,4 @@ TEST(DType, FourTypesConvertIntoEachOther) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::dtype_test

@@ -10,7 +10,7 @@
 #include "lib/base/text.h"
 #include "tests/support/soak.h"
 
-namespace reshard {
+namespace reshard::layout_test {
 namespace {
 
 // ---- Mesh
@@ -449,4 +449,4 @@ TEST(FirstReplica, IsTheLowestRankThatOwnsTheBox) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::layout_test

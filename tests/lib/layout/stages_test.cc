@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <vector>
 
-namespace reshard {
+namespace reshard::stages_test {
 namespace {
 
 // Returns how many layers each stage gets, and expects that stages follow one another.
@@ -71,4 +71,4 @@ TEST(Stages, TheLayerIsTheFirstNumberOfAName) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::stages_test

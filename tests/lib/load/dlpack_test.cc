@@ -24,7 +24,7 @@
 #include "tests/support/run_command.h"
 #include "tests/support/temp_dir.h"
 
-namespace reshard {
+namespace reshard::dlpack_test {
 namespace {
 
 using namespace loads;
@@ -109,4 +109,4 @@ TEST(Dlpack, RefusesATensorThatIsNotTheOne) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::dlpack_test

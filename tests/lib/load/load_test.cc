@@ -24,7 +24,7 @@
 #include "tests/support/run_command.h"
 #include "tests/support/temp_dir.h"
 
-namespace reshard {
+namespace reshard::load_test {
 namespace {
 
 using namespace loads;
@@ -297,4 +297,4 @@ TEST(Load, NamesTensorAndFileOfAFlippedByte) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::load_test

@@ -23,7 +23,7 @@
 #include "tests/support/run_command.h"
 #include "tests/support/temp_dir.h"
 
-namespace reshard {
+namespace reshard::load_together_test {
 namespace {
 
 using namespace loads;
@@ -268,4 +268,4 @@ TEST(ExchangeSchedule, DeliversEveryElementOnceWithinItsLimits) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::load_together_test

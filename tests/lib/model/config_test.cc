@@ -5,7 +5,7 @@
 #include "tests/support/checkpoints.h"
 #include "tests/support/soak.h"
 
-namespace reshard {
+namespace reshard::config_test {
 namespace {
 
 Result<ModelConfig> parse(std::string_view text) {
@@ -175,4 +175,4 @@ TEST(Config, SaysWhatIsWrong) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::config_test

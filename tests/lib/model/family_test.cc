@@ -10,7 +10,7 @@
 #include "lib/model/parameters.h"
 #include "lib/model/view.h"
 
-namespace reshard {
+namespace reshard::family_test {
 namespace {
 
 ModelConfig published(const std::string& name) {
@@ -389,4 +389,4 @@ TEST(Family, MistralSharesLlamasTorchtitanNames) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::family_test

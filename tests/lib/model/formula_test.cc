@@ -4,7 +4,7 @@
 
 #include <map>
 
-namespace reshard {
+namespace reshard::formula_test {
 namespace {
 
 std::optional<Index> number(std::string_view name) {
@@ -63,4 +63,4 @@ TEST(Formula, IsExplainedWithItsNumbers) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::formula_test

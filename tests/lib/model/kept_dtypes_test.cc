@@ -6,7 +6,7 @@
 #include "lib/model/family_file.h"
 #include "lib/model/parameters.h"
 
-namespace reshard {
+namespace reshard::kept_dtypes_test {
 namespace {
 
 constexpr auto kFloat32 = DType::kFloat32;
@@ -93,4 +93,4 @@ TEST(KeptDtypes, TheTableKnowsEveryModelTypeOfTheFamilies) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::kept_dtypes_test

@@ -3,7 +3,7 @@
 
 #include <gmock/gmock.h>
 
-namespace reshard {
+namespace reshard::model_test {
 namespace {
 
 using testing::HasSubstr;
@@ -90,4 +90,4 @@ TEST(Recognise, AConfigAloneHasAFamilyToo) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::model_test

@@ -10,7 +10,7 @@
 #include "lib/model/parameters.h"
 #include "lib/model/view.h"
 
-namespace reshard {
+namespace reshard::packing_test {
 namespace {
 
 using testing::HasSubstr;
@@ -496,4 +496,4 @@ TEST(FamilyFile, WhatMakesNoSenseIsNamed) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::packing_test

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-namespace reshard {
+namespace reshard::parameter_order_test {
 namespace {
 
 using Names = std::vector<std::string>;
@@ -40,4 +40,4 @@ TEST(ParameterOrder, HasWhatOnlySomeModelsOfATypeHave) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::parameter_order_test

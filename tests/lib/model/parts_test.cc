@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-namespace reshard {
+namespace reshard::parts_test {
 namespace {
 
 // Return the names of two layers of a Llama, in Hugging Face's convention and in torchtitan's.
@@ -335,4 +335,4 @@ TEST(Parts, NamesThatAreOnlyDotsAndWordsAreHarmless) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::parts_test

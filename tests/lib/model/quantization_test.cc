@@ -10,7 +10,7 @@
 #include "tests/support/must.h"
 #include "tests/support/packed_modules.h"
 
-namespace reshard {
+namespace reshard::quantization_test {
 namespace {
 
 constexpr const char* kModule = "model.layers.0.self_attn.q_proj.";
@@ -99,4 +99,4 @@ TEST(Quantization, OrdinaryModelsHaveNone) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::quantization_test

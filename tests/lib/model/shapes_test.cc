@@ -3,7 +3,7 @@
 
 #include <gmock/gmock.h>
 
-namespace reshard {
+namespace reshard::shapes_test {
 namespace {
 
 using testing::HasSubstr;
@@ -64,4 +64,4 @@ TEST(Shapes, WhatIsNoParameterSaysNothing) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::shapes_test

@@ -16,7 +16,7 @@
 #include "lib/model/shapes.h"
 #include "lib/model/view.h"
 
-namespace reshard {
+namespace reshard::transformers_test {
 namespace {
 
 using Shapes = std::map<std::string, Dims>;
@@ -254,4 +254,4 @@ TEST(Transformers, WhatIsInMemoryIsWhatIsInFilesAndBack) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::transformers_test

@@ -13,7 +13,7 @@
 #include "tests/support/checkpoints.h"
 #include "tests/support/temp_dir.h"
 
-namespace reshard {
+namespace reshard::journal_test {
 namespace {
 
 bool same(const CrcPiece& a, const CrcPiece& b) {
@@ -195,4 +195,4 @@ TEST(Journal, NamesTheFactsThatChanged) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::journal_test

@@ -20,7 +20,7 @@
 #include "tests/support/local_ranks.h"
 #include "tests/support/temp_dir.h"
 
-namespace reshard {
+namespace reshard::output_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -619,4 +619,4 @@ TEST(Output, WritesAnyBoxesToAnyStrides) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::output_test

@@ -7,7 +7,7 @@
 #include <random>
 #include <string>
 
-namespace reshard {
+namespace reshard::small_write_buffer_test {
 namespace {
 
 // The disk's content, and the number of calls.
@@ -106,4 +106,4 @@ TEST(SmallWriteBuffer, HandOnAnError) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::small_write_buffer_test

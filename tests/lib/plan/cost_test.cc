@@ -4,7 +4,7 @@
 
 #include "tests/support/layouts.h"
 
-namespace reshard {
+namespace reshard::cost_test {
 namespace {
 
 // Returns a tensor whose shards are stored one after the other, each in a file of its own.
@@ -118,4 +118,4 @@ TEST(Strategy, CostsAreSaidInWords) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::cost_test

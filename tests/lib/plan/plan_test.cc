@@ -9,7 +9,7 @@
 
 #include "tests/support/layouts.h"
 
-namespace reshard {
+namespace reshard::plan_test {
 namespace {
 
 Tensor tensor_of(const std::string& name, const Dims& shape, const std::vector<Box>& boxes,
@@ -216,4 +216,4 @@ TEST(Slabs, OfAScalarAndOfNothing) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::plan_test

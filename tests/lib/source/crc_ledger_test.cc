@@ -8,7 +8,7 @@
 
 #include "lib/device/crc32.h"
 
-namespace reshard {
+namespace reshard::crc_ledger_test {
 namespace {
 
 std::vector<std::byte> random_bytes(std::mt19937& rng, std::size_t n) {
@@ -215,4 +215,4 @@ TEST(CrcLedger, TakesPiecesFromSeveralThreads) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::crc_ledger_test

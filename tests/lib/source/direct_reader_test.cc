@@ -27,7 +27,7 @@
 #include "tests/support/checkpoints.h"
 #include "tests/support/temp_dir.h"
 
-namespace reshard {
+namespace reshard::direct_reader_test {
 namespace {
 
 constexpr Index kUnit = File::kDirectUnit;
@@ -334,4 +334,4 @@ TEST_F(ReadOnce, SaysOfDamageWhatIsSaidOtherwise) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::direct_reader_test

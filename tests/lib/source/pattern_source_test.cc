@@ -9,7 +9,7 @@
 
 #include "lib/device/convert.h"
 
-namespace reshard {
+namespace reshard::pattern_source_test {
 namespace {
 
 std::vector<std::byte> values(std::string_view name, DType dtype, const Dims& shape, const Box& box) {
@@ -114,4 +114,4 @@ TEST(PatternSource, GivesEachTensorOneFragment) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::pattern_source_test

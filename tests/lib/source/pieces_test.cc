@@ -9,7 +9,7 @@
 #include "lib/source/piece_rows.h"
 #include "tests/support/layouts.h"
 
-namespace reshard {
+namespace reshard::pieces_test {
 namespace {
 
 // Returns random fragments of a tensor, stored as formats and families store them: row-major, transposed, with every
@@ -234,4 +234,4 @@ TEST(IsOneRun, LooksPastDimensionsOfOne) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::pieces_test

@@ -12,7 +12,7 @@
 #include "tests/support/must.h"
 #include "tests/support/temp_dir.h"
 
-namespace reshard {
+namespace reshard::short_reads_test {
 namespace {
 
 class ShortReadsTest : public testing::Test {
@@ -79,4 +79,4 @@ TEST_F(ShortReadsTest, SayWhereAFileEnds) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::short_reads_test

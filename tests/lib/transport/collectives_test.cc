@@ -7,7 +7,7 @@
 
 #include "tests/support/local_ranks.h"
 
-namespace reshard {
+namespace reshard::collectives_test {
 namespace {
 
 class Collectives : public testing::TestWithParam<int> {};
@@ -175,4 +175,4 @@ TEST(CollectivesAlone, ReturnAtOnce) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::collectives_test

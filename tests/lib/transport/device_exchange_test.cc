@@ -4,7 +4,7 @@
 #include "tests/support/exchange_checks.h"
 #include "tests/support/local_ranks.h"
 
-namespace reshard {
+namespace reshard::device_exchange_test {
 namespace {
 
 TEST(DeviceExchange, MakesColumnShardsOfRowShards) {
@@ -15,4 +15,4 @@ TEST(DeviceExchange, MakesColumnShardsOfRowShards) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::device_exchange_test

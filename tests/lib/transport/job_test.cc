@@ -7,7 +7,7 @@
 #include <stdexcept>
 #include <string>
 
-namespace reshard {
+namespace reshard::job_test {
 namespace {
 
 using Variables = std::map<std::string, std::string>;
@@ -77,4 +77,4 @@ TEST(Job, MakesErrorsOfExceptions) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::job_test

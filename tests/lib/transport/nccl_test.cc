@@ -6,7 +6,7 @@
 #include "tests/support/exchange_checks.h"
 #include "tests/support/one_gpu_ranks.h"
 
-namespace reshard {
+namespace reshard::nccl_test {
 namespace {
 
 TEST(Nccl, ExchangesBetweenSeveralRanksOnOneGpu) {
@@ -44,4 +44,4 @@ TEST(Nccl, SaysWhyThereIsNone) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::nccl_test

@@ -10,7 +10,7 @@
 #include "tests/support/made_checkpoint.h"
 #include "tests/support/temp_dir.h"
 
-namespace reshard {
+namespace reshard::repair_test {
 namespace {
 
 using testing::ElementsAre;
@@ -179,4 +179,4 @@ TEST_F(Fit, HeadsAreRepeatedForRanksThatShareThem) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::repair_test

@@ -9,7 +9,7 @@
 #include "tests/support/made_checkpoint.h"
 #include "tests/support/temp_dir.h"
 
-namespace reshard {
+namespace reshard::translation_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -239,4 +239,4 @@ TEST(NamesOfAnOutput, OfAKnownFamilyAreChecked) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::translation_test

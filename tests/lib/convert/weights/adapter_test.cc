@@ -7,7 +7,7 @@
 #include "tests/support/made_checkpoint.h"
 #include "tests/support/temp_dir.h"
 
-namespace reshard {
+namespace reshard::adapter_test {
 namespace {
 
 using testing::HasSubstr;
@@ -319,4 +319,4 @@ TEST_F(AnAdapter, ChangesAWeightOfItsShape) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::adapter_test

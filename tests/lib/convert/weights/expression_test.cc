@@ -7,7 +7,7 @@
 #include <cmath>
 #include <random>
 
-namespace reshard {
+namespace reshard::expression_test {
 namespace {
 
 using testing::HasSubstr;
@@ -111,4 +111,4 @@ TEST(Expression, SaysWhereItIsWrong) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::expression_test

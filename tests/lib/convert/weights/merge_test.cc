@@ -8,7 +8,7 @@
 #include "tests/support/made_checkpoint.h"
 #include "tests/support/temp_dir.h"
 
-namespace reshard {
+namespace reshard::merge_test {
 namespace {
 
 using testing::AllOf;
@@ -130,4 +130,4 @@ TEST_F(Merging, TheExpressionIsOfItsSources) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::merge_test

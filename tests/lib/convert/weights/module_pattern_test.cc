@@ -7,7 +7,7 @@
 
 #include "tests/support/must.h"
 
-namespace reshard {
+namespace reshard::module_pattern_test {
 namespace {
 
 const std::string kModule = "model.layers.10.self_attn.q_proj";
@@ -42,4 +42,4 @@ TEST(ModulePattern, IsNotSlow) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::module_pattern_test

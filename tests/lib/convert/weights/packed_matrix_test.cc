@@ -14,7 +14,7 @@
 #include "tests/support/checkpoints.h"
 #include "tests/support/must.h"
 
-namespace reshard {
+namespace reshard::packed_matrix_test {
 namespace {
 
 TEST(PackedMatrix, ReadsFieldsAcrossWords) {
@@ -90,4 +90,4 @@ TEST(PackedMatrix, GivesAnyBoxOfAWeight) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::packed_matrix_test

@@ -7,7 +7,7 @@
 #include "tests/support/made_checkpoint.h"
 #include "tests/support/temp_dir.h"
 
-namespace reshard {
+namespace reshard::requantization_test {
 namespace {
 
 using testing::ElementsAre;
@@ -265,4 +265,4 @@ TEST_F(Mxfp4, InputsAreAMultipleOf32) {
 }
 
 }  // namespace
-}  // namespace reshard
+}  // namespace reshard::requantization_test
