@@ -369,9 +369,11 @@ class AdapterReader {
     if (options_.alpha && *options_.alpha != alpha_)
       return usage_error("lora_alpha differs from --lora-alpha; drop the option");
     if (const Json* pattern = json.find("alpha_pattern"); pattern && pattern->is_object())
-      for (const Json::Member& m : TRY(pattern->as_object()))
-        alphas_.emplace_back(TRY(ModulePattern::parse(m.key).context("alpha_pattern")),
-                             TRY(alpha_of(m.value).context("alpha_pattern: " + printable(m.key))));
+      for (const Json::Member& m : TRY(pattern->as_object())) {
+        const Status read = read_alpha(m);
+        if (!read && merges_) return read;
+        if (!read) knows_alphas_ = false;
+      }
     if (!merges_) return {};
     const Json* const bias = json.find("bias");
     const bool trains_bias = bias && bias->is_string() && *bias->as_string() != "none";
@@ -386,6 +388,14 @@ class AdapterReader {
       is_fan_in_fan_out_ = TRY(flag->as_bool());
     if (const Json* rows = json.find("trainable_token_indices"); rows && !rows->is_null()) row_numbers_ = *rows;
     if (const Json* flag = json.find("use_rslora"); flag && flag->is_bool()) rooted_ = TRY(flag->as_bool());
+    return {};
+  }
+
+  // Reads a member of alpha_pattern.
+  Status read_alpha(const Json::Member& m) {
+    ModulePattern pattern = TRY(ModulePattern::parse(m.key).context("alpha_pattern"));
+    const double alpha = TRY(alpha_of(m.value).context("alpha_pattern: " + printable(m.key)));
+    alphas_.emplace_back(std::move(pattern), alpha);
     return {};
   }
 
@@ -409,6 +419,7 @@ class AdapterReader {
 
   // Returns a note on the modules whose alpha is 0, for each of the members that may say so.
   std::vector<std::string> notes_on_zeros() const {
+    if (!knows_alphas_) return {};
     std::vector<std::string> by_default, by_pattern;
     for (const auto& [module, pair] : pairs_) {
       const std::string name = pair.fused ? target_of(*pair.fused) : module;
@@ -653,6 +664,7 @@ class AdapterReader {
   std::string text_;
   double alpha_ = 0;
   std::vector<std::pair<ModulePattern, double>> alphas_;  // of modules that have another
+  bool knows_alphas_ = true;  // false if a member of alpha_pattern cannot be read, which matters only to a merge
   bool rooted_ = false;
   bool is_fan_in_fan_out_ = false;
   Json row_numbers_ = Json::array();  // trainable_token_indices
