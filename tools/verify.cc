@@ -169,7 +169,8 @@ Result<Lineage> check_lineage(const Options& options, const VerifyOptions& wante
       return usage_error("--source '" + printable(text) + "': expected NAME=DIR, the new location of a source");
     TRY(merge.move(text.substr(0, equals), text.substr(equals + 1)));
   }
-  return reshard::check_lineage(merge, open, *TRY(find_format(merge.to)), wanted.model, wanted.config, wanted.run);
+  return reshard::check_lineage(merge, open, *TRY(find_format(merge.to)), wanted.model, wanted.config, wanted.spool,
+                                wanted.run);
 }
 
 Result<int> run(const Options& options) {

@@ -47,6 +47,8 @@ namespace {
 
 constexpr std::string_view kRecord = ".reshard-watch.json";
 constexpr Index kMaxRecordBytes = Index{64} << 20;
+constexpr std::string_view kRecords = ".reshard-watch";      // how the names of records begin, also the page's
+constexpr std::string_view kUnfinished = ".json.partial-";   // replace_file() had not replaced it
 constexpr std::string_view kRemoved = ".reshard-removing-";  // before the name of what is being removed
 using Clock = std::chrono::steady_clock;
 using Seconds = std::chrono::duration<double>;
@@ -157,11 +159,15 @@ class Watch {
     return read_record();
   }
 
-  // Removes what an interrupted pass was removing.
-  static Status remove_leftovers(const std::string& directory) {
+  // Removes what an interrupted pass was removing, and the records in DST that it was writing.
+  Status remove_leftovers(const std::string& directory) const {
+    const auto is_left = [&](const std::string& name) {
+      const bool is_record = name.starts_with(kRecords) && name.find(kUnfinished) != std::string::npos;
+      return name.starts_with(kRemoved) || (is_record && directory == root_);
+    };
     const auto entries = TRY(list_directory(directory));
     for (const DirectoryEntry& entry : entries)
-      if (entry.name.starts_with(kRemoved)) TRY(remove(path_join(directory, entry.name)));
+      if (is_left(entry.name)) TRY(remove(path_join(directory, entry.name)));
     return {};
   }
   static Status remove(const std::string& path) { return is_directory(path) ? remove_tree(path) : remove_file(path); }

@@ -136,7 +136,8 @@ Status RecordedMerge::move(std::string_view name, const std::string& directory) 
 }
 
 Result<Lineage> check_lineage(const RecordedMerge& recorded, const Opener& open, const Format& format,
-                              const ModelChoice& choice, const std::string& config_path, const RunOptions& run) {
+                              const ModelChoice& choice, const std::string& config_path, const std::string& spool,
+                              const RunOptions& run) {
   MergeOptions merge = recorded.merge;
   merge.applies_deltas = merge.sources.front().name == kDeltaBase && merge.expression.find('^') != std::string::npos;
   for (const MergeSource& source : merge.sources)
@@ -153,6 +154,7 @@ Result<Lineage> check_lineage(const RecordedMerge& recorded, const Opener& open,
   o.model = choice;
   o.source_path = merge.sources.front().path;
   o.config_path = config_path;
+  o.spool = spool;
   o.merge = std::move(merge);
   o.run = run;
   const auto conversion = TRY(Conversion::prepare(*first.reader, format, std::move(o)).context(recorded.path));

@@ -43,8 +43,10 @@ struct Lineage {
   std::vector<Finding> findings;
 };
 // Computes the merge again for `format` (that of `recorded.to`) without writing it. Fails if a source is missing.
-// `config_path` and `choice` describe the model of the first source, as in Request.
+// `config_path` and `choice` describe the model of the first source, and `spool` is a directory for decoded copies, as
+// in Request.
 Result<Lineage> check_lineage(const RecordedMerge& recorded, const Opener& open, const Format& format,
-                              const ModelChoice& choice, const std::string& config_path, const RunOptions& run);
+                              const ModelChoice& choice, const std::string& config_path, const std::string& spool,
+                              const RunOptions& run);
 
 }  // namespace reshard

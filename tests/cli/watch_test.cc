@@ -180,7 +180,11 @@ TEST_F(Watch, RemovesNothingThatItsCommandRefused) {
   }
   write_file(dir_ / "ready", "");
   std::filesystem::create_directory(run_ + "/.reshard-removing-step-50");  // a kill while it was removed
+  const std::vector<std::string> unfinished = {models_ + "/.reshard-watch.json.partial-7",  // likewise, written
+                                               models_ + "/.reshard-watch-page.json.partial-7"};
+  for (const std::string& record : unfinished) write_file(record, "{");
   EXPECT_EQ(watch(then).exit_code, 0);
+  for (const std::string& record : unfinished) EXPECT_FALSE(std::filesystem::exists(record)) << record;
   EXPECT_EQ(read_file(log), output(100) + "\n" + output(200) + "\n");
   EXPECT_THAT(names(models_), ElementsAre("step-200"));
   EXPECT_THAT(names(run_), ElementsAre("step-200"));
