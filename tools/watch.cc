@@ -47,9 +47,9 @@ namespace {
 
 constexpr std::string_view kRecord = ".reshard-watch.json";
 constexpr Index kMaxRecordBytes = Index{64} << 20;
-constexpr std::string_view kRecords = ".reshard-watch";      // how the names of records begin, also the page's
-constexpr std::string_view kUnfinished = ".json.partial-";   // replace_file() had not replaced it
-constexpr std::string_view kRemoved = ".reshard-removing-";  // before the name of what is being removed
+constexpr std::string_view kRecordNames = ".reshard-watch";       // how the names of records begin, also the page's
+constexpr std::string_view kUnfinishedRecord = ".json.partial-";  // replace_file() had not replaced it
+constexpr std::string_view kRemoved = ".reshard-removing-";       // before the name of what is being removed
 using Clock = std::chrono::steady_clock;
 using Seconds = std::chrono::duration<double>;
 
@@ -162,7 +162,7 @@ class Watch {
   // Removes what an interrupted pass was removing, and the records in DST that it was writing.
   Status remove_leftovers(const std::string& directory) const {
     const auto is_left = [&](const std::string& name) {
-      const bool is_record = name.starts_with(kRecords) && name.find(kUnfinished) != std::string::npos;
+      const bool is_record = name.starts_with(kRecordNames) && name.find(kUnfinishedRecord) != std::string::npos;
       return name.starts_with(kRemoved) || (is_record && directory == root_);
     };
     const auto entries = TRY(list_directory(directory));
