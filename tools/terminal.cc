@@ -241,9 +241,9 @@ struct Progress::State {
       std::fprintf(stderr, "%-9s %3.0f %%   %s\n", label.c_str(), 100 * share, text.c_str());
       return;
     }
-    constexpr int kWidth = 24;
+    constexpr int kBarWidth = 24;
     std::string blocks;
-    for (int i = 0; i < kWidth; ++i) blocks += i < share * kWidth ? "█" : "·";
+    for (int i = 0; i < kBarWidth; ++i) blocks += i < share * kBarWidth ? "█" : "·";
     std::fprintf(stderr, "\r%-9s %s %3.0f %%   %s\x1b[K", label.c_str(), blocks.c_str(), 100 * share, text.c_str());
     std::fflush(stderr);
   }
