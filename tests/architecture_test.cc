@@ -261,6 +261,15 @@ TEST(Architecture, EverySourceNamesItsLicence) {
     EXPECT_TRUE(file.text.starts_with("# " + kLicence)) << file.path;
 }
 
+// Files that are compiled as one may then use the same names for helpers.
+TEST(Architecture, EveryTestFileHasANamespaceOfItsOwn) {
+  for (const SourceFile& file : files_under({"tests"}, {"_test.cc"})) {
+    if (file.path.starts_with("tests/cuda/")) continue;
+    const std::string own = "::" + std::filesystem::path(file.path).stem().string() + " {\n";
+    EXPECT_NE(file.text.find(own), std::string::npos) << file.path << ": no namespace reshard" << own;
+  }
+}
+
 TEST(Architecture, EveryHeaderSaysWhatItIsForAndIsReadOnce) {
   for (const SourceFile& file : files_under({"lib", "formats", "tools", "tests"}, {".h", ".cuh"})) {
     const std::size_t begin = file.text.starts_with("// " + kLicence) ? 3 + kLicence.size() : 0;

@@ -438,7 +438,11 @@ Status rename_no_replace(const std::string& from, const std::string& to) {
   if (sys().rename(from.c_str(), to.c_str(), RENAME_NOREPLACE) == 0) return {};
   // The file system, for example NFS, does not support the flag. A hard link never replaces an existing name.
   if (errno == EINVAL) {
-    if (!is_directory(from) && sys().link(from.c_str(), to.c_str()) == 0) return remove_file(from);
+    if (!is_directory(from) && sys().link(from.c_str(), to.c_str()) == 0) {
+      const Status removed = remove_file(from);
+      if (!removed) sys().unlink(to.c_str());  // what is reported as failed must not be there
+      return removed;
+    }
     if (!path_exists(to) && sys().rename(from.c_str(), to.c_str(), 0) == 0) return {};
     if (path_exists(to)) errno = EEXIST;
   }

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdio>
+#include <mutex>
 
 #include "lib/base/text.h"
 
@@ -41,6 +42,10 @@ Index resident_bytes() {
 
 void release_freed_memory() {
 #ifdef __GLIBC__
+  // One thread at a time: where another allocator replaces glibc's (jemalloc, a sanitizer's), the first call initialises
+  // glibc's without a lock.
+  static std::mutex trims;
+  const std::lock_guard lock(trims);
   ::malloc_trim(0);
 #endif
 }

@@ -66,7 +66,9 @@ class Bucket : public Storage {
 
  private:
   // Returns an ETag as headers have it. Some servers list it without quotes.
-  static std::string quoted(std::string etag) { return etag.empty() || etag.ends_with('"') ? etag : '"' + etag + '"'; }
+  static std::string quoted(const std::string& etag) {
+    return etag.empty() || etag.ends_with('"') ? etag : '"' + etag + '"';
+  }
 
   static void add_objects(std::string_view xml, const std::string& prefix, std::vector<StoredObject>& out) {
     const auto name_of = [&](const std::optional<std::string>& key) {

@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-namespace reshard::colossalai {
+namespace reshard::colossalai::names_test {
 namespace {
 
 TEST(ColossalaiNames, TakesShardsApart) {
@@ -36,4 +36,4 @@ TEST(ColossalaiNames, TakesIndexesApart) {
 }
 
 }  // namespace
-}  // namespace reshard::colossalai
+}  // namespace reshard::colossalai::names_test

@@ -7,7 +7,7 @@
 #include "tests/support/checkpoints.h"
 #include "tests/support/temp_dir.h"
 
-namespace reshard::colossalai {
+namespace reshard::colossalai::rank_files_test {
 namespace {
 
 // Made by tests/data/colossalai_ranks/make.py: two tensor-parallel ranks, each with two of ZeRO's parts.
@@ -31,4 +31,4 @@ TEST(RankFiles, APartThatIsMissingIsSaid) {
 }
 
 }  // namespace
-}  // namespace reshard::colossalai
+}  // namespace reshard::colossalai::rank_files_test

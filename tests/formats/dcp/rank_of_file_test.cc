@@ -2,7 +2,7 @@
 
 #include "formats/dcp/metadata.h"
 
-namespace reshard::dcp {
+namespace reshard::dcp::rank_of_file_test {
 namespace {
 
 TEST(DcpRankOfFile, IsTheFirstNumberOfItsName) {
@@ -15,4 +15,4 @@ TEST(DcpRankOfFile, IsTheFirstNumberOfItsName) {
 }
 
 }  // namespace
-}  // namespace reshard::dcp
+}  // namespace reshard::dcp::rank_of_file_test

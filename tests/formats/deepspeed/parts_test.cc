@@ -9,7 +9,7 @@
 #include "formats/deepspeed/pipeline_names.h"
 #include "formats/deepspeed/tensor_parallel.h"
 
-namespace reshard::deepspeed {
+namespace reshard::deepspeed::parts_test {
 namespace {
 
 using testing::HasSubstr;
@@ -179,4 +179,4 @@ TEST(PipelineNames, AreThoseOfTheFamilyWhoseLayersTheyEnd) {
 }
 
 }  // namespace
-}  // namespace reshard::deepspeed
+}  // namespace reshard::deepspeed::parts_test

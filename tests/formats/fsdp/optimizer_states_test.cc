@@ -3,7 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-namespace reshard::fsdp {
+namespace reshard::fsdp::optimizer_states_test {
 namespace {
 
 using testing::ElementsAre;
@@ -65,4 +65,4 @@ TEST(WithoutBuffers, OneWayAloneCounts) {
 }
 
 }  // namespace
-}  // namespace reshard::fsdp
+}  // namespace reshard::fsdp::optimizer_states_test

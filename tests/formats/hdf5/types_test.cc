@@ -4,7 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-namespace reshard::hdf5 {
+namespace reshard::hdf5::types_test {
 namespace {
 
 using testing::HasSubstr;
@@ -55,4 +55,4 @@ TEST(Hdf5Library, FailuresBecomeErrorsThatSayOfWhat) {
 }
 
 }  // namespace
-}  // namespace reshard::hdf5
+}  // namespace reshard::hdf5::types_test
