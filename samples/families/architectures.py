@@ -185,6 +185,12 @@ class Builder:
 
 # ---- configs
 
+# Lists that random configs do not vary, because few values give a model: the rows hold for the default's.
+UNVARIED = {"swin": ("depths", "num_heads"), "swinv2": ("depths", "num_heads", "pretrained_window_sizes"),
+            "focalnet": ("depths", "focal_levels"), "hgnet_v2": ("depths", "hidden_sizes", "stage_numb_of_layers"),
+            "levit": ("depths", "hidden_sizes", "key_dim", "num_attention_heads"), "regnet": ("depths", "hidden_sizes")}
+
+
 def members(config, prefix=""):
     """{path: value} of a config and of its parts; short lists of numbers also by element, "depths.0"."""
     out = {}
@@ -1273,6 +1279,9 @@ def line_of(model_type, derived):
         computed.update({f: f"{f[:-len('id2label.#')]}num_labels;2" for f in used if f.endswith("id2label.#")})
         lists = {f.rpartition(".")[0] for f in used if f.rpartition(".")[2].isdigit()}
         fixed.update({f"{path}.#": len(default[path]) for path in lists if isinstance(default.get(path), list)})
+        # Lists of layers ("mlp_only_layers") are not drawn: the rows hold for none.
+        fixed.update({f"{path}.#": 0 for path, value in default.items() if value == []})
+        fixed.update({path: default[path] for path in UNVARIED.get(model_type, ()) if path in default})
         fixed.update(d.fixed)
         fixed.update(types_of_parts(d.config_class, d.default))
     for f in computed:

@@ -198,6 +198,22 @@ TEST(FixedMembers, APartOfAnotherTypeIsSaid) {
   EXPECT_THAT(v.ids, Not(Contains(HasSubstr("missing"))));
 }
 
+// Lists that give the number of heads or layers of each stage (Swin-B), and lists of layers.
+TEST(FixedMembers, AListOfOtherEntriesIsSaid) {
+  const Shapes swin = {{"swin.encoder.layers.0.blocks.0.attention.self.relative_position_bias_table", {529, 4}},
+                       {"swin.layernorm.bias", {1024}}};
+  const std::string swin_config = R"({"model_type": "swin", "architectures": ["SwinForImageClassification"],
+      "embed_dim": 128, "depths": [2, 2, 18, 2], "num_heads": [4, 8, 16, 32], "window_size": 12, "num_labels": 2})";
+  const Verified v = verify(swin, swin_config);
+  EXPECT_THAT(v.row, HasSubstr("depths is not [2,2,6,2]"));
+  EXPECT_THAT(v.ids, Not(Contains(HasSubstr("shape"))));
+  EXPECT_THAT(v.ids, Not(Contains(HasSubstr("missing"))));
+  const Shapes text = {{"embed_tokens.weight", {151936, 2048}}};
+  const std::string config = R"({"model_type": "qwen3_vl_moe_text", "architectures": ["Qwen3VLMoeTextModel"],
+      "hidden_size": 2048, "mlp_only_layers": [1]})";
+  EXPECT_THAT(verify(text, config).row, HasSubstr("mlp_only_layers has not 0 entries"));
+}
+
 TEST(FixedMembers, AFixedMemberOfAnotherValueIsSaid) {
   const Sample& audio = sample_of("Wav2Vec2Model");
   const Verified v = verify(audio.shapes, with(audio.config, "num_feat_extract_layers", 8));
