@@ -42,8 +42,8 @@ Index resident_bytes() {
 
 void release_freed_memory() {
 #ifdef __GLIBC__
-  // One thread at a time: where another allocator replaces glibc's (jemalloc, a sanitizer's), the first call initialises
-  // glibc's without a lock.
+  // One thread at a time: where another allocator replaces glibc's (jemalloc, a sanitizer's), the first call
+  // initialises glibc's without a lock.
   static std::mutex trims;
   const std::lock_guard lock(trims);
   ::malloc_trim(0);
