@@ -57,12 +57,6 @@ class Stores : public testing::Test {
   TempDir directory_;
 };
 
-// Returns a command's output with `path` removed, to compare the output for a URL and for a local copy.
-std::string without_path(std::string text, const std::string& path) {
-  for (std::size_t at; (at = text.find(path)) != std::string::npos;) text.replace(at, path.size(), "HERE");
-  return text;
-}
-
 TEST_F(Stores, AnswerAsFilesDoWhateverTheScheme) {
   const StandInServer server(directory_.path(), {"--key", "test:tester:s3cr3t/+key", "--token", "hf_t"});
   const std::string dcp = std::string(kRun) + "/dcp";
@@ -87,7 +81,7 @@ TEST_F(Stores, AnswerAsFilesDoWhateverTheScheme) {
       const CommandResult wanted = reshard_cli(here), got = server.run(there, variables);
       EXPECT_EQ(got.exit_code, wanted.exit_code) << got.out << got.err;
       if (words[0] == "diff") continue;  // its output contains both paths
-      EXPECT_EQ(without_path(got.out, path), without_path(wanted.out, local(dcp))) << got.err;
+      EXPECT_EQ(shortened(got.out, path), shortened(wanted.out, local(dcp))) << got.err;
     }
   }
 }
@@ -219,7 +213,7 @@ TEST_F(Stores, SayWhatToDo) {
 
 // Returns what a command prints, without times, sizes of memory and disks, and the lines that only URLs have.
 std::string without_circumstances(const std::string& text, const std::string& root) {
-  std::istringstream lines(without_path(text, root));
+  std::istringstream lines(shortened(text, root));
   std::string out;
   for (std::string line; std::getline(lines, line);) {
     static const std::regex own(R"x(^(memory|requests|done) |"(seconds|peak_memory|disk_free|requests_\w+)":)x");

@@ -16,6 +16,7 @@
 #include "lib/device/crc32.h"
 #include "lib/engine/run.h"
 #include "tests/support/must.h"
+#include "tests/support/temp_dir.h"
 
 namespace reshard {
 namespace {
@@ -135,9 +136,7 @@ bool recognises(const Format& format, const std::string& path) {
 std::string error_of_opening(const std::string& path) {
   const auto open = open_checkpoint(path);
   if (open) return "";
-  std::string m = open.error().message();
-  for (std::size_t at = m.find(path); at != std::string::npos; at = m.find(path)) m.replace(at, path.size(), "D");
-  return m;
+  return shortened(open.error().message(), path);
 }
 
 std::string read_file(const std::string& path) {

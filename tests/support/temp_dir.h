@@ -21,6 +21,13 @@ inline std::vector<std::string> names_in(const std::string& directory) {
   return out;
 }
 
+// Returns a text with `path` replaced wherever it occurs.
+inline std::string shortened(std::string text, const std::string& path, std::string_view by = "D") {
+  for (std::size_t at = 0; (at = text.find(path, at)) != std::string::npos; at += by.size())
+    text.replace(at, path.size(), by);
+  return text;
+}
+
 class TempDir {
  public:
   TempDir() {

@@ -56,10 +56,7 @@ class ColossalaiReader : public testing::Test {
   std::string refusal(const std::string& path) {
     const auto open = open_checkpoint(path);
     if (open) return "accepted";
-    std::string message = open.error().message();
-    for (auto at = message.find(path); at != std::string::npos; at = message.find(path))
-      message.replace(at, path.size(), "D");
-    return message;
+    return shortened(open.error().message(), path);
   }
   TempDir dir_;
 };

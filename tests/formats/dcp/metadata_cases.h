@@ -159,10 +159,7 @@ class DcpMetadataTest : public testing::Test {
     const auto reader = open(dir_.path());
     if (reader) return "accepted";
     code_ = reader.error().code();
-    std::string message = reader.error().message();
-    for (auto at = message.find(dir_.path()); at != std::string::npos; at = message.find(dir_.path()))
-      message.replace(at, dir_.path().size(), "D");
-    return message;
+    return shortened(reader.error().message(), dir_.path());
   }
   std::string refusal_of(const Parts& parts) {
     write(parts);

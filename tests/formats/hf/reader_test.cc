@@ -46,10 +46,7 @@ class SafetensorsReadTest : public testing::Test {
     const auto reader = open(name);
     if (reader) return "accepted";
     code_ = reader.error().code();
-    std::string message = reader.error().message();
-    for (auto at = message.find(dir_.path()); at != std::string::npos; at = message.find(dir_.path()))
-      message.replace(at, dir_.path().size(), "D");
-    return message;
+    return shortened(reader.error().message(), dir_.path());
   }
 
   std::vector<std::string> names(const Catalog& catalog) {

@@ -21,11 +21,6 @@ inline constexpr const char* kReal[] = {"legacy_pp2_vpp2_dp2_distopt_tied",
                                         "dist_new_moe_mixed"};
 inline constexpr const char* kIteration = "/iter_0000010";
 
-inline std::string shortened(std::string text, const std::string& path) {
-  for (std::size_t at = text.find(path); at != std::string::npos; at = text.find(path))
-    text.replace(at, path.size(), "D");
-  return text;
-}
 inline std::string error_of(const std::string& path, const OpenOptions& options = {}) {
   const auto open = open_checkpoint(path, options);
   return open ? "" : shortened(open.error().message(), path);

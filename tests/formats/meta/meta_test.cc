@@ -31,14 +31,6 @@ class Meta : public testing::Test {
     fs::copy(test_data(kLlama2), path);
     return path;
   }
-  // Returns the error of opening it; empty if it opens.
-  std::string error_of(const std::string& path) {
-    const auto open = open_checkpoint(path);
-    if (open) return "";
-    std::string m = open.error().message();
-    for (std::size_t at = m.find(path); at != std::string::npos; at = m.find(path)) m.replace(at, path.size(), "D");
-    return m;
-  }
   // Writes one rank's torch.save file.
   static void write_rank(const std::string& path, const TensorValues& values, Index rank) {
     TensorFilesTarget target;
@@ -100,26 +92,27 @@ TEST_F(Meta, AFileOfARankStandsForAll) {
 TEST_F(Meta, MissingAndDamagedFilesAreNamed) {
   std::string path = copy();
   fs::remove(path + "/consolidated.01.pth");
-  EXPECT_EQ(error_of(path),
+  EXPECT_EQ(error_of_opening(path),
             "D: expected the files of 2 ranks, as 'attention.wo' should have 64 columns; got 1 file with "
             "32");
   fs::copy(path + "/consolidated.00.pth", path + "/consolidated.02.pth");
-  EXPECT_THAT(error_of(path), HasSubstr("D: the file of rank 1 is missing"));
+  EXPECT_THAT(error_of_opening(path), HasSubstr("D: the file of rank 1 is missing"));
   fs::remove(path + "/consolidated.00.pth");
-  EXPECT_THAT(error_of(path), HasSubstr("D: the files of ranks 0, 1 are missing; got 1 file, of ranks up to 2"));
+  EXPECT_THAT(error_of_opening(path),
+              HasSubstr("D: the files of ranks 0, 1 are missing; got 1 file, of ranks up to 2"));
 
   const std::string whole = read_file(test_data(kLlama2) + "/consolidated.01.pth");
   fs::remove(path + "/consolidated.02.pth");
   fs::copy(test_data(kLlama2) + "/consolidated.00.pth", path + "/consolidated.00.pth");
   for (const std::size_t length : {std::size_t{0}, std::size_t{1000}, whole.size() - 1}) {
     write_file(path + "/consolidated.01.pth", std::string_view(whole).substr(0, length));
-    EXPECT_THAT(error_of(path), HasSubstr("D/consolidated.01.pth")) << length;
+    EXPECT_THAT(error_of_opening(path), HasSubstr("D/consolidated.01.pth")) << length;
   }
   // The archive's checksums reveal a flipped byte of a tensor.
   std::string damaged = whole;
   damaged[whole.size() / 2] = static_cast<char>(damaged[whole.size() / 2] ^ 1);
   write_file(path + "/consolidated.01.pth", damaged);
-  EXPECT_EQ(error_of(path), "");
+  EXPECT_EQ(error_of_opening(path), "");
   EXPECT_EQ(reshard_cli({"verify", path}).exit_code, 1);
 }
 
@@ -159,19 +152,20 @@ TEST_F(Meta, Llama3CutsTheEmbeddingByRows) {
   // Cut neither by rows nor by columns.
   write_rank(path, {{"tok_embeddings.weight", value({3, 3}, 0)}, {"norm.weight", norm}}, 0);
   write_rank(path, {{"tok_embeddings.weight", value({3, 3}, 0)}, {"norm.weight", norm}}, 1);
-  EXPECT_THAT(error_of(path), HasSubstr("tensor 'tok_embeddings.weight': expected rows of 4 columns, or 4/2 columns"));
+  EXPECT_THAT(error_of_opening(path),
+              HasSubstr("tensor 'tok_embeddings.weight': expected rows of 4 columns, or 4/2 columns"));
   // A tensor of no known module.
   write_rank(path, {{"vision.weight", value({3, 3}, 0)}}, 0);
   write_rank(path, {{"vision.weight", value({3, 3}, 0)}}, 1);
-  EXPECT_THAT(error_of(path),
+  EXPECT_THAT(error_of_opening(path),
               HasSubstr("tensor 'vision.weight': is in the files of 2 ranks, and is not a tensor of Llama"));
   // A tensor that one rank lacks, or has in another shape.
   write_rank(path, {{"norm.weight", norm}, {"output.weight", value({2, 4}, 0)}}, 0);
   write_rank(path, {{"norm.weight", norm}}, 1);
-  EXPECT_EQ(error_of(path),
+  EXPECT_EQ(error_of_opening(path),
             "D/consolidated.01.pth: expected tensor 'output.weight', as consolidated.00.pth has it; it is missing");
   write_rank(path, {{"norm.weight", norm}, {"output.weight", value({2, 5}, 0)}}, 1);
-  EXPECT_EQ(error_of(path),
+  EXPECT_EQ(error_of_opening(path),
             "D/consolidated.01.pth: tensor 'output.weight': expected uint8 [2, 4] as in consolidated.00.pth, got uint8 "
             "[2, 5]");
 }
@@ -208,7 +202,7 @@ TEST_F(Mistral, ConsolidatedBecomesTheModel) {
 TEST_F(Mistral, SeveralFilesNeedTheirIndex) {
   fs::rename(path_ + "/consolidated.safetensors", path_ + "/consolidated-00001-of-00002.safetensors");
   fs::copy(path_ + "/consolidated-00001-of-00002.safetensors", path_ + "/consolidated-00002-of-00002.safetensors");
-  EXPECT_THAT(error_of(path_), HasSubstr("consolidated.safetensors.index.json"));
+  EXPECT_THAT(error_of_opening(path_), HasSubstr("consolidated.safetensors.index.json"));
   const TensorValues model = load_checkpoint(path_ + "/consolidated-00001-of-00002.safetensors");
   std::string map;
   for (const auto& [name, value] : model)

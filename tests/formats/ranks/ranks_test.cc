@@ -54,9 +54,7 @@ std::map<std::string, std::vector<int>> contents(const std::string& path) {
 std::string error_of(const std::string& path, const OpenOptions& options = {}) {
   const auto open = open_with(kRanksFormat, path, options);
   if (open) return "";
-  std::string m = open.error().message();
-  for (std::size_t at = m.find(path); at != std::string::npos; at = m.find(path)) m.replace(at, path.size(), "D");
-  return m;
+  return shortened(open.error().message(), path);
 }
 
 // A model on tp=2 with a fused tensor, one cut on dimension 1, a replicated one, and a scalar.
