@@ -64,10 +64,7 @@ Status GgufReader::add(const TensorInfo& info, std::uint32_t file, bool big_endi
   tensor.dtype = info.type->dtype;
   tensor.shape = info.shape;
   tensor.fragments = FragmentList(info.shape.rank());
-  Fragment fragment;
-  fragment.box = whole(info.shape);
-  fragment.strides = row_major_strides(info.shape);
-  fragment.extent = {file, info.offset, info.bytes};
+  Fragment fragment = dense_fragment(whole(info.shape), {file, info.offset, info.bytes});
   fragment.big_endian = big_endian && !info.type->is_quantized() && byte_size(info.type->dtype) > 1;
   tensor.fragments.add(fragment);
   ++types_[info.type->number];

@@ -196,11 +196,7 @@ class HfReader : public TensorFileReader {
 };
 
 Fragment fragment_of(const Dims& origin, const SafetensorsEntry& entry, std::uint32_t file) {
-  Fragment fragment;
-  fragment.box = {origin, entry.shape};
-  fragment.strides = row_major_strides(entry.shape);
-  fragment.extent = {file, entry.offset, entry.length};
-  return fragment;
+  return dense_fragment({origin, entry.shape}, {file, entry.offset, entry.length});
 }
 
 std::string hints_of(const SafetensorsMetadata& metadata) {
@@ -345,14 +341,6 @@ void HfReader::describe_format() {
   if (!hints_.empty()) catalog_.attributes.emplace_back("metadata", hints_);
 }
 
-Fragment whole_at(const Dims& shape, const Extent& extent) {
-  Fragment out;
-  out.box = whole(shape);
-  out.strides = row_major_strides(shape);
-  out.extent = extent;
-  return out;
-}
-
 // Makes each tensor of a published delta that of the decoded bytes, which locate() finds.
 Status HfReader::describe_delta() {
   constexpr std::size_t kStart = 18;  // bytes of a frame that tell its content's size
@@ -378,7 +366,7 @@ Status HfReader::describe_delta() {
     tensor.shape = {bytes};
     tensor.located = false;
     tensor.fragments = FragmentList(1);
-    tensor.fragments.add(whole_at(tensor.shape, extent));
+    tensor.fragments.add(dense_fragment(whole(tensor.shape), extent));
   }
   return {};
 }
@@ -408,7 +396,7 @@ Status HfReader::locate(const std::vector<std::size_t>& tensors, int /*threads*/
       return corrupt(at(file->path(), frame.offset) + ": " + tensor_text(tensor.name) + ": expected " +
                      count_of(bytes, "byte") + ", as the frame says, got " + with_commas(length));
     tensor.fragments = FragmentList(1);
-    tensor.fragments.add(whole_at(tensor.shape, {spool_file_, spooled_, bytes}));
+    tensor.fragments.add(dense_fragment(whole(tensor.shape), {spool_file_, spooled_, bytes}));
     tensor.located = true;
     catalog_.files[spool_file_].size = spooled_ += bytes;
   }

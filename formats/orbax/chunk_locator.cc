@@ -99,11 +99,7 @@ Result<Fragment> ChunkLocator::stored_chunk(const Tensor& tensor, const StoredAr
     out.encoding = stored.encoding;
     return out;
   }
-  Fragment out;
-  out.box = box;
-  out.strides = row_major_strides(box.shape);
-  out.extent = extent;
-  return out;
+  return dense_fragment(box, extent);
 }
 
 // ---- Locating chunks

@@ -26,6 +26,14 @@ std::uint64_t hash_of(std::string_view name) { return std::hash<std::string_view
 
 }  // namespace
 
+Fragment dense_fragment(Box box, const Extent& extent) {
+  Fragment out;
+  out.strides = row_major_strides(box.shape);
+  out.box = std::move(box);
+  out.extent = extent;
+  return out;
+}
+
 bool is_same_data(const Tensor& a, const Tensor& b) {
   if (a.dtype != b.dtype || !a.fragments.has_boxes_of(b.fragments)) return false;
   for (std::size_t i = 0; i < a.fragments.size(); ++i)

@@ -50,6 +50,9 @@ struct Fragment {
   friend bool operator==(const Fragment&, const Fragment&) = default;
 };
 
+// Returns a box whose elements are in the extent one after the other, in row-major order.
+Fragment dense_fragment(Box box, const Extent& extent);
+
 // The extents of one tensor's fragments, in order. A list of one allocates nothing.
 class ExtentList {
  public:

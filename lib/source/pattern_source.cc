@@ -99,9 +99,7 @@ class ValueBytes {
 PatternSource::PatternSource(Catalog catalog) : catalog_(std::move(catalog)) {
   for (std::size_t i = 0; i < catalog_.tensors().size(); ++i) {
     Tensor& tensor = catalog_.tensor(i);
-    Fragment fragment;
-    fragment.box = whole(tensor.shape);
-    fragment.strides = row_major_strides(tensor.shape);
+    Fragment fragment = dense_fragment(whole(tensor.shape), {});
     fragment.extent.length = tensor.bytes();
     tensor.fragments = FragmentList(tensor.shape.rank());
     tensor.fragments.add(fragment);

@@ -49,14 +49,6 @@ class Checksum {
   Xxh3 xxh3_;
 };
 
-Fragment whole_at(const Dims& shape, const Extent& extent) {
-  Fragment out;
-  out.box = whole(shape);
-  out.strides = row_major_strides(shape);
-  out.extent = extent;
-  return out;
-}
-
 // Calls visit(box) with boxes of at most a few MiB that follow one another in row-major order, unless a row is larger.
 template <class Visit>
 Status for_rows(const Tensor& tensor, const Visit& visit) {
@@ -120,7 +112,7 @@ Status PublishedDelta::take_tensors() {
     const std::string what = stored.root + ": changes " + tensor_text(change.name);
     if (!number)
       return unsupported(what + ", which " + model.root +
-                         " lacks: apply it to the Hugging Face model that it was made " + "from");
+                         " lacks: apply it to the Hugging Face model that it was made from");
     if (const Tensor& old = model.tensors()[*number]; old.bytes() != change.bytes())
       return unsupported(what + " of " + count_of(change.bytes(), "byte") + "; " + model.root + " has " +
                          with_commas(old.bytes()) + ": it is not the model that it was made from");
@@ -133,7 +125,7 @@ Status PublishedDelta::take_tensors() {
     const Extent extent = change ? stored.tensors()[*change].fragments.extent(0) : Extent{0, 0, old.bytes()};
     tensor.located = false;
     tensor.fragments = tensor.replicas = FragmentList(old.shape.rank());
-    if (old.elements() > 0) tensor.fragments.add(whole_at(old.shape, extent));
+    if (old.elements() > 0) tensor.fragments.add(dense_fragment(whole(old.shape), extent));
     TRY(catalog_.add(std::move(tensor)));
   }
   return {};
@@ -169,7 +161,7 @@ Status PublishedDelta::locate(const std::vector<std::size_t>& tensors, int threa
     const Extent extent =
         change ? stored_->catalog().tensors()[*change].fragments.extent(0) : Extent{zeros, 0, tensor.bytes()};
     tensor.fragments = FragmentList(tensor.shape.rank());
-    tensor.fragments.add(whole_at(tensor.shape, extent));
+    tensor.fragments.add(dense_fragment(whole(tensor.shape), extent));
   }
   return {};
 }
