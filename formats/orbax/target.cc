@@ -274,7 +274,6 @@ Status OrbaxTarget::seal_gap(const Extent& gap, const EmitBytes& emit) const {
 Status OrbaxTarget::seal(const PayloadCrc&, const EmitBytes& emit) const {
   if (const auto number = assembler_.incomplete())
     return internal_error("chunk " + std::to_string(*number) + " was not written completely");
-  for (std::size_t i = 0; i < gaps_.size() && !is_compressed(); ++i) TRY(seal_gap(gaps_[i], emit));
   for (const Text& text : texts_) {
     Index at = 0;
     TRY(text.write([&](std::string_view bytes) -> Status {

@@ -32,9 +32,8 @@ std::vector<std::size_t> smallest_first(const Conversion& patch) {
 
 // Returns the number of a published version from "weight_v000002" at the end of a path; -1 if it names none.
 Index version_in(const std::string& path) {
-  std::string_view name = path;
-  while (name.ends_with('/')) name.remove_suffix(1);
-  name = name.substr(name.rfind('/') + 1);  // npos + 1 is 0
+  const std::string last = base_name(path);
+  std::string_view name = last;
   return take(name, "weight_v") ? parse_number(name).value_or(-1) : -1;
 }
 
@@ -115,12 +114,15 @@ Status DeltaChain::add_published(const MergeOptions& merge) {
       return usage_error(source.path + ": not a published delta as " + merge.sources[1].path +
                          " is; apply one kind after the other");
     if (before && before->version() != delta->base_version())
-      return usage_error(source.path + ": made from version " + printable(delta->base_version()) + ", but follows " +
-                         "version " + printable(before->version()) + "; give all deltas, in their order");
-    if (!before && parse_number(delta->base_version()) != TRY(version_of(*base_reader_)))
-      return unsupported(source.path + ": made from version " + printable(delta->base_version()) + "; " + base_ +
-                         " is version " + std::to_string(TRY(version_of(*base_reader_))) +
-                         ": apply all versions between them, in their order");
+      return usage_error(source.path + ": made from version " + printable(delta->base_version()) +
+                         ", but follows version " + printable(before->version()) + "; give all deltas, in their order");
+    if (!before) {
+      const Index start = TRY(version_of(*base_reader_));
+      if (parse_number(delta->base_version()) != start)
+        return unsupported(source.path + ": made from version " + printable(delta->base_version()) + "; " + base_ +
+                           " is version " + std::to_string(start) +
+                           ": apply all versions between them, in their order");
+    }
     published_.push_back(source.reader);
     before = delta;
   }
