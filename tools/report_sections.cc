@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "lib/base/file.h"
 #include "lib/base/machine.h"
 #include "lib/base/names.h"
 #include "lib/base/text.h"
@@ -321,22 +322,18 @@ Verdict diff_verdict(const Json& data) {
 // Returns |a - b| / |a| of the model's tensors of each layer in each of `steps`, the data of a diff; kNoValue where a
 // layer has no numbers.
 std::map<Layer, std::vector<double>> layer_changes(std::span<const Json> steps) {
-  struct Squares {
-    double difference = 0, a = 0;
-  };
-  std::map<Layer, std::vector<std::optional<Squares>>> sums;
+  std::map<Layer, std::vector<std::optional<RelativeChange>>> sums;
   for (std::size_t i = 0; i < steps.size(); ++i)
     for (const Json& t : list(steps[i], "tensors")) {
       if (text(t, "kind") != "model" || !t.contains("l2")) continue;
       auto& row = sums[layer_of(text(t, "name"))];
       row.resize(steps.size());
       if (!row[i]) row[i].emplace();
-      row[i]->difference += std::pow(real(t, "l2"), 2), row[i]->a += std::pow(real(t, "l2_a"), 2);
+      row[i]->add(real(t, "l2"), real(t, "l2_a"));
     }
   std::map<Layer, std::vector<double>> out;
   for (const auto& [layer, row] : sums)
-    for (const auto& s : row)
-      out[layer].push_back(!s ? kNoValue : s->difference == 0 ? 0 : std::sqrt(s->difference / s->a));
+    for (const auto& change : row) out[layer].push_back(change ? change->value() : kNoValue);
   return out;
 }
 
@@ -344,9 +341,7 @@ std::map<Layer, std::vector<double>> layer_changes(std::span<const Json> steps) 
 std::vector<std::string> step_names(std::span<const Json> steps) {
   std::vector<std::string> names, numbers;
   for (const Json& step : steps) {
-    std::string path = text(step, "b");
-    while (path.size() > 1 && path.ends_with('/')) path.pop_back();
-    names.push_back(path.substr(path.rfind('/') + 1));
+    names.push_back(base_name(text(step, "b")));
     numbers.push_back(std::to_string(names.size()));
   }
   return std::set(names.begin(), names.end()).size() == names.size() ? names : numbers;
@@ -360,24 +355,30 @@ HtmlCell layer_cell(const std::string& name, std::size_t i, std::size_t n) {
   return {swatch + name_cell(name).html, name};
 }
 
-std::string layer_changes_html(std::span<const Json> steps) {
-  const auto changes = layer_changes(steps);
-  LineChart chart{"Relative change of each layer by step", step_names(steps), {}};
+// Draws the change of each layer, and lists that in the steps `shown` beside the colours of the lines.
+std::string layers_html(const LineChart& chart, const std::set<std::size_t>& shown, const std::string& hint) {
   std::vector<std::string> heads = {"layer"};
-  for (const std::string& step : chart.steps) heads.push_back("#" + step);
+  for (const std::size_t step : shown) heads.push_back("#" + chart.steps[step]);
   HtmlTable table("layers", heads);
-  for (const auto& [layer, values] : changes) {
-    const std::string name = layer_name(layer);
-    std::vector<HtmlCell> row = {layer_cell(name, chart.lines.size(), changes.size())};
-    for (const double v : values) row.push_back(std::isnan(v) ? text_cell("-") : real_cell(v));
+  for (std::size_t i = 0; i < chart.lines.size(); ++i) {
+    const auto& [name, values] = chart.lines[i];
+    std::vector<HtmlCell> row = {layer_cell(name, i, chart.lines.size())};
+    for (const std::size_t step : shown)
+      row.push_back(std::isnan(values[step]) ? text_cell("-") : real_cell(values[step]));
     table.add(row);
-    chart.lines.push_back({name, values});
   }
   if (table.rows() == 0) return {};
-  return html_section("Change by layer",
-                      "<p class=\"hint\">|a-b| / |a| of the model's floating-point tensors of a layer, a step being a "
-                      "checkpoint compared with the one before it.</p>" +
-                          line_chart_html(chart) + table.html());
+  return html_section("Change by layer", "<p class=\"hint\">" + hint + "</p>" + line_chart_html(chart) + table.html());
+}
+
+std::string layer_changes_html(std::span<const Json> steps) {
+  LineChart chart{"Relative change of each layer by step", step_names(steps), {}};
+  std::set<std::size_t> shown;
+  for (std::size_t i = 0; i < steps.size(); ++i) shown.insert(i);
+  for (const auto& [layer, values] : layer_changes(steps)) chart.lines.push_back({layer_name(layer), values});
+  return layers_html(chart, shown,
+                     "|a-b| / |a| of the model's floating-point tensors of a layer, a step being a checkpoint compared "
+                     "with the one before it.");
 }
 
 std::string step_html(const Json& step) {
@@ -455,21 +456,10 @@ std::string watched_layers_html(const Json& data) {
   while (shown.size() > kColumns) shown.erase(shown.begin());
   LineChart chart{"Relative change of each layer since the step before", {}, {}};
   for (const Json& step : steps) chart.steps.push_back(text(step, "name"));
-  std::vector<std::string> heads = {"layer"};
-  for (const std::size_t step : shown) heads.push_back("#" + chart.steps[step]);
-  HtmlTable table("layers", heads);
-  for (std::size_t i = 0; i < layers.size(); ++i) {
-    std::vector<HtmlCell> row = {layer_cell(layers[i], i, layers.size())};
-    for (const std::size_t step : shown)
-      row.push_back(std::isnan(values[i][step]) ? text_cell("-") : real_cell(values[i][step]));
-    table.add(row);
-    chart.lines.push_back({layers[i], values[i]});
-  }
-  if (table.rows() == 0) return {};
-  return html_section("Change by layer",
-                      "<p class=\"hint\">|a-b| / |a| of the tensors of a layer, b being the step and a the one before "
-                      "it of which anything was left.</p>" +
-                          line_chart_html(chart) + table.html());
+  for (std::size_t i = 0; i < layers.size(); ++i) chart.lines.push_back({layers[i], values[i]});
+  return layers_html(chart, shown,
+                     "|a-b| / |a| of the tensors of a layer: b is the step, a is the last step before it whose output "
+                     "or source still existed.");
 }
 
 Verdict watch_verdict(const Json& data) {

@@ -2,6 +2,7 @@
 // The part of a report that is plain HTML: it is read without scripts, and printed.
 #pragma once
 
+#include <cmath>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -15,6 +16,19 @@ namespace reshard::tools {
 using Layer = std::pair<std::string, Index>;
 Layer layer_of(std::string_view tensor);
 std::string layer_name(const Layer& layer);  // "model.layers.3"
+
+// The relative distance |a - b| / |a| of several tensors together.
+class RelativeChange {
+ public:
+  void add(double difference_norm, double a_norm) {
+    difference2_ += difference_norm * difference_norm;
+    a2_ += a_norm * a_norm;
+  }
+  double value() const { return difference2_ == 0 ? 0 : std::sqrt(difference2_ / a2_); }
+
+ private:
+  double difference2_ = 0, a2_ = 0;
+};
 
 // The result of a command in one line.
 struct Verdict {

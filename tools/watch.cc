@@ -229,7 +229,7 @@ class Watch {
     return {};
   }
 
-  // Measures each new output, and its distance from the nearest earlier step of which the output or source is left.
+  // Measures each new output, and how far it is from the step before it.
   Status measure(const std::vector<Step>& complete) {
     for (std::size_t i = 0; i < complete.size() && !interrupted(); ++i) {
       const Step& step = complete[i];

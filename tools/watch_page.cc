@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tools/watch_page.h"
 
-#include <cmath>
-#include <limits>
 #include <set>
 #include <span>
 #include <utility>
@@ -21,15 +19,6 @@ namespace {
 
 constexpr std::string_view kPageRecord = ".reshard-watch-page.json";
 constexpr Index kMaxPageRecordBytes = Index{64} << 20;
-
-// Sums over tensors.
-struct Distance {
-  double difference2 = 0, norm2 = 0;
-  void add(const Comparison::Distance& d) { difference2 += d.l2 * d.l2, norm2 += d.a_l2 * d.a_l2; }
-  double relative() const {
-    return difference2 == 0 ? 0 : norm2 > 0 ? std::sqrt(difference2 / norm2) : std::numeric_limits<double>::infinity();
-  }
-};
 
 void set_files(Json& facts, const std::string& side, const InputFacts& files) {
   facts.set(side + "_files", files.files).set(side + "_bytes", files.bytes);
@@ -125,21 +114,20 @@ Status WatchPage::compare(const std::string& before_path, const std::string& out
                                                    .run = run}));
   const std::vector<Comparison::Distance> distances = TRY(comparison->distances());
   std::vector<std::string> layers;
-  std::map<std::string, Distance> sums;
+  std::map<std::string, RelativeChange> sums;
   Index different = 0, elements = 0;
   for (std::size_t i = 0; i < distances.size(); ++i) {
     const Tensor& tensor = comparison->b().tensors()[comparison->pairs()[i].b];
     const std::string layer = layer_name(layer_of(tensor.name));
     if (!sums.contains(layer)) layers.push_back(layer);
-    sums[layer].add(distances[i]);
-    sums[""].add(distances[i]);
+    for (const std::string& of : {layer, std::string()}) sums[of].add(distances[i].l2, distances[i].a_l2);
     different += distances[i].different;
     elements += tensor.elements();
   }
   if (elements == 0) return {};
   Json moved = Json::object();
-  moved.set("", sums[""].relative());
-  for (const std::string& layer : layers) moved.set(valid_utf8(layer), sums[layer].relative());
+  moved.set("", sums[""].value());
+  for (const std::string& layer : layers) moved.set(valid_utf8(layer), sums[layer].value());
   facts.set("changed", static_cast<double>(different) / static_cast<double>(elements)).set("moved", std::move(moved));
   return {};
 }
