@@ -3,8 +3,8 @@
 A class is built at many configs on torch's meta device, without weights:
 1. at its default config with few layers and experts, the base;
 2. with each member of the config changed alone, which shows what depends on it;
-3. again beside each change that adds tensors ("tie_word_embeddings": false adds a head) or gives a number that the
-   default leaves out;
+3. as in 2, together with each change that adds tensors ("tie_word_embeddings": false adds a head) or that gives a number
+   which the default leaves out;
 4. with several changes at a time, drawn at random. A config that contradicts the rows joins the samples and the rows are
    derived again, until the rows hold for CONFIRMATIONS configs in a row that no derivation has seen;
 5. at its whole default config.
@@ -185,7 +185,7 @@ class Builder:
 
 # ---- configs
 
-# Lists that random configs do not vary, because few values give a model: the rows hold for the default's.
+# Lists that random configs do not vary, because few values give a model: the rows hold only for the default.
 UNVARIED = {"swin": ("depths", "num_heads"), "swinv2": ("depths", "num_heads", "pretrained_window_sizes"),
             "focalnet": ("depths", "focal_levels"), "hgnet_v2": ("depths", "hidden_sizes", "stage_numb_of_layers"),
             "levit": ("depths", "hidden_sizes", "key_dim", "num_attention_heads"), "regnet": ("depths", "hidden_sizes")}

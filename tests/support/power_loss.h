@@ -51,7 +51,7 @@ struct DiskOperation {
   std::string text() const;
 };
 
-// Returns the present calls, of which a rename refuses flags, as on NFS.
+// Returns the system calls in use, except that renaming with flags fails, as on NFS.
 Syscalls without_rename_flags();
 
 // Records the operations below a directory during its lifetime, without syncing. Only one may exist at a time.

@@ -442,7 +442,7 @@ void expect_files(const Files& expected, const Files& got) {
   }
 }
 
-// Returns the present calls, of which those that lengthen a file fill it with the byte 0xa5.
+// Returns the system calls in use, except that a file that grows is filled with the byte 0xa5.
 Syscalls filling_calls() {
   static const auto fill = [](int fd, off_t from, off_t to) {
     const std::string bytes(static_cast<std::size_t>(std::max<off_t>(0, to - from)), '\xa5');
