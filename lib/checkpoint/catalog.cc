@@ -26,10 +26,10 @@ std::uint64_t hash_of(std::string_view name) { return std::hash<std::string_view
 
 }  // namespace
 
-Fragment dense_fragment(Box box, const Extent& extent) {
+Fragment dense_fragment(const Box& box, const Extent& extent) {
   Fragment out;
   out.strides = row_major_strides(box.shape);
-  out.box = std::move(box);
+  out.box = box;
   out.extent = extent;
   return out;
 }

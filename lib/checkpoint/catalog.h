@@ -51,7 +51,7 @@ struct Fragment {
 };
 
 // Returns a box whose elements are in the extent one after the other, in row-major order.
-Fragment dense_fragment(Box box, const Extent& extent);
+Fragment dense_fragment(const Box& box, const Extent& extent);
 
 // The extents of one tensor's fragments, in order. A list of one allocates nothing.
 class ExtentList {

@@ -4,6 +4,8 @@
 #include <span>
 #include <utility>
 
+#include "lib/base/storage/url.h"
+
 namespace reshard {
 
 Result<PathSnapshot> PathSnapshot::look(std::string path) {
@@ -35,8 +37,7 @@ const DirectoryEntry* PathSnapshot::find(std::string_view name) const {
 
 bool PathSnapshot::has_file(std::string_view name) const {
   if (const DirectoryEntry* const e = find(name)) return !e->is_directory;
-  // Listings of web servers leave out such names.
-  if (!name.starts_with('.') || !path_.starts_with("http")) return false;
+  if (!name.starts_with('.') || lists_hidden(path_)) return false;
   const auto there = inside(name);
   return there && (*there)->is_file();
 }

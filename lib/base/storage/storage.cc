@@ -42,10 +42,6 @@ class FailedRoots {
   std::map<std::string, Error> errors_;
 };
 
-// Returns whether listings contain all names. Listing pages of web servers usually leave out those that begin with a
-// dot, which are looked up by name.
-bool lists_hidden(const Url& url) { return !url.root.starts_with("http"); }
-
 std::string text_of(const Url& url) { return url.key.empty() ? url.root : url.root + "/" + url.key; }
 
 }  // namespace
@@ -128,7 +124,7 @@ Result<std::optional<StoredObject>> StoredTree::find(const Url& url) {
     const auto parent = TRY(directory(parent_key(url.key)));
     const auto at = parent->objects.find(name);
     if (at != parent->objects.end()) return std::optional(at->second);
-    if (parent->is_allowed && (lists_hidden(url) || !name.starts_with('.'))) return std::optional<StoredObject>();
+    if (parent->is_allowed && (lists_hidden(url.root) || !name.starts_with('.'))) return std::optional<StoredObject>();
   }
   if (holds_known(url.key)) return std::optional(directory_object(name));
   if (seen) return *seen;
@@ -163,7 +159,7 @@ Result<std::vector<DirectoryEntry>> StoredTree::list(const Url& url) {
   const auto there = TRY(directory(url.key));
   std::map<std::string, DirectoryEntry> out;
   for (const auto& [name, object] : there->objects) out.emplace(name, object.entry);
-  if (!there->is_allowed || !lists_hidden(url)) {
+  if (!there->is_allowed || !lists_hidden(url.root)) {
     const std::string below = url.key.empty() ? "" : url.key + "/";
     const std::lock_guard lock(mutex_);
     for (auto at = found_.lower_bound(below); at != found_.end() && at->first.starts_with(below); ++at)

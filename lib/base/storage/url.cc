@@ -37,6 +37,8 @@ bool is_url(std::string_view path) { return scheme_of(path) != nullptr; }
 
 bool is_bucket_url(std::string_view path) { return path.starts_with("s3://") || path.starts_with("gs://"); }
 
+bool lists_hidden(std::string_view path) { return !path.starts_with("http://") && !path.starts_with("https://"); }
+
 Url parse_url(std::string_view url) {
   const Scheme* const scheme = scheme_of(url);
   if (!scheme) return {};

@@ -14,6 +14,10 @@ bool is_url(std::string_view path);
 // Returns whether outputs can be written to a URL: a bucket's.
 bool is_bucket_url(std::string_view path);
 
+// Returns whether listings of a place contain all names. Listing pages of web servers usually leave out those that
+// begin with a dot, which are looked up by name.
+bool lists_hidden(std::string_view path);
+
 // A parsed URL. `root` is the bucket, repository or host ("s3://bucket"), `key` the path inside it without slashes at
 // its ends ("a/b"). `is_directory` is set if the URL ends in a slash, so that it cannot mean an object.
 struct Url {
