@@ -1,5 +1,5 @@
 """Generates with vLLM from training checkpoints by reshard's load format and its weight transfer engine, and from the
-converted model by vLLM's own loader, and checks that the tokens are the same.
+converted model by vLLM's own loader, and checks that the tokens are the same, and that each of two ranks reads its part.
 
 usage: vllm_serve.py RESHARD                  (in an environment with vLLM for CPUs and the reshard package: vllm_venv.sh)
        vllm_serve.py RESHARD --time ROUNDS    also prints the time to the first token of a model of 1.1 GB in bfloat16
@@ -7,6 +7,7 @@ usage: vllm_serve.py RESHARD                  (in an environment with vLLM for C
 import glob
 import json
 import os
+import re
 import shutil
 import statistics
 import subprocess
@@ -56,7 +57,7 @@ def generate(model, update=(), tokens=8, dtype="float32", **how):
 
 
 def generated(directory, model, **how):
-    """The same in a process of its own, whose times do not depend on what came before."""
+    """The same in a process of its own, whose times do not depend on what came before, and the GB that each rank has read."""
     environment = dict(os.environ, VLLM_CPU_KVCACHE_SPACE="1", VLLM_PLUGINS="reshard",
                        VLLM_ENABLE_V1_MULTIPROCESSING="0")  # fmt: skip
     if how.get("tensor_parallel_size") == 2:
@@ -65,7 +66,21 @@ def generated(directory, model, **how):
     done = subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True)
     if done.returncode != 0:
         sys.exit(f"vllm: {how} failed:\n{done.stdout[-4000:]}\n{done.stderr[-8000:]}")
-    return json.loads(done.stdout.rsplit(MADE, 1)[1].splitlines()[0])  # vLLM prints more when it ends
+    made, seconds = json.loads(done.stdout.rsplit(MADE, 1)[1].splitlines()[0])  # vLLM prints more when it ends
+    return made, seconds, [float(gb) for gb in re.findall(r"reshard read ([0-9.]+) GB", done.stdout + done.stderr)]
+
+
+def gb_of_ranks(directory, ranks):
+    """What each of the ranks holds of the model: of all but the norms its part."""
+    total = 0
+    for file in glob.glob(os.path.join(directory, "model", "*.safetensors")):
+        with open(file, "rb") as f:
+            header = json.loads(f.read(int.from_bytes(f.read(8), "little")))
+        for name, entry in header.items():
+            if name != "__metadata__":
+                begin, end = entry["data_offsets"]
+                total += (end - begin) / (1 if "norm" in name else ranks)
+    return [round(total / 1e9, 6)] * ranks
 
 
 def streamed(source, **how):
@@ -86,21 +101,23 @@ def main(reshard, rounds):
         run("convert", "dcp", "model", "--to", "hf", "--config", "config/config.json")
         write_other(directory)
 
-        expected, _ = generated(directory, "model")
+        expected, _, _ = generated(directory, "model")
         cases = {name: ("config", streamed(name)) for name in SAVED}
-        cases["dcp, tp=2"] = ("config", streamed("dcp", tensor_parallel_size=2))
+        cases |= {f"{name}, tp=2": ("config", streamed(name, tensor_parallel_size=2)) for name in SAVED}
         wrong = []
         for name, (model, how) in cases.items():
-            made, _ = generated(directory, model, **how)
-            print(f"vllm, {name}: {'same tokens' if made == expected else made}", flush=True)
-            wrong += [name] if made != expected else []
+            made, _, read = generated(directory, model, **how)
+            ranks = how.get("tensor_parallel_size", 1)
+            print(f"vllm, {name}: {'same tokens' if made == expected else made}, GB read: {read}", flush=True)
+            wrong += [name] if made != expected or read != gb_of_ranks(directory, ranks) else []
 
-        before, _ = generated(directory, "other")
-        made, _ = generated(directory, "other", update=["dcp", "other", "megatron"])
+        before, _, _ = generated(directory, "other")
+        made, _, _ = generated(directory, "other", update=["dcp", "other", "megatron"])
         same = made == [before[0], expected[0], before[0], expected[0]]
         print(f"vllm, other weights while it runs: {'same tokens' if same else made}", flush=True)
         if wrong or not same or before == expected:
-            sys.exit(f"vllm: tokens differ: expected {expected}, of the other model {before}")
+            sys.exit(f"vllm: differs: {wrong}; expected {expected}, of the other model {before}; each of two ranks reads "
+                     f"{gb_of_ranks(directory, 2)} GB")  # fmt: skip
         if rounds:
             time_first_token(directory, run, rounds)
 

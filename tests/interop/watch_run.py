@@ -1,10 +1,11 @@
-"""A real training run under `reshard watch`, which is killed again and again.
+"""A real training run under `reshard watch`, both of which are killed again and again.
 
-usage: watch_run.py RESHARD [--kills N] [--steps N] [--seed N]
+usage: watch_run.py RESHARD [--kills N] [--trainer-kills N] [--steps N] [--seed N]
 
 torch trains a small Llama for 60 steps and saves every 5 as DCP, while `reshard watch` converts the saves, keeps some and
 removes others with their sources. The watch and all that it has started are killed (SIGKILL) at random times and started
-again. At the end:
+again, and so is the trainer, which resumes from its newest complete save and overwrites the one that it left half-written.
+At the end:
   each save was converted exactly once, and its output had the bits of the model that was trained;
   what was removed had been converted and proven, and the newest and the kept are there;
   the older of these have no optimizer any more, and the newest are as torch saved them;
@@ -32,9 +33,25 @@ def config(hidden=64, layers=2, dtype="float32"):
             "max_position_embeddings": 64, "tie_word_embeddings": False, "torch_dtype": dtype}  # fmt: skip
 
 
-def train(run, steps, pause=0.0, every=SAVE_EVERY, first=1, digests=None, models=None, **shape):
+def resumed(run, model, optimizer):
+    """Loads the newest complete save, if there is one. Returns its step, or 0."""
+    import torch
+    import torch.distributed.checkpoint as dcp
+
+    newest = max((int(path.parent.name.rsplit("-", 1)[1]) for path in run.glob("step-*/.metadata")), default=0)
+    if newest:
+        for p in model.parameters():
+            optimizer.state[p] = {"step": torch.zeros(()), "exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
+        state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": 0}
+        dcp.load(state, checkpoint_id=run / f"step-{newest}")
+        optimizer.load_state_dict(state["optimizer"])
+    return newest
+
+
+def train(run, steps, pause=0.0, every=SAVE_EVERY, first=1, digests=None, models=None, mark=None, **shape):
     """Trains a Llama and saves it with its optimizer as run/step-N, from step `first` on. Writes the digests of its tensors to digests/N.json.
 
+    With `mark`, resumes from the newest save, and creates this file when it begins to train.
     Waits while a save that is still to be kept has no output below `models`: on a busy machine, the watch would find it only
     when others are kept.
     """
@@ -48,7 +65,13 @@ def train(run, steps, pause=0.0, every=SAVE_EVERY, first=1, digests=None, models
     model = transformers.LlamaForCausalLM(made).to(getattr(torch, config(**shape)["torch_dtype"]))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     pattern = torch.arange(made.vocab_size).roll(1)  # a fixed token follows each, so the model can learn
-    for step in range(1, steps + 1):
+    last = 0
+    if mark:
+        last = resumed(run, model, optimizer)
+        mark.touch()
+    for step in range(last + 1, steps + 1):
+        if mark:
+            torch.manual_seed(step)
         tokens = torch.randint(made.vocab_size, (4, 1))
         tokens = torch.cat([tokens, pattern[tokens], pattern[pattern[tokens]]], dim=1)
         model(input_ids=tokens, labels=tokens).loss.backward()
@@ -88,7 +111,7 @@ class Run:
 
     def __init__(self, reshard, directory):
         self.run, self.models, self.digests = (directory / name for name in ("run", "models", "digests"))
-        self.log, self.events = directory / "proven", directory / "events"
+        self.log, self.events, self.mark = directory / "proven", directory / "events", directory / "trains"
         for made in (self.run, self.digests):
             made.mkdir()
         (directory / "config.json").write_text(json.dumps(config()))
@@ -108,6 +131,10 @@ class Run:
         os.killpg(child.pid, signal.SIGKILL)
         if child.wait() != -signal.SIGKILL:
             sys.exit(f"watch ended by itself with {child.returncode}:\n{self.events.read_text()}")
+
+    def train(self, steps, pause):
+        return subprocess.Popen([sys.executable, "-W", "ignore", os.path.abspath(__file__), "--train", self.run, self.digests,
+                                 self.models, self.mark, str(steps), str(pause)])  # fmt: skip
 
     def faults(self, steps):
         """Yields what is not as it should be at the end."""
@@ -137,6 +164,7 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("reshard", type=os.path.abspath)
     parser.add_argument("--kills", type=int, default=30)
+    parser.add_argument("--trainer-kills", type=int, default=8)
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
@@ -145,13 +173,20 @@ def main():
         it = Run(args.reshard, pathlib.Path(directory))
         waits = [chance.uniform(0.02, 1.0) for _ in range(args.kills)]
         pause = sum(waits) / args.steps
-        trainer = subprocess.Popen([sys.executable, "-W", "ignore", os.path.abspath(__file__), "--train", it.run, it.digests, it.models,
-                                    str(args.steps), str(pause)])  # fmt: skip
+        trainer = it.train(args.steps, pause)
+        both = chance.sample(range(args.kills), args.trainer_kills)
         try:
             while not any(it.run.iterdir()) and trainer.poll() is None:
                 time.sleep(0.05)
-            for wait in waits:
+            for k, wait in enumerate(waits):
                 it.kill_after(wait)
+                if k in both:
+                    trainer.kill()
+                    trainer.wait()
+                    it.mark.unlink()
+                    trainer = it.train(args.steps, pause)
+                    while not it.mark.exists() and trainer.poll() is None:
+                        time.sleep(0.05)
             last = it.watch()
             code = trainer.wait()
             last.terminate()
@@ -165,13 +200,14 @@ def main():
         faults = list(it.faults(args.steps))
         if faults:
             sys.exit("\n".join(faults))
-    print(f"watch: {args.steps // SAVE_EVERY} saves, {args.kills} kills, each save converted once and proven")
+    print(f"watch: {args.steps // SAVE_EVERY} saves, {args.kills} kills, {args.trainer_kills} of the trainer; each save converted "
+          "once and proven")  # fmt: skip
 
 
 if __name__ == "__main__":
     if sys.argv[1] == "--train":
-        run, digests, models = map(pathlib.Path, sys.argv[2:5])
-        train(run, int(sys.argv[5]), float(sys.argv[6]), digests=digests, models=models)
+        run, digests, models, mark = map(pathlib.Path, sys.argv[2:6])
+        train(run, int(sys.argv[6]), float(sys.argv[7]), digests=digests, models=models, mark=mark)
     elif sys.argv[1] == "--compare":
         compare(*map(pathlib.Path, sys.argv[2:5]))
     else:

@@ -9,6 +9,7 @@ import ast
 import collections.abc
 import concurrent.futures
 import contextlib
+import copy
 import ctypes
 import dataclasses
 import errno
@@ -19,6 +20,7 @@ import json
 import os
 import pathlib
 import pickle
+import random
 import re
 import shutil
 import signal
@@ -981,10 +983,18 @@ class Served(Case):
             def __init__(self, load_config):
                 self.extra = load_config.model_loader_extra_config
 
+            def load_weights(self, model, model_config):
+                model.load_weights(self.get_all_weights(model_config, model))
+
+        class Logger:
+            def info(self, text, *values):
+                said.append(text % values)
+
+        said = []
         base = types.SimpleNamespace(WeightTransferInitInfo=object, WeightTransferUpdateInfo=object, WeightTransferEngine=Engine)
         nothing = dict.fromkeys(("initialize_layerwise_reload", "finalize_layerwise_reload"), lambda *_: None)
         modules = {
-            **package("vllm"), **package("vllm.distributed"), **package("vllm.distributed.weight_transfer", base=base),
+            **package("vllm"), **package("vllm.logger", init_logger=lambda name: Logger()), **package("vllm.distributed"), **package("vllm.distributed.weight_transfer", base=base),
             **package("vllm.distributed.weight_transfer.factory", WeightTransferEngineFactory=Factory),
             **package("vllm.model_executor"), **package("vllm.model_executor.model_loader.reload", **nothing),
             **package("vllm.model_executor.model_loader", register_model_loader=lambda name: lambda kind: formats.update({name: kind})),
@@ -1003,7 +1013,10 @@ class Served(Case):
             extra = {"source": str(self.saved), "chunk_bytes": 1, "num_threads": 2}
             loader = formats["reshard"](types.SimpleNamespace(model_loader_extra_config=extra))
             self.assertEqual(loader.extra, {"num_threads": 2})
-            check(dict(loader.get_all_weights(config, None)))
+            model = Model()
+            loader.load_weights(model, config)
+            self.assertEqual(said, [f"reshard read 0.000000 GB of {self.saved}"])  # lazy tensors, of which none is used yet
+            check(model.loaded)
             with self.assertRaisesRegex(ValueError, "source"):
                 formats["reshard"](types.SimpleNamespace(model_loader_extra_config={}))
             engine = engines["reshard"]()
@@ -1012,6 +1025,118 @@ class Served(Case):
             engine.update_weights({"source": str(self.saved), "options": {"chunk_bytes": 1 << 16}})
             engine.finish_weight_update()
             check(engine.model.loaded)
+
+    @unittest.skipUnless(HAS_TORCH, "no torch")
+    def test_lazy_tensors_are_like_tensors_in_memory(self):
+        """Chains of random operations on both."""
+        import torch
+
+        import reshard._lazy
+
+        torch.manual_seed(0)
+        shapes = {"bfloat16": (12, 10), "float32": (4, 6, 8), "float64": (24,), "int64": (), "uint8": (6, 4), "float16": (2, 3, 4, 5),
+                  "bool": (0, 4), "float8_e4m3fn": (8, 8)}  # fmt: skip
+        kept = {name: (torch.randn(shape) * 9).to(getattr(torch, name)) for name, shape in shapes.items()}
+        torch_save = self.tmp / "kept.pt"
+        torch.save(kept, torch_save)
+
+        def operations(chance, t):
+            """Yields functions of a tensor that suit a tensor like t."""
+            yield lambda x: x.reshape(-1)
+            yield lambda x: x.unsqueeze(0)
+            yield lambda x: x[None]
+            yield lambda x: x.contiguous()
+            yield lambda x: x.detach().data
+            yield lambda x: x.to(torch.float32)
+            yield lambda x: x.mul_(2) if x.dtype.is_floating_point and x.element_size() > 1 else x
+            yield lambda x: copy.deepcopy(x)
+            if t.dim() == 0:
+                return
+            dim = chance.randrange(-t.dim(), t.dim())
+            start = chance.randrange(t.shape[dim] + 1)
+            length = chance.randrange(t.shape[dim] - start + 1)
+            order = chance.sample(range(t.dim()), t.dim())
+            pieces = chance.randint(1, 4)
+            yield lambda x: x.narrow(dim, start, length)
+            yield lambda x: x[..., start:]
+            yield lambda x: x[start - t.shape[0]:start + length]
+            yield lambda x: x[::2]
+            yield lambda x: x.permute(order)
+            yield lambda x: x.transpose(dim, 0)
+            yield lambda x: x.chunk(pieces, dim)[0]
+            yield lambda x: x.chunk(pieces, dim)[-1]
+            yield lambda x: x.split(max(1, length), dim)[-1]
+            if t.dim() == 2:
+                yield lambda x: x.t()
+            if t.shape[dim]:
+                yield lambda x: x.select(dim, start - t.shape[dim]) if start < t.shape[dim] else x
+                yield lambda x: x.index_select(dim, torch.tensor([0, t.shape[dim] - 1]))
+
+        def same(got, expected):
+            flat = [torch.empty(t.shape, dtype=t.dtype).copy_(t).reshape(-1).view(torch.uint8) for t in (got, expected)]
+            return got.shape == expected.shape and got.dtype == expected.dtype and flat[0].equal(flat[1])
+
+        still_lazy = 0
+        with reshard.open(torch_save) as checkpoint, unittest.mock.patch.object(reshard._lazy, "_COPIED", 64):
+            for seed in range(600):
+                chance = random.Random(seed)
+                name = chance.choice(sorted(shapes))
+                lazy, real = reshard._lazy.lazy_tensor(checkpoint[name]), kept[name].clone()
+                for _ in range(chance.randint(1, 5)):
+                    operation = chance.choice(list(operations(chance, real)))
+                    lazy, real = operation(lazy), operation(real)
+                still_lazy += isinstance(lazy, reshard._lazy.LazyTensor)
+                self.assertTrue(same(lazy, real), seed)
+                for dtype in (real.dtype, torch.float64):  # copy_() in one read and in pieces, into rows and into columns
+                    for made in (torch.zeros(real.shape), torch.zeros(real.shape[::-1]).permute(list(range(real.dim()))[::-1])):
+                        made = made.to(dtype)
+                        self.assertTrue(same(made.clone().copy_(lazy), made.clone().copy_(real)), seed)
+        self.assertGreater(still_lazy, 100)
+
+    @unittest.skipUnless(HAS_TORCH, "no torch")
+    def test_what_is_not_used_of_a_lazy_stream_is_not_read(self):
+        import torch
+
+        from reshard._stream import lazy_stream
+
+        config = self.tmp / "model/config.json"
+        expected = reshard.load(self.tmp / "model", framework="torch")
+        rank, ranks = 1, 2
+        for source in (self.saved, self.tmp / "model"):
+            read, whole = [], 0
+            for name, tensor in lazy_stream(source, config=config, count=read.append):
+                dim = 1 if tensor.dim() > 1 and ("o_proj" in name or "down_proj" in name) else 0
+                n = tensor.shape[dim] // ranks if tensor.dim() > 1 else tensor.shape[0]
+                start = rank * n if tensor.dim() > 1 else 0
+                parameter = torch.nn.Parameter(torch.zeros(expected[name].narrow(dim, start, n).shape, dtype=tensor.dtype))
+                parameter.data.copy_(tensor.narrow(dim, start, n))
+                self.assertTrue(parameter.data.equal(expected[name].narrow(dim, start, n)), name)
+                whole += parameter.nbytes
+            self.assertEqual(sum(read), whole)
+            self.assertLess(sum(read), 0.51 * sum(t.nbytes for t in expected.values()))
+        read = []
+        computed = dict(lazy_stream(self.saved, config=config, dtype="float32", count=read.append))  # as stream() does it
+        self.assertTrue(all(computed[name].equal(t.float()) for name, t in expected.items()))
+        self.assertEqual(sum(read), 2 * sum(t.nbytes for t in expected.values()))
+
+    @unittest.skipUnless(HAS_TORCH, "no torch")
+    def test_a_lazy_stream_leaves_out_what_is_tied_and_only_that(self):
+        import torch
+
+        from reshard._stream import lazy_stream
+
+        state = dict(reshard.load(self.tmp / "model", framework="torch"))
+        config = json.loads((self.tmp / "model/config.json").read_text()) | {"tie_word_embeddings": True}
+        path = self.tmp / "tied/config.json"
+        path.parent.mkdir()
+        path.write_text(json.dumps(config))
+        torch.save(state, self.tmp / "head.pt")
+        torch.save(state | {"lm_head.weight": state["model.embed_tokens.weight"].clone()}, self.tmp / "tied.pt")
+        streamed = dict(lazy_stream(self.tmp / "tied.pt", config=path))
+        self.assertEqual(streamed.keys(), reshard.load(self.tmp / "tied.pt", names="hf", config=path).keys())
+        self.assertNotIn("lm_head.weight", streamed)
+        with self.assertRaisesRegex(reshard.CorruptError, "lm_head.weight"):
+            dict(lazy_stream(self.tmp / "head.pt", config=path))
 
     @unittest.skipUnless(HAS_TORCH and importlib.util.find_spec("transformers"), "no transformers")
     def test_transformers_makes_the_model(self):

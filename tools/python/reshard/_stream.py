@@ -3,11 +3,15 @@
 
 import re
 
-from . import _checkpoint
-from ._errors import CorruptError
+from . import _checkpoint, _reshard
+from ._errors import CorruptError, UnsupportedError
 from ._load import _glob_escaped, load
+from ._words import path_of, words_of
 
 _LAYER = re.compile(r".*?\.\d+\.")
+_OF_OPEN = ("strip_prefix", "rename", "weights", "source_layout", "source_mesh")
+_OF_VIEW = ("config", "family", "family_file", "include", "exclude", "keep_unknown")
+_COMPARED = 16 << 20  # bytes of two tied tensors that are compared at once
 
 
 def _groups(tensors, most_bytes):
@@ -40,7 +44,7 @@ def stream(path, *, names="hf", chunk_bytes=1 << 30, framework=None, device=None
 
     Example: model.load_weights(reshard.stream("step-1000", framework="torch"))
     """
-    opening = {k: options[k] for k in ("strip_prefix", "rename", "weights", "source_layout", "source_mesh") if k in options}
+    opening = {k: options[k] for k in _OF_OPEN if k in options}
     with _checkpoint.open(path, part=part, **opening) as checkpoint:
         tensors = [(name, tensor.nbytes) for name, tensor in checkpoint.items()]
     seen = set()
@@ -52,3 +56,55 @@ def stream(path, *, names="hf", chunk_bytes=1 << 30, framework=None, device=None
                 raise CorruptError(f"{path}: tensor {name!r} comes from several layers of the checkpoint; use load()", path)
             seen.add(name)
             yield name, loaded.pop(name)
+
+
+def lazy_stream(path, *, count=lambda nbytes: None, names="hf", chunk_bytes=1 << 30, part="model", **options):
+    """Yields what stream(framework="torch") yields, as tensors of which only the part that is used is read (LazyTensor).
+
+    Tensors that must be computed, or that options such as dtype= change, are read as stream() does. `count` is called with
+    the number of bytes of each read.
+    """
+    viewed = _viewed(path, names, part, options)
+    if viewed is None:
+        for name, tensor in stream(path, names=names, chunk_bytes=chunk_bytes, framework="torch", part=part, **options):
+            count(tensor.nbytes)
+            yield name, tensor
+        return
+    from ._lazy import lazy_tensor
+
+    for tensor in viewed:
+        yield tensor.name, lazy_tensor(tensor, count)
+
+
+def _viewed(path, names, part, options):
+    """Returns the tensors of a load with these options as tensors of a view, or None if a view does not have them all."""
+    if set(options) - {*_OF_OPEN, *_OF_VIEW, "memory", "threads"}:
+        return None
+    words = words_of(dict(options, names=names, part=part))
+    loaded = {name: facts for name, *facts in _reshard.Load.prepare(path_of(path), words, 0, "cpu", False).tensors()}
+    checkpoint = _checkpoint.open(path, part=part, **{k: v for k, v in options.items() if k in _OF_OPEN})
+    try:
+        view = checkpoint.view(names=names, **{k: v for k, v in options.items() if k in _OF_VIEW})
+    except UnsupportedError:
+        return None
+    if any(name not in view or (view[name].dtype, view[name].shape) != tuple(facts[:2]) for name, facts in loaded.items()):
+        return None
+    for name in view:
+        if name not in loaded:
+            _check_tied(view, name, loaded)
+    return [view[name] for name in loaded]
+
+
+def _check_tied(view, name, loaded):
+    """Fails if a tensor that a load leaves out, because the model has it twice, is equal to no other."""
+    tensor = view[name]
+    others = [view[other] for other in loaded if (view[other].dtype, view[other].shape) == (tensor.dtype, tensor.shape)]
+    if not any(_equal(tensor, other) for other in others):
+        raise CorruptError(f"{view.path}: tensor {name!r} is equal to no other of its shape, but the model ties it to one; "
+                           "if it is not tied, set tie_word_embeddings in config.json to false", view.path, name)  # fmt: skip
+
+
+def _equal(a, b):
+    rows = max(1, _COMPARED // max(1, a.nbytes // len(a))) if a.shape else 1
+    parts = [slice(at, at + rows) for at in range(0, len(a), rows)] if a.shape else [()]
+    return all(a[part].tobytes() == b[part].tobytes() for part in parts)

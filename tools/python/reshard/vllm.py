@@ -4,8 +4,9 @@
     vllm serve MODEL --load-format reshard --model-loader-extra-config '{"source": "step-1000"}'
 
 MODEL is a directory with the config and the tokenizer. vLLM finds this module by the entry point `vllm.general_plugins`.
-The extra config may also have `chunk_bytes`, the options of reshard.load(), and those of vLLM's default loader. Each
-tensor-parallel rank reads all tensors and keeps its own part, as vLLM's default loader does.
+The extra config may also have `chunk_bytes`, the options of reshard.load(), and those of vLLM's default loader. Each rank
+reads the part of each tensor that vLLM's weight loaders keep. Tensors that must be computed (dequantized, joined, converted by
+dtype) and those whose loaders want all elements are read whole, `chunk_bytes` of them at once.
 
 With --weight-transfer-config '{"backend": "reshard"}' a server that runs takes the weights of another step, by vLLM's
 calls start_weight_update, update_weights and finish_weight_update:
@@ -39,18 +40,24 @@ def __getattr__(name):
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-def _stream(source, model_config, options):
-    """Yields a checkpoint's tensors under Hugging Face names, checked against the config of vLLM's model."""
-    from ._stream import stream
+def _stream(source, model_config, options, count=lambda nbytes: None):
+    """Yields a checkpoint's tensors under Hugging Face names, checked against the config of vLLM's model.
+
+    `count` is called with the number of bytes of each read.
+    """
+    from ._stream import lazy_stream
 
     config = os.path.join(model_config.model, "config.json")
     if os.path.exists(config):
         options = {"config": config, **options}
-    return stream(source, framework="torch", **options)
+    return lazy_stream(source, count=count, **options)
 
 
 def _loader():
+    from vllm.logger import init_logger
     from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
+
+    logger = init_logger("vllm." + __name__)  # vLLM shows the messages of its own loggers
 
     class ReshardModelLoader(DefaultModelLoader):
         """Is vLLM's default loader, which checks that all parameters are loaded, with another source of tensors."""
@@ -63,13 +70,21 @@ def _loader():
             usual = copy.copy(load_config)
             usual.model_loader_extra_config = {k: options.pop(k) for k in _LOADERS_OWN if k in options}
             self._options = options
+            self._bytes = 0
             super().__init__(usual)
 
         def download_model(self, model_config):
             """Does nothing: tensors are read when they are loaded."""
 
         def get_all_weights(self, model_config, model):
-            return _stream(self._source, model_config, self._options)
+            return _stream(self._source, model_config, self._options, self._count)
+
+        def load_weights(self, model, model_config):
+            super().load_weights(model, model_config)
+            logger.info("reshard read %.6f GB of %s", self._bytes / 1e9, self._source)
+
+        def _count(self, nbytes):
+            self._bytes += nbytes
 
     return ReshardModelLoader
 
