@@ -1150,6 +1150,36 @@ class Served(Case):
         self.assertEqual(set(state), set(expected))
         self.assertTrue(all(torch.equal(state[n].view(torch.uint8), t.view(torch.uint8)) for n, t in expected.items()))
 
+    @unittest.skipUnless(HAS_TORCH and importlib.util.find_spec("transformers"), "no transformers")
+    def test_transformers_makes_models_of_types_without_a_family(self):
+        """An encoder-decoder with tied embeddings and a vision model, below prefixes of trainers and wrappers."""
+        import torch
+        import transformers
+
+        import reshard.transformers
+
+        small = {"num_hidden_layers": 1, "num_attention_heads": 2, "hidden_size": 16, "intermediate_size": 32}
+        models = (
+            transformers.T5ForConditionalGeneration(transformers.T5Config(vocab_size=64, d_model=16, d_kv=8, d_ff=32, num_layers=1, num_heads=2)),
+            transformers.ViTForImageClassification(transformers.ViTConfig(image_size=16, patch_size=8, **small)),
+        )
+        known = {t for family in reshard.families() for t in family.model_types}
+        for model in models:
+            self.assertNotIn(model.config.model_type, known)
+            directory = self.tmp / model.config.model_type
+            model.save_pretrained(directory)
+            expected = model.state_dict()
+            for prefix in ("", "module.", "model._orig_mod."):
+                saved = directory / "saved.pt"
+                torch.save({"model": {prefix + name: tensor for name, tensor in expected.items()}, "step": 3}, saved)
+                state = reshard.transformers.load(saved, config=directory).state_dict()
+                self.assertEqual(set(state), set(expected))
+                self.assertTrue(all(torch.equal(state[n], t) for n, t in expected.items()), prefix)
+            gone = next(name for name in expected if name.endswith("layernorm_before.weight") or name.endswith("layer_norm.weight"))
+            torch.save({"model": {name: tensor for name, tensor in expected.items() if name != gone}}, saved)
+            with self.assertRaisesRegex(reshard.CorruptError, re.escape(gone)):
+                reshard.transformers.load(saved, config=directory)
+
 
 class Stored(Case):
     """Checkpoints in a bucket."""
