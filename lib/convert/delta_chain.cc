@@ -78,55 +78,64 @@ Result<DeltaChain> DeltaChain::open(const MergeOptions& merge) {
   DeltaChain out;
   out.base_ = merge.sources.front().path;
   out.base_reader_ = merge.sources.front().reader;
-  if (PublishedDelta::is_one(merge.sources[1].reader->catalog())) {
-    TRY(out.add_published(merge));
-    return out;
-  }
   for (std::size_t s = 1; s < merge.sources.size(); ++s) {
-    const std::string& path = merge.sources[s].path;
-    const auto recorded = recorded_merge(*merge.sources[s].reader);
-    if (!recorded && recorded.error().code() == ErrorCode::kCorrupt) return recorded.error();
-    const Json* const tensors = recorded ? recorded->manifest.find("tensors") : nullptr;
-    if (tensors == nullptr || recorded->merge.expression != delta_options("", "").expression)
-      return unsupported(path + ": not a delta; deltas are written by 'reshard delta OLD NEW D'");
-    out.links_.push_back({path, recorded->merge.sources.back().path, *tensors});
-  }
-  for (std::size_t k = 1; k < out.links_.size(); ++k) {
-    const std::span<const Json::Member> before = TRY(out.links_[k - 1].tensors.as_object());
-    for (const Json::Member& tensor : before) {
-      const Json* const next = out.links_[k].tensors.find(tensor.key);
-      if (next == nullptr || digest_of(&tensor.value, kNew) == digest_of(next, kOld)) continue;
-      return usage_error(out.links_[k].path + ": made from another model than the result of " + out.links_[k - 1].path +
-                         ": their digests of " + tensor_text(tensor.key) + " differ. It was made from " +
-                         printable(out.links_[k].old_path) + "; give all deltas, in the order they were made");
-    }
+    if (dynamic_cast<const PublishedDelta*>(merge.sources[s].reader))
+      TRY(out.add_published(merge, s));
+    else
+      TRY(out.add_link(merge, s));
+    out.deltas_.push_back(merge.sources[s].reader);
   }
   return out;
 }
 
-// Takes the deltas of a chain that trainers published.
-Status DeltaChain::add_published(const MergeOptions& merge) {
-  const PublishedDelta* before = nullptr;
-  for (std::size_t s = 1; s < merge.sources.size(); ++s) {
-    const MergeSource& source = merge.sources[s];
-    const auto* const delta = dynamic_cast<const PublishedDelta*>(source.reader);
-    if (!delta)
-      return usage_error(source.path + ": not a published delta as " + merge.sources[1].path +
-                         " is; apply one kind after the other");
-    if (before && before->version() != delta->base_version())
-      return usage_error(source.path + ": made from version " + printable(delta->base_version()) +
-                         ", but follows version " + printable(before->version()) + "; give all deltas, in their order");
-    if (!before) {
-      const Index start = TRY(version_of(*base_reader_));
-      if (parse_number(delta->base_version()) != start)
-        return unsupported(source.path + ": made from version " + printable(delta->base_version()) + "; " + base_ +
-                           " is version " + std::to_string(start) +
-                           ": apply all versions between them, in their order");
+Status DeltaChain::add_link(const MergeOptions& merge, std::size_t s) {
+  const std::string& path = merge.sources[s].path;
+  const auto recorded = recorded_merge(*merge.sources[s].reader);
+  if (!recorded && recorded.error().code() == ErrorCode::kCorrupt) return recorded.error();
+  const Json* const tensors = recorded ? recorded->manifest.find("tensors") : nullptr;
+  if (tensors == nullptr || recorded->merge.expression != delta_options("", "").expression)
+    return unsupported(path + ": not a delta; deltas are written by 'reshard delta OLD NEW D'");
+  const Link link{s, path, recorded->merge.sources.back().path, recorded->merge.sources.front().path, *tensors};
+  if (!links_.empty() && links_.back().source + 1 == s)
+    for (const Json::Member& tensor : TRY(links_.back().tensors.as_object())) {
+      const Json* const next = link.tensors.find(tensor.key);
+      if (next == nullptr || digest_of(&tensor.value, kNew) == digest_of(next, kOld)) continue;
+      return usage_error(path + ": made from another model than the result of " + links_.back().path +
+                         ": their digests of " + tensor_text(tensor.key) + " differ. It was made from " +
+                         printable(link.old_path) + "; give all deltas, in the order they were made");
     }
-    published_.push_back(source.reader);
-    before = delta;
-  }
+  links_.push_back(link);
   return {};
+}
+
+Status DeltaChain::add_published(const MergeOptions& merge, std::size_t s) {
+  const std::string& path = merge.sources[s].path;
+  const auto& delta = dynamic_cast<const PublishedDelta&>(*merge.sources[s].reader);
+  is_published_ = true;
+  const MergeSource& before = merge.sources[s - 1];
+  if (const auto* const published = dynamic_cast<const PublishedDelta*>(before.reader)) {
+    if (published->version() == delta.base_version()) return {};
+    return usage_error(path + ": made from version " + printable(delta.base_version()) + ", but follows version " +
+                       printable(published->version()) + "; give all deltas, in their order");
+  }
+  // Its checksums are of the tensors that it changes, so the others are proven by the version alone.
+  const bool is_first = s == 1;
+  const Index start = is_first ? TRY(version_of(*base_reader_)) : version_in(links_.back().new_path);
+  if (parse_number(delta.base_version()) == start) return {};
+  const std::string made = path + ": made from version " + printable(delta.base_version()) + "; ";
+  if (is_first)
+    return unsupported(made + base_ + " is version " + std::to_string(start) +
+                       ": apply all versions between them, in their order");
+  return unsupported(made + before.path + " gives " + printable(links_.back().new_path) +
+                     ", whose name is not that of this version (weight_v" + printable(delta.base_version()) +
+                     "): apply the deltas up to it first, to a directory of that name");
+}
+
+// Returns whether a published delta after the last of the others changes a tensor.
+bool DeltaChain::is_changed_later(const std::string& tensor) const {
+  for (std::size_t k = links_.back().source; k < deltas_.size(); ++k)  // deltas_[k] is source k + 1
+    if (!dynamic_cast<const PublishedDelta&>(*deltas_[k]).checksum(tensor).empty()) return true;
+  return false;
 }
 
 Status DeltaChain::check_base(const std::string& tensor, const Digest& digest) const {
@@ -139,7 +148,9 @@ Status DeltaChain::check_base(const std::string& tensor, const Digest& digest) c
 }
 
 Status DeltaChain::check_start(const Conversion& patch, const ConversionSource& source, RunOptions run) const {
-  if (!published_.empty()) return check_published(*base_reader_, published_, run);
+  if (is_published_ && !links_.empty()) TRY(check_dtypes(patch));
+  if (is_published_) TRY(check_published(*base_reader_, deltas_, run));
+  if (links_.empty() || links_.front().source > 1) return {};
   constexpr Index kMostBytes = Index{16} << 20;
   std::vector<std::size_t> chosen;
   std::vector<DigestRequest> requests;
@@ -159,6 +170,16 @@ Status DeltaChain::check_start(const Conversion& patch, const ConversionSource& 
   return {};
 }
 
+// Fails (unsupported) if a tensor's dtype changes: then its digest does not prove a mixed chain.
+Status DeltaChain::check_dtypes(const Conversion& patch) const {
+  for (const PlannedTensor& planned : patch.plan().tensors)
+    if (const Tensor& made = patch.target_view().tensors()[planned.to];
+        made.dtype != patch.merge()->stored.tensors()[planned.from].dtype)
+      return unsupported(tensor_text(made.name) + ": changes its dtype, which cannot be combined with deltas of both " +
+                         "kinds: patch first, then convert");
+  return {};
+}
+
 Status DeltaChain::check(const Conversion& patch, const std::vector<TensorProof>& proofs,
                          const MergeDigests& read) const {
   if (links_.empty()) return {};  // check_start() has proven the result of published deltas
@@ -166,18 +187,21 @@ Status DeltaChain::check(const Conversion& patch, const std::vector<TensorProof>
     const PlannedTensor& planned = patch.plan().tensors[i];
     const Tensor& made = patch.target_view().tensors()[planned.to];
     const std::vector<Digest>& digests = read.of(planned.from);
-    TRY(check_base(made.name, digests.front()));
-    for (std::size_t k = 0; k < links_.size(); ++k) {
-      const std::string expected = recorded_digest(links_[k].tensors.find(made.name));
-      if (expected != digests[k + 1].hex())
-        return corrupt(links_[k].path + ": " + tensor_text(made.name) + ": expected digest " + printable(expected) +
-                       ", got " + digests[k + 1].hex() + ": the delta was damaged or changed; make or copy it again");
+    if (links_.front().source == 1) TRY(check_base(made.name, digests.front()));
+    for (const Link& link : links_) {
+      const std::string expected = recorded_digest(link.tensors.find(made.name));
+      if (const std::string got = digests[link.source].hex(); expected != got)
+        return corrupt(link.path + ": " + tensor_text(made.name) + ": expected digest " + printable(expected) +
+                       ", got " + got + ": the delta was damaged or changed; make or copy it again");
     }
-    if (made.dtype != patch.merge()->stored.tensors()[planned.from].dtype) continue;  // of another dtype than NEW
+    const Tensor& stored = patch.merge()->stored.tensors()[planned.from];
+    if (made.dtype != stored.dtype) continue;  // of another dtype than NEW
+    if (is_changed_later(stored.name)) continue;
     const std::string expected = digest_of(links_.back().tensors.find(made.name), kNew);
     if (expected != proofs[i].target.hex())
       return corrupt(links_.back().path + ": " + tensor_text(made.name) + ": expected digest " + printable(expected) +
-                     " of the new model, got " + proofs[i].target.hex());
+                     " of the new model, got " + proofs[i].target.hex() +
+                     (is_published_ ? ": a delta before it is not of the model that it was made from" : ""));
   }
   return {};
 }

@@ -2573,6 +2573,35 @@ class PublishedDeltas(Case):
         reshard("patch", self.out("base"), first, second, self.out("dcp"), "--to", "dcp", "--names", "torchtitan", "--mesh", "tp=2")
         reshard("diff", self.out("dcp"), out)
 
+    def test_chains_of_both_kinds(self):
+        base, models = self.out("base"), self.models
+        first, second = self.publish(1, models[0], models[1]), self.publish(2, models[1], models[2])
+        one, two, other = (self.out(name) for name in ("models/weight_v000001", "models/weight_v000002", "models/other"))
+        one.parent.mkdir()
+        reshard("patch", base, first, one, "--to", "hf")
+        reshard("patch", one, second, two, "--to", "hf")
+        shutil.copytree(one, other)
+        own = {}
+        for name, (old, new) in {"01": (base, one), "12": (one, two), "0x": (base, other), "20": (two, base)}.items():
+            own[name] = self.out(f"{name}.h5")
+            reshard("delta", old, new, own[name])
+        for k, (deltas, wanted) in enumerate((((first, own["12"]), 2), ((own["01"], second), 2), ((first, own["12"], own["20"]), 0),
+                                              ((own["01"], second, own["20"], own["01"]), 1), ((own["01"], own["12"]), 2))):  # fmt: skip
+            out = self.out(f"both-{k}")
+            reshard("patch", base, *deltas, out, "--to", "hf")
+            self.assertEqual(self.bytes_of(out), models[wanted])
+            reshard("verify", out, "--lineage")
+        none = self.out("x")
+        for deltas, options, code, text in (
+            ((own["0x"], second), (), 4, "weight_v000001"),  # which version it gives is not known
+            ((own["12"], second), (), 4, "made from version 000001"),
+            ((first, own["20"]), (), 3, "expected digest"),  # made from version 2
+            ((own["01"], first), (), 4, "made from version 000000"),
+            ((first, own["12"]), ("--dtype", "float32"), 4, "changes its dtype"),
+        ):
+            self.assertIn(text, reshard("patch", base, *deltas, none, "--to", "hf", *options, code=code))
+            self.assertFalse(none.exists())
+
     def test_others_are_refused(self):
         first = self.publish(1, self.models[0], self.models[1])
         second = self.publish(2, self.models[1], self.models[2])

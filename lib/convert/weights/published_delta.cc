@@ -201,6 +201,9 @@ Status check_published(Reader& base, std::span<Reader* const> deltas, const RunO
       next.resize(sum.size());
       for (std::size_t s = 0; s < sources.size(); ++s) {
         const auto at = sources[s]->catalog().find(tensor.name);
+        if (!at)
+          return unsupported(sources[s]->catalog().root + ": lacks " + tensor_text(tensor.name) +
+                             ", which a published delta changes: make it from models with these names");
         TRY(sources[s]->read(*at, box, s == 0 ? sum : next, scratch));
         if (s > 0) xor_into(sum, next);
         if (s > 0 && deltas[s - 1] == last) break;
