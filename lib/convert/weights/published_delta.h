@@ -53,9 +53,9 @@ class PublishedDelta : public Reader {
   Index zeros_bytes_ = 0;                         // its length
 };
 
-// Applies the deltas, published and others, to the bytes of `base`, and fails (unsupported) if a tensor then has another
-// checksum than the last published delta that changed it records: one of them was made from another model, or is
-// damaged. Reads all of both.
+// Applies the deltas, published and others, to the bytes of `base`, and fails (unsupported) if a tensor then has
+// another checksum than the last published delta that changed it records: one of them was made from another model, or
+// is damaged. Reads all of both.
 Status check_published(Reader& base, std::span<Reader* const> deltas, const RunOptions& run);
 
 }  // namespace reshard
