@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "formats/orbax/chunk_locator.h"
 
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include <algorithm>
 
 #include "formats/encoding/zstd_frame.h"
@@ -20,7 +23,8 @@ constexpr Index kBatch = 4096;  // chunks located at a time
 // Chunks up to the first size, of tensors up to the second, are decoded each time they are read. A target with other
 // cuts or a transpose would decode larger ones many times.
 constexpr Index kMaxInPlace = Index{8} << 20, kMaxTensorInPlace = Index{32} << 20;
-constexpr std::string_view kSpoolName = "(decoded chunks)";
+// Chunks are decoded into memory if this much is left for the job itself, which is what most jobs may take at all.
+constexpr Index kLeftForTheJob = Index{256} << 20;
 
 std::string chunk_text(const Tensor& tensor, const Box& box) { return tensor_text(tensor.name) + " " + to_string(box); }
 
@@ -48,6 +52,14 @@ Status take_crc(const File& file, Extent& extent, const std::string& place) {
   if (crc == recorded) return {};
   return corrupt(place + ": crc32c: expected " + std::to_string(recorded) + ", got " + std::to_string(crc) +
                  ": the bytes changed after they were saved");
+}
+
+// Maps a range of a file in memory, so that its pages count as resident memory of this process.
+std::shared_ptr<const void> map_pages(const File& file, Index begin, Index length) {
+  const auto size = static_cast<std::size_t>(length);
+  void* const pages = ::mmap(nullptr, size, PROT_READ, MAP_SHARED | MAP_POPULATE, file.descriptor(), begin);
+  if (pages == MAP_FAILED) return nullptr;
+  return {pages, [size](void* p) { ::munmap(p, size); }};
 }
 
 }  // namespace
@@ -115,18 +127,43 @@ Status ChunkLocator::make_room(const std::vector<Tensor*>& tensors, const std::s
     bytes = bytes && size ? checked_add(*bytes, *size) : std::nullopt;
   }
   if (bytes == 0) return {};
-  const Index free = TRY(free_space(spool));
-  if (!bytes || *bytes > free)
-    return io_error(spool + ": decoding compressed chunks needs room for " +
-                    (bytes ? human_bytes(*bytes) : "2^63 bytes") + " there, and " + human_bytes(free) + " are free");
-  if (!spool_) {
-    spool_file_ = static_cast<std::uint32_t>(catalog_.files.size());
-    catalog_.files.push_back({std::string(kSpoolName), 0});
-    files_.pin(catalog_.file_path(spool_file_), TRY(File::create_anonymous(spool)));
-    spool_ = TRY(files_.open(catalog_.file_path(spool_file_)));
+  if (!bytes) return unsupported(catalog_.root + ": compressed chunks of 2^63 bytes and more");
+  return make_room_in_memory(*bytes) ? Status() : make_room_on_disk(*bytes, spool);
+}
+
+// Takes memory for decoded chunks if there is a limit and at least as much again is left. Returns whether it did.
+bool ChunkLocator::make_room_in_memory(Index bytes) {
+  const auto left = memory_left();
+  if (!left || bytes > *left / 2 || bytes > *left - kLeftForTheJob) return false;
+  const Index page = ::sysconf(_SC_PAGESIZE);
+  memory_.used = ceil_div(memory_.used, page) * page;
+  if (!extend(memory_, bytes, [] { return File::create_in_memory(); })) return false;
+  auto pages = map_pages(*memory_.open, memory_.used, bytes);
+  if (!pages) return false;
+  memory_.pages.push_back(std::move(pages));
+  spool_ = &memory_;
+  return true;
+}
+
+Status ChunkLocator::make_room_on_disk(Index bytes, const std::string& directory) {
+  if (const Index free = TRY(free_space(directory)); bytes > free)
+    return io_error(directory + ": decoding compressed chunks needs room for " + human_bytes(bytes) + " there, and " +
+                    human_bytes(free) + " are free");
+  spool_ = &disk_;
+  return extend(disk_, bytes, [&] { return File::create_anonymous(directory); });
+}
+
+// Makes a spool longer by `bytes`, after it was created at the first call.
+Status ChunkLocator::extend(Spool& spool, Index bytes, const std::function<Result<File>()>& create) {
+  if (!spool.open) {
+    spool.file = static_cast<std::uint32_t>(catalog_.files.size());
+    File file = TRY(create());
+    catalog_.files.push_back({std::string(spool.name), 0});
+    files_.pin(catalog_.file_path(spool.file), std::move(file));
+    spool.open = TRY(files_.open(catalog_.file_path(spool.file)));
   }
-  catalog_.files[spool_file_].size = spooled_ + *bytes;
-  return spool_->set_length(spooled_ + *bytes);
+  catalog_.files[spool.file].size = spool.used + bytes;
+  return spool.open->set_length(spool.used + bytes);
 }
 
 Status ChunkLocator::locate(const std::vector<Tensor*>& tensors, int threads, const std::string& spool) {
@@ -139,8 +176,8 @@ Status ChunkLocator::locate(const std::vector<Tensor*>& tensors, int threads, co
       const StoredArray& stored = stored_.at(tensors[t]->name);
       const bool is_spooled = !is_read_in_place(*tensors[t], stored.array);
       for (std::size_t i = 0; i < tensors[t]->fragments.size(); ++i) {
-        jobs.push_back({tensors[t], &stored, tensors[t]->fragments.get(i), spooled_});
-        if (is_spooled) spooled_ += chunks_of_item(stored.array) * chunk_bytes(stored.array);
+        jobs.push_back({tensors[t], &stored, tensors[t]->fragments.get(i), spool_->used});
+        if (is_spooled) spool_->used += chunks_of_item(stored.array) * chunk_bytes(stored.array);
       }
     }
     TRY(locate_batch(jobs, threads));
@@ -231,7 +268,7 @@ Status ChunkLocator::decode_to_spool(const Job& job, Fragment& chunk, Index at) 
     return decode_whole(layout, *file, chunk, bytes, at, place);
   if (length != bytes)
     return corrupt(place + ": chunk: expected " + bytes_of(bytes) + ", got " + std::to_string(length));
-  if (is_frame) chunk.extent = {spool_file_, at, bytes};
+  if (is_frame) chunk.extent = {spool_->file, at, bytes};
   return {};
 }
 
@@ -246,7 +283,7 @@ Result<Index> ChunkLocator::decode_frame(const File& file, const Extent& frame, 
     lock.lock();
     TRY(may_take(std::min(window, limit), [&] { return reshard::at(file.path(), frame.offset) + ": a zstd frame"; }));
   }
-  return zstd::decode(file, frame.offset, frame.length, limit, *spool_, at);
+  return zstd::decode(file, frame.offset, frame.length, limit, *spool_->open, at);
 }
 
 // Decodes a chunk of other codecs in memory, then writes it to the spool.
@@ -264,12 +301,12 @@ Status ChunkLocator::decode_whole(const ChunkLayout& layout, const File& file, F
     std::vector<std::byte> decoded(bytes);
     if (const std::size_t length = TRY(unblosc_chunk(stored, decoded, place)); length != decoded.size())
       return corrupt(place + ": chunk: expected " + bytes_of(decoded.size()) + ", got " + std::to_string(length));
-    TRY(spool_->write_at(at, decoded));
+    TRY(spool_->open->write_at(at, decoded));
   } else {
     ChunkDecoder decoder;
-    TRY(spool_->write_at(at, TRY(decoder.decode(stored, {layout.filters, bytes}, place))));
+    TRY(spool_->open->write_at(at, TRY(decoder.decode(stored, {layout.filters, bytes}, place))));
   }
-  chunk.extent = {spool_file_, at, bytes};
+  chunk.extent = {spool_->file, at, bytes};
   return {};
 }
 

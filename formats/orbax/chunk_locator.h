@@ -3,10 +3,12 @@
 // after they are decoded.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -49,8 +51,8 @@ class ChunkLocator {
 
   // Keeps the stored form of a tensor until locate() needs it.
   void keep(const std::string& tensor, StoredArray stored) { stored_.emplace(tensor, std::move(stored)); }
-  // Replaces the chunks and shards of tensors, whose stored forms were kept, by chunks that can be read. Decodes into a
-  // file without a name in the directory `spool`.
+  // Replaces the chunks and shards of tensors, whose stored forms were kept, by chunks that can be read. Decodes into
+  // memory if much of what the process may take is left, else into a file without a name in the directory `spool`.
   Status locate(const std::vector<Tensor*>& tensors, int threads, const std::string& spool);
 
  private:
@@ -63,8 +65,20 @@ class ChunkLocator {
     std::vector<Fragment> chunks = {};
   };
 
+  // A file that chunks are decoded into.
+  struct Spool {
+    std::string_view name;  // in the catalog
+    std::uint32_t file = 0;
+    Index used = 0;
+    std::shared_ptr<const File> open = {};
+    std::vector<std::shared_ptr<const void>> pages = {};  // mapped, if the file is in memory
+  };
+
   Result<Fragment> whole_chunk(const Tensor& tensor, const StoredArray& stored, const Box& box, const Extent& extent);
   Status make_room(const std::vector<Tensor*>& tensors, const std::string& spool);
+  bool make_room_in_memory(Index bytes);
+  Status make_room_on_disk(Index bytes, const std::string& directory);
+  Status extend(Spool& spool, Index bytes, const std::function<Result<File>()>& create);
   Status locate_batch(std::vector<Job>& jobs, int threads);
   Status locate_item(Job& job);
   Status locate_in_shard(Job& job);
@@ -76,9 +90,8 @@ class ChunkLocator {
   Catalog& catalog_;
   FilePool& files_;
   std::unordered_map<std::string, StoredArray> stored_;  // of each tensor that is not located yet
-  std::uint32_t spool_file_ = 0;
-  Index spooled_ = 0;
-  std::shared_ptr<const File> spool_;
+  Spool memory_{"(chunks decoded in memory)"}, disk_{"(decoded chunks)"};
+  Spool* spool_ = &disk_;    // the one that the current locate() decodes into
   std::mutex large_window_;  // held while a frame is decoded that needs much memory
 };
 

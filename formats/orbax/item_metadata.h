@@ -46,8 +46,8 @@ struct Leaf {
 
 struct ItemMetadata {
   std::map<std::string, Leaf, std::less<>> leaves;  // by name
-  bool uses_database = true;                        // false: a directory for each array
-  bool stores_fill_values = false;                  // so a missing chunk is damage
+  std::optional<bool> uses_database;  // false: a directory for each array; null: not said, as by old versions
+  bool stores_fill_values = false;    // so a missing chunk is damage
 };
 // Reads _METADATA; nothing if there is none, as in old checkpoints.
 Result<std::optional<ItemMetadata>> read_item_metadata(const PathSnapshot& item);

@@ -76,6 +76,16 @@ class OrbaxReader : public TensorFileReader {
   ChunkLocator chunks_{catalog_, files_};
 };
 
+// Returns whether an array is stored in a directory and not in a database.
+Result<bool> has_arrays_of_their_own(const PathSnapshot& item) {
+  for (const DirectoryEntry& e : item.entries()) {
+    if (!e.is_directory) continue;
+    const PathSnapshot& array = *TRY(item.inside(e.name));
+    if (array.has_file(kZarr2.substr(1)) || array.has_file(kZarr3.substr(1))) return true;
+  }
+  return false;
+}
+
 Status OrbaxReader::check_finished(const Reading& now) const {
   const PathSnapshot& place = *now.place;
   std::vector<std::string> processes;
@@ -90,9 +100,14 @@ Status OrbaxReader::check_finished(const Reading& now) const {
     return corrupt(place.path() + ": a save that did not finish: " + std::string(kManifest) +
                    " is missing, into which Orbax merges what the processes wrote (" + some_of(processes) +
                    "). Take an earlier step");
-  if (now.metadata && now.metadata->uses_database && !place.entries().empty())
-    return corrupt(place.path() + ": " + std::string(kManifest) + " is missing, and " + std::string(kItemMetadata) +
-                   " says that the arrays are in a database: it was not copied whole");
+  if (!now.metadata || place.entries().empty()) return {};
+  const std::optional<bool> said = now.metadata->uses_database;
+  if (!said && TRY(has_arrays_of_their_own(place))) return {};
+  if (said.value_or(true))
+    return corrupt(place.path() + ": " + std::string(kManifest) + " is missing, and " +
+                   (said ? std::string(kItemMetadata) + " says that the arrays are in a database"
+                         : "no array has a directory of its own") +
+                   ": it was not copied whole");
   return {};
 }
 

@@ -1,6 +1,7 @@
 #include "formats/orbax/orbax.h"
 
 #include <dlfcn.h>
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -8,6 +9,8 @@
 
 #include "formats/orbax/ocdbt.h"
 #include "formats/registry.h"
+#include "lib/base/memory_limit.h"
+#include "lib/base/syscalls.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/digests.h"
 #include "tests/support/ocdbt.h"
@@ -235,6 +238,22 @@ TEST_F(Orbax, ASaveThatDidNotFinishIsNamedAsThat) {
   EXPECT_THAT(error_of_opening(dir_ / "manager"), HasSubstr("the newest complete one is D/5"));
 }
 
+// Old versions of Orbax (0.5, 0.6, 0.7) do not say whether they used a database: the files do.
+TEST_F(Orbax, WithoutAWordOnDatabasesFilesDecide) {
+  const auto forget = [](const std::string& path, const std::string& value) {
+    edit(path + "/_METADATA", "\"use_ocdbt\": " + value + ", ", "");
+  };
+  for (const auto& [name, value] : {std::pair{"files", "false"}, {"zarr2", "true"}, {"two_processes", "true"}}) {
+    const TensorValues whole = load_checkpoint(copy(name));
+    forget(dir_ / name, value);
+    EXPECT_EQ(load_checkpoint(dir_ / name), whole) << name;
+  }
+  fs::remove(dir_ / "zarr2/manifest.ocdbt");
+  fs::remove_all(dir_ / "zarr2/ocdbt.process_0");
+  EXPECT_THAT(error_of_opening(dir_ / "zarr2"),
+              HasSubstr("no array has a directory of its own: it was not copied whole"));
+}
+
 TEST_F(Orbax, SeveralItemsAreKeptApart) {
   const std::string step = copy("manager") + "/5";
   fs::copy(test_data("orbax/v1/state"), step + "/extra", fs::copy_options::recursive);
@@ -243,7 +262,28 @@ TEST_F(Orbax, SeveralItemsAreKeptApart) {
   for (const auto& [name, value] : load_checkpoint(place_of("v1"))) EXPECT_EQ(both.at("extra." + name), value);
 }
 
-// Arrays of more than 32 MiB are decoded once, into an unnamed file.
+// Counts the unnamed files that are created while it lives.
+class UnnamedFiles {
+ public:
+  UnnamedFiles() : scoped_(counting()) { count_ = 0; }
+  int count() const { return count_; }
+
+ private:
+  static inline int count_ = 0;
+  static inline int (*open_)(const char*, int, mode_t) = nullptr;
+  static Syscalls counting() {
+    Syscalls out = sys();
+    open_ = out.open;
+    out.open = [](const char* path, int flags, mode_t mode) {
+      count_ += (flags & O_TMPFILE) == O_TMPFILE;
+      return open_(path, flags, mode);
+    };
+    return out;
+  }
+  const ScopedSyscalls scoped_;
+};
+
+// Arrays of more than 32 MiB are decoded once: into an unnamed file, or into memory if much is granted.
 TEST_F(Orbax, LargeArraysAreDecodedOnce) {
   const std::string path = dir_ / "large";
   const Index rows = 9 << 10, columns = 1 << 10;
@@ -262,10 +302,18 @@ TEST_F(Orbax, LargeArraysAreDecodedOnce) {
     frame += little_endian(header).substr(0, 3) + static_cast<char>(i);
   }
   write_file(path + "/w/0.0", frame);
-  const TensorValues values = load_checkpoint(path);
-  const std::string& bytes = values.at("w").bytes;
-  ASSERT_EQ(bytes.size(), static_cast<std::size_t>(4 * rows * columns));
-  for (std::size_t i = 0; i < bytes.size(); i += 1 << 15) EXPECT_EQ(bytes[i], static_cast<char>(i >> 17));
+  // No limit, hardly more than the arrays and what is resident, and more than enough.
+  for (const auto& [limit, files] :
+       {std::pair<Index, int>{0, 1}, {resident_bytes() + (200 << 20), 1}, {16LL << 30, 0}}) {
+    const UnnamedFiles unnamed;
+    limit_memory(limit);
+    const TensorValues values = load_checkpoint(path);
+    limit_memory(0);
+    EXPECT_EQ(unnamed.count(), files) << limit;
+    const std::string& bytes = values.at("w").bytes;
+    ASSERT_EQ(bytes.size(), static_cast<std::size_t>(4 * rows * columns));
+    for (std::size_t i = 0; i < bytes.size(); i += 1 << 15) EXPECT_EQ(bytes[i], static_cast<char>(i >> 17));
+  }
   write_file(path + "/w/0.0", frame.substr(0, frame.size() - 4));
   const CommandResult r = reshard_cli({"convert", path, dir_ / "out", "--to", "hf", "--family", "none"});
   EXPECT_EQ(r.exit_code, 3);
