@@ -214,7 +214,8 @@ class Watch {
   }
 
   Status convert_and_remove(const std::vector<Step>& complete) {
-    const std::set<std::string> kept = TRY(kept_names(complete));
+    const std::set<std::string> best = TRY(best_steps());
+    const std::set<std::string> kept = kept_names(complete, best);
     for (const Step& step : complete) {
       if (!kept.contains(step.name) && !awaits_then(step.name) && !awaits_record(step.name)) continue;
       TRY(take(step));
@@ -224,7 +225,7 @@ class Watch {
     if (interrupted()) return {};
     if (complete.empty() || !gap_of_checkpoint(complete.back().source).empty())
       return {};  // the newest has changed since; others may be needed
-    if (options_.removes()) TRY(remove_others(complete, kept));
+    if (options_.removes() && knows_best(complete, best)) TRY(remove_others(complete, kept));
     if (options_.without_optimizer_after > 0) TRY(drop_optimizers(complete));
     return {};
   }
@@ -296,18 +297,55 @@ class Watch {
   // Returns whether an output appeared and this process was killed before it was recorded.
   bool awaits_record(const std::string& name) const { return started_.contains(name) && path_exists(output_of(name)); }
 
-  Result<std::set<std::string>> kept_names(const std::vector<Step>& complete) const {
+  // Returns the lines of --keep-best's file, without the spaces around them. None: it is not there yet.
+  Result<std::set<std::string>> best_steps() const {
+    constexpr std::string_view kSpaces = " \t\r";
     std::set<std::string> out;
-    std::set<std::string, std::less<>> best;
-    if (!options_.keep_best.empty())
-      for (const std::string& line : split(TRY(read_whole_file(options_.keep_best, kMaxRecordBytes)), '\n'))
-        best.insert(line);
+    if (options_.keep_best.empty() || !path_exists(options_.keep_best)) return out;
+    for (const std::string& line : split(TRY(read_whole_file(options_.keep_best, kMaxRecordBytes)), '\n'))
+      if (const std::size_t begin = line.find_first_not_of(kSpaces); begin != std::string::npos)
+        out.insert(line.substr(begin, line.find_last_not_of(kSpaces) + 1 - begin));
+    return out;
+  }
+
+  // Returns whether a line of --keep-best's file is a step's number, its name or the path of its source or output.
+  bool means(std::string line, const std::string& name, const std::string& source) const {
+    while (line.size() > 1 && line.ends_with('/')) line.pop_back();
+    const Index number = last_number(name);
+    return line == name || line == source || line == output_of(name) ||
+           (number >= 0 && parse_number(line).value_or(-1) == number);
+  }
+
+  // Returns whether each line of --keep-best's file is known to be a step, or reports the one that is not. The best
+  // step would otherwise be removed because its name is misspelt, or because the file is only about to be written.
+  bool knows_best(const std::vector<Step>& complete, const std::set<std::string>& best) {
+    if (options_.keep_best.empty()) return true;
+    for (const std::string& line : best) {
+      const bool is_step = std::any_of(complete.begin(), complete.end(),
+                                       [&](const Step& step) { return means(line, step.name, step.source); }) ||
+                           std::any_of(done_.begin(), done_.end(), [&](const auto& entry) {
+                             return means(line, entry.first, entry.second.source);
+                           });
+      if (is_step) continue;
+      ++failures_;
+      const std::string text = options_.keep_best + ": '" + line + "' is no complete step of " + run_ +
+                               "; nothing is removed until each line is the number or name of one";
+      if (text != unknown_best_) tell("failed", {}, text);
+      unknown_best_ = text;
+      return false;
+    }
+    return !best.empty();
+  }
+
+  std::set<std::string> kept_names(const std::vector<Step>& complete, const std::set<std::string>& best) const {
+    std::set<std::string> out;
     const std::size_t last = std::max<Index>(1, options_.keep_last);
     for (std::size_t i = 0; i < complete.size(); ++i) {
       const Step& step = complete[i];
       const bool is_kept = !options_.removes() || i + last >= complete.size() ||
                            (options_.keep_every > 0 && step.number % options_.keep_every == 0) ||
-                           best.contains(step.name) || best.contains(std::to_string(step.number));
+                           std::any_of(best.begin(), best.end(),
+                                       [&](const std::string& line) { return means(line, step.name, step.source); });
       if (is_kept) out.insert(step.name);
     }
     return out;
@@ -471,6 +509,7 @@ class Watch {
   std::map<std::string, Backoff> failed_;       // conversions and commands, by the step's name
   std::map<std::string, Backoff> not_small_;    // rewrites without the optimizer, likewise
   int failures_ = 0;                            // of the current pass
+  std::string unknown_best_;                    // the last report of a line of --keep-best's file
   std::optional<WatchPage> page_;               // with --html
   DirectoryEvents events_;
 };

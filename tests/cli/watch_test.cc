@@ -109,6 +109,29 @@ TEST_F(Watch, KeepsWhatIsAskedForAndTheNewestCompleteStep) {
             2);  // it would watch its own output
 }
 
+// The best step must not be removed because of how its file is written, or before that is written.
+TEST_F(Watch, RemovesNothingUntilTheBestStepIsKnown) {
+  for (const int step : {100, 200, 300}) save(step);
+  ASSERT_EQ(watch({}).exit_code, 0);
+  const std::string best = dir_ / "best";
+  const std::vector<std::string> keep = {"--keep-last", "1", "--keep-best", best, "--prune-source"};
+  EXPECT_EQ(watch(keep).exit_code, 0);  // there is no file yet
+  for (const std::string text : {"", "\n  \n", "150", "100\ncheckpoint-200", "step-100.old"}) {
+    write_file(best, text);
+    const CommandResult r = watch(keep);
+    EXPECT_EQ(r.exit_code, text.find_first_not_of("\n ") == std::string::npos ? 0 : 1) << text;
+    EXPECT_THAT(names(run_), ElementsAre("step-100", "step-200", "step-300")) << text;
+  }
+  const std::vector<std::string> good = {" 100 \r\n", source(100) + "/", output(100) + "\n", "00100",
+                                         "\tstep-100\r\n\n"};
+  for (const std::string& text : good) {
+    write_file(best, text);
+    ASSERT_EQ(watch(keep).exit_code, 0) << text;
+    EXPECT_THAT(names(run_), ElementsAre("step-100", "step-300")) << text;
+    EXPECT_THAT(names(models_), ElementsAre("step-100", "step-300")) << text;
+  }
+}
+
 // Two directories that must stay: one that only has a step's name, and a step that a lost record does not prove.
 TEST_F(Watch, RemovesNothingThatItHasNotProven) {
   for (const int step : {100, 200}) save(step);
