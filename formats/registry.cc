@@ -17,6 +17,7 @@
 #include "formats/ranks/ranks.h"
 #include "formats/torch_checkpointing/torch_checkpointing.h"
 #include "formats/vllm/vllm.h"
+#include "lib/base/choices.h"
 #include "lib/base/text.h"
 
 namespace reshard {
@@ -53,7 +54,7 @@ Result<const Format*> find_format(std::string_view name) {
     if (f->name == name) return f;
     if (f->lay_out || f->write_view) names.emplace_back(f->name);
   }
-  return usage_error("unknown format '" + printable(name) + "'; choose one of: " + join(names, ", "));
+  return usage_error("unknown format '" + printable(name) + "'" + choices_text(name, names));
 }
 
 Result<const Format*> recognised_format(const PathSnapshot& place) {

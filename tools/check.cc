@@ -40,9 +40,15 @@ struct Checked {
 };
 
 Result<DType> find_dtype(const std::string& text) {
+  constexpr std::array kDtypes = {DType::kFloat32, DType::kBFloat16,   DType::kFloat16,
+                                  DType::kFloat64, DType::kFloat8E4M3, DType::kFloat8E5M2};
   const auto dtype = dtype_from_user(text);
-  if (dtype && is_floating(*dtype)) return *dtype;
-  return unknown_word("dtype", text, {"float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2"});
+  std::vector<std::string> names;
+  for (const DType known : kDtypes) {
+    if (dtype == known) return known;
+    names.emplace_back(info(known).torch_name);
+  }
+  return unknown_word("dtype", text, names);
 }
 
 Result<FeasibilityRequest> request_of(const CheckOptions& options) {

@@ -7,6 +7,7 @@
 #include <sstream>
 #include <type_traits>
 
+#include "lib/base/choices.h"
 #include "lib/base/file.h"
 #include "lib/base/storage/secret_query.h"
 #include "lib/base/storage/url.h"
@@ -15,20 +16,6 @@
 
 namespace reshard::tools {
 namespace {
-
-// Returns the edit distance of two words: how many letters must be changed, added or removed.
-std::size_t distance(std::string_view a, std::string_view b) {
-  std::vector<std::size_t> row(b.size() + 1);
-  for (std::size_t j = 0; j <= b.size(); ++j) row[j] = j;
-  for (std::size_t i = 0; i < a.size(); ++i) {
-    std::size_t diagonal = std::exchange(row[0], i + 1);
-    for (std::size_t j = 0; j < b.size(); ++j) {
-      const std::size_t changed = diagonal + (a[i] == b[j] ? 0 : 1);
-      diagonal = std::exchange(row[j + 1], std::min({changed, row[j] + 1, row[j + 1] + 1}));
-    }
-  }
-  return row.back();
-}
 
 std::vector<std::string> option_names(const CLI::App& app) {
   std::vector<std::string> out;
@@ -96,13 +83,14 @@ std::string text_of(const CLI::App& used, const CLI::Error& e) {
 Error error_of_line(const CLI::App& app, const CLI::Error& e) {
   const auto chosen = app.get_subcommands();
   const CLI::App& used = chosen.empty() ? app : *chosen.front();
-  const std::string help = "; see reshard" + (chosen.empty() ? "" : " " + used.get_name()) + " --help";
+  const std::string command = chosen.empty() ? "" : used.get_name();
   const std::vector<std::string> unknown = app.remaining(true);
-  if (unknown.empty()) return usage_error(text_of(used, e) + help);
+  if (unknown.empty()) return see_help(text_of(used, e), command);
   if (chosen.empty() && !unknown.front().starts_with("-"))
-    return usage_error("unknown command '" + printable(unknown.front()) + "'" +
-                       near_name(unknown.front(), command_names(app)) + help);
-  return usage_error(unknown_text(used, unknown) + help);
+    return see_help(
+        "unknown command '" + printable(unknown.front()) + "'" + near_name(unknown.front(), command_names(app)),
+        command);
+  return see_help(unknown_text(used, unknown), command);
 }
 
 // Refuses an empty value: an unset shell variable must not act as if the option were not given.
@@ -142,21 +130,13 @@ CLI::Validator range_check(T least, T most) {
 
 }  // namespace
 
-std::string near_name(std::string_view word, const std::vector<std::string>& known) {
-  constexpr std::size_t kShortest = 3;  // letters that identify a name as its beginning
-  constexpr std::size_t kLetters = 3;   // of which one may be wrong
-  word = word.substr(0, word.find('='));
-  std::pair best(word.size() / kLetters + 1, std::string_view());
-  for (const std::string& name : known) {
-    const std::size_t letters = word.size() >= kShortest && name.starts_with(word) ? 0 : distance(word, name);
-    if (letters < best.first) best = {letters, name};
-  }
-  return best.second.empty() ? "" : "; did you mean " + std::string(best.second) + "?";
+Error see_help(const std::string& message, const std::string& command) {
+  const std::string help = "ee reshard " + (command.empty() ? "" : command + " ") + "--help";
+  return usage_error(message + (message.ends_with('?') ? " S" : "; s") + help);
 }
 
 Error unknown_word(std::string_view what, std::string_view word, const std::vector<std::string>& choices) {
-  return usage_error("unknown " + std::string(what) + " '" + printable(word) +
-                     "'; choose one of: " + join(choices, ", "));
+  return usage_error("unknown " + std::string(what) + " '" + printable(word) + "'" + choices_text(word, choices));
 }
 
 const Option& Option::takes(const std::string& value) const {
@@ -182,7 +162,7 @@ const Option& Option::shows_default() const {
 const Option& Option::one_of(std::vector<std::string> words) const {
   const auto check = [words](std::string& word) {
     if (std::find(words.begin(), words.end(), word) != words.end()) return std::string();
-    return "unknown value '" + printable(word) + "'; choose one of: " + join(words, ", ");
+    return "unknown value '" + printable(word) + "'" + choices_text(word, words);
   };
   option_->check(CLI::Validator(check, ""));
   return suggests(std::move(words));

@@ -216,8 +216,9 @@ ParsedLine parse_command_line(int argc, char** argv, const Program& program);
 // Returns the program itself, then its commands, each with the options of all commands at the end.
 std::vector<CommandText> describe(const Program& program);
 
-// Returns "; did you mean --max-shard-size?" if a known word resembles `word` or begins with it; else nothing.
-std::string near_name(std::string_view word, const std::vector<std::string>& known);
+// Joins an error of the command line and the page that explains it: "expected SRC; see reshard inspect --help".
+// `command` may be empty.
+Error see_help(const std::string& message, const std::string& command);
 // Returns the usage error "unknown dtype 'bf16'; choose one of: bfloat16, float16, float32".
 Error unknown_word(std::string_view what, std::string_view word, const std::vector<std::string>& choices);
 

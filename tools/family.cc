@@ -80,7 +80,7 @@ Result<int> family(const FamilyOptions& o) {
 
 void add_family(CommandLine& line) {
   auto options = std::make_shared<FamilyOptions>();
-  line.group("Table");
+  line.group("Source");
   line.add_option("TABLE", options->table, "File to write the table to, for --family-file").written().required();
   line.add_option("--from-transformers", options->from, "Model's directory; EXECUTES the Python code in it")
       .read()

@@ -7,6 +7,7 @@
 #include <memory>
 #include <string_view>
 
+#include "lib/base/choices.h"
 #include "lib/base/text.h"
 #include "tools/commands.h"
 
@@ -232,7 +233,7 @@ Result<int> print_help(const std::string& name) {
   std::vector<std::string> names;
   for (const CommandText& command : commands) names.push_back(command.name);
   if (std::find(names.begin(), names.end(), name) == names.end())
-    return usage_error("unknown command '" + printable(name) + "'" + near_name(name, names) + "; see reshard --help");
+    return see_help("unknown command '" + printable(name) + "'" + near_name(name, names), "");
   std::printf("%s", help_text(program(), commands, name, true).c_str());
   return 0;
 }

@@ -61,6 +61,11 @@ const std::vector<TextRow> kEnvironment = {
     {"TMPDIR", "Directory for temporary files (default: /tmp)"},
     {"NO_COLOR", "If set, disables color"},
     {"COLUMNS", "Width of the output (default: the terminal's)"},
+    {"AWS_*", "Keys, profile, region and endpoint of s3://: AWS_PROFILE, AWS_REGION, ..."},
+    {"GOOGLE_*, GS_*", "Credentials of gs://: GOOGLE_APPLICATION_CREDENTIALS, ..."},
+    {"HF_TOKEN, HF_ENDPOINT", "Token and server of hf://"},
+    {"SSL_CERT_FILE", "Certificates of the servers of URLs (default: the system's)"},
+    {"https_proxy, no_proxy", "Proxies of URLs"},
 };
 const std::vector<TextRow> kFiles = {
     {"config.json", "The model's configuration, read from the checkpoint's directory or its parent"},

@@ -5,6 +5,7 @@
 #include <array>
 #include <set>
 
+#include "lib/base/choices.h"
 #include "lib/base/file.h"
 #include "lib/base/text.h"
 #include "lib/layout/padded_vocabulary.h"
@@ -68,7 +69,7 @@ class DescriptorReader {
   static Status only(const Json& object, std::initializer_list<std::string_view> known) {
     for (const Json::Member& member : TRY(object.as_object()))
       if (std::find(known.begin(), known.end(), member.key) == known.end())
-        return corrupt("member '" + printable(member.key) + "' is unknown; choose one of: " + list_text(known));
+        return corrupt("member '" + printable(member.key) + "' is unknown" + choices_text(member.key, {known.begin(), known.end()}));
     return {};
   }
 

@@ -2,7 +2,9 @@
 #include "lib/layout/dtype.h"
 
 #include <array>
+#include <cctype>
 #include <string>
+#include <utility>
 
 namespace reshard {
 namespace {
@@ -40,6 +42,13 @@ std::optional<DType> find(std::string_view DTypeInfo::*name, std::string_view wa
   return std::nullopt;
 }
 
+// Returns ASCII letters in one case, and other characters as they are.
+std::string cased(std::string_view text, int (*convert)(int)) {
+  std::string out(text);
+  for (char& c : out) c = static_cast<char>(convert(static_cast<unsigned char>(c)));
+  return out;
+}
+
 }  // namespace
 
 const DTypeInfo& info(DType dtype) { return kTable[static_cast<std::size_t>(dtype)]; }
@@ -48,12 +57,19 @@ std::optional<DType> dtype_from_torch(std::string_view name) { return find(&DTyp
 std::optional<DType> dtype_from_safetensors(std::string_view name) { return find(&DTypeInfo::safetensors_name, name); }
 std::optional<DType> dtype_from_storage_class(std::string_view name) { return find(&DTypeInfo::storage_class, name); }
 
-std::optional<DType> dtype_from_user(std::string_view name) {
+std::optional<DType> dtype_from_user(std::string_view text) {
   constexpr std::string_view kModule = "torch.";
-  if (name.starts_with(kModule)) name.remove_prefix(kModule.size());
-  if (const auto full = dtype_from_torch(name)) return full;
-  const bool is_fp = name.starts_with("fp");
-  return find(&DTypeInfo::short_name, is_fp ? "f" + std::string(name.substr(2)) : std::string(name));
+  // torch's other names.
+  static constexpr std::array<std::pair<std::string_view, DType>, 3> kOthers = {
+      {{"half", DType::kFloat16}, {"float", DType::kFloat32}, {"double", DType::kFloat64}}};
+  std::string name = cased(text, std::tolower);
+  if (name.starts_with(kModule)) name.erase(0, kModule.size());
+  for (const auto& [other, dtype] : kOthers)
+    if (name == other) return dtype;
+  if (name.starts_with("fp")) name.erase(1, 1);
+  for (const DTypeInfo& row : kTable)
+    if (name == row.torch_name || name == row.short_name) return row.dtype;
+  return find(&DTypeInfo::safetensors_name, cased(name, std::toupper));
 }
 
 bool is_floating(DType dtype) {

@@ -50,7 +50,7 @@ inline Index byte_size(DType dtype) { return info(dtype).bytes; }
 std::optional<DType> dtype_from_torch(std::string_view name);
 std::optional<DType> dtype_from_safetensors(std::string_view name);
 std::optional<DType> dtype_from_storage_class(std::string_view name);
-// Returns the type that a person means: "bfloat16", "torch.bfloat16", "bf16", "fp16" or "f32".
+// Returns the type that a person means: "bfloat16", "torch.bfloat16", "half", "bf16", "BF16", "fp16" or "f32".
 std::optional<DType> dtype_from_user(std::string_view name);
 
 // Returns whether values can be converted to and from this type.

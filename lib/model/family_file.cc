@@ -12,6 +12,7 @@
 #include <mutex>
 #include <set>
 
+#include "lib/base/choices.h"
 #include "lib/base/file.h"
 #include "lib/base/json.h"
 #include "lib/base/text.h"
@@ -223,7 +224,7 @@ class FamilyReader {
     for (const Json::Member& m : TRY(json.as_object()))
       if (std::find(known.begin(), known.end(), m.key) == known.end())
         return corrupt("'" + printable(m.key) +
-                       "' is an unknown member; choose one of: " + join({known.begin(), known.end()}, ", "));
+                       "' is an unknown member" + choices_text(m.key, {known.begin(), known.end()}));
     return {};
   }
 

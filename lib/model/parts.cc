@@ -7,6 +7,7 @@
 #include <map>
 #include <set>
 
+#include "lib/base/choices.h"
 #include "lib/base/text.h"
 #include "lib/checkpoint/average_words.h"
 #include "lib/model/family.h"
@@ -539,7 +540,7 @@ class PartFinder {
     }
     if (std::find(names.begin(), names.end(), wanted_) != names.end()) return {};
     return usage_error(catalog_.root + ": unknown part '" + printable(wanted_) +
-                       "'; choose one of: " + join(names, ", "));
+                       "'" + choices_text(wanted_, names));
   }
 
   bool is_training_state(const std::string& word) const {

@@ -374,8 +374,8 @@ TEST(Cli, WrongUsageIsExitCode2) {
   const CommandResult typo = convert(source, dir / "o", {"--to", "hf", "--strategy", "exchnage"});
   EXPECT_EQ(typo.exit_code, 2);
   EXPECT_EQ(typo.err,
-            "reshard: error: --strategy: unknown value 'exchnage'; choose one of: auto, direct, exchange; see reshard "
-            "convert --help\n");
+            "reshard: error: --strategy: unknown value 'exchnage'; did you mean exchange? Choose one of: auto, direct, "
+            "exchange; see reshard convert --help\n");
   EXPECT_EQ(reshard_cli({"--help"}).exit_code, 0);
   EXPECT_EQ(reshard_cli({"--version"}).exit_code, 0);
   expect_failure(source, dir / "o", {"--to", "onnx"}, 2,

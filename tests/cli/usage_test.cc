@@ -21,9 +21,9 @@ using testing::HasSubstr;
 using testing::Not;
 using Words = std::vector<std::string>;
 
-const Words kCommands = {"inspect",  "latest", "diff",        "layout", "convert", "merge", "delta",
-                         "patch",    "mount",  "synth",       "verify", "check",   "plan",  "doctor",
-                         "families", "family", "completions", "man",    "help"};
+const Words kCommands = {"inspect", "latest",   "diff",   "layout",      "convert", "merge", "delta",
+                         "patch",   "watch",    "mount",  "synth",       "verify",  "check", "plan",
+                         "doctor",  "families", "family", "completions", "man",     "help"};
 
 // Makes a checkpoint with one tensor of one element, and a model.
 class UsageTest : public testing::Test {
@@ -145,7 +145,7 @@ TEST_F(UsageTest, WrongValuesAreNamedWithWhatIsExpected) {
        "unknown dtype 'bf17'; choose one of: keep, float32, bfloat16, float16, float8_e4m3fn, float8_e5m2"},
       {{"convert", one_, to, "--to", "hf", "--names", "mine"}, "unknown naming convention 'mine'; choose one of: hf, "},
       {{"convert", one_, to, "--to", "hf", "--family", "lama"},
-       "unknown family 'lama'; choose one of: auto, none, llama"},
+       "unknown family 'lama'; did you mean llama? Choose one of: auto, none, llama"},
       {{"convert", one_, to, "--to", "hf", "--resume", "yes"},
        "--resume: unknown value 'yes'; choose one of: auto, never, require"},
       {{"convert", one_, to, "--to", "hf", "--threads", "many"}, "--threads: expected a whole number, got 'many'"},
@@ -159,7 +159,7 @@ TEST_F(UsageTest, WrongValuesAreNamedWithWhatIsExpected) {
       {{"verify", one_, "--fail-on", "fatal"}, "unknown severity 'fatal'; choose one of: error, warning, note"},
       {{"synth", to, "--model", "gpt5"}, "unknown model 'gpt5'; choose one of: llama3-tiny, "},
       {{"layout", "--builtin", "x"}, "unknown built-in layout 'x'; choose one of: "},
-      {{"man", "konvert"}, "unknown command 'konvert'; choose one of: "},
+      {{"man", "konvert"}, "unknown command 'konvert'; did you mean convert? Choose one of: "},
       {{"convert", one_, to, "--to", "dcp", "--codec", "zstd:3"},
        "--codec does not apply to --to dcp; it applies to orbax, orbax-zarr2, hdf5"},
   };
@@ -192,15 +192,68 @@ TEST_F(UsageTest, OptionsOfSeveralValuesTakeOneEachTime) {
 
 TEST_F(UsageTest, DtypesHaveTheNamesOfTorchAndShortOnes) {
   const std::string to = dir_ / "to";
-  for (const char* const name : {"bfloat16", "bf16", "torch.bfloat16"}) {
+  for (const char* const name : {"bfloat16", "bf16", "torch.bfloat16", "BF16", "Torch.BFloat16"}) {
     ASSERT_EQ(
         reshard_cli({"convert", one_, to, "--to", "hf", "--family", "none", "--force", "--dtype", name}).exit_code, 0);
     EXPECT_THAT(reshard_cli({"inspect", to, "--filter", "*"}).out, HasSubstr("bfloat16")) << name;
   }
-  for (const char* const name : {"fp32", "f32", "fp16", "half-bf16"})
+  for (const char* const name : {"fp32", "f32", "fp16", "F32", "half", "torch.float", "FP8_E4M3", "half-bf16"})
     EXPECT_EQ(reshard_cli({"check", "--config", config_, "--mesh", "tp=1", "--dtype", name}).exit_code,
               std::string(name) == "half-bf16" ? 2 : 0)
         << name;
+}
+
+// Returns the words that an error lists after "choose one of: ".
+Words choices_of(const std::string& error) {
+  std::smatch list;
+  EXPECT_TRUE(std::regex_search(error, list, std::regex("[Cc]hoose one of: ([^;\n]*)"))) << error;
+  return split(std::regex_replace(list[1].str(), std::regex(", "), ","), ',');
+}
+
+TEST_F(UsageTest, EveryChoiceThatAnErrorNamesIsTaken) {
+  const std::string to = dir_ / "to";
+  const std::vector<Words> rows = {
+      {"check", "--config", config_, "--mesh", "tp=1", "--dtype"},
+      {"check", "--config", config_, "--mesh", "tp=1", "--grad-dtype"},
+      {"synth", to, "--force", "--layers", "1", "--metadata-only", "--dtype"},
+      {"synth", to, "--force", "--layers", "1", "--metadata-only", "--names"},
+      {"plan", one_, to, "--to", "hf", "--dtype"},
+      {"plan", one_, to, "--to", "hf", "--names"},
+      {"plan", one_, to, "--to", "hf", "--family"},
+      {"plan", one_, to, "--to", "hf", "--quantize"},
+      {"plan", one_, to, "--to"},
+      {"inspect", model_, "--part"},
+      {"verify", model_, "--fail-on"},
+      {"layout", "--builtin"},
+  };
+  for (Words words : rows) {
+    words.emplace_back("no-such-word");
+    for (const std::string& choice : choices_of(reshard_cli(words).err)) {
+      words.back() = choice;
+      EXPECT_THAT(reshard_cli(words).err, Not(HasSubstr("hoose one of"))) << join(words, " ");
+    }
+  }
+}
+
+TEST_F(UsageTest, AnUnknownValueIsFollowedByTheOneThatIsNear) {
+  const std::string to = dir_ / "to";
+  const std::vector<std::pair<Words, std::string>> rows = {
+      {{"plan", one_, to, "--to", "hff"}, "unknown format 'hff'; did you mean hf? Choose one of: megatron-legacy, "},
+      {{"plan", one_, to, "--to", "hf", "--dtype", "bfloat"}, "'bfloat'; did you mean bfloat16? Choose one of: keep, "},
+      {{"plan", one_, to, "--to", "hf", "--names", "torchtitn"},
+       "'torchtitn'; did you mean torchtitan? Choose one of: "},
+      {{"inspect", model_, "--part", "modl"}, "unknown part 'modl'; did you mean model? Choose one of: model"},
+      {{"verify", one_, "--fail-on", "errors"}, "'errors'; did you mean error? Choose one of: error, warning, note"},
+      {{"synth", to, "--model", "llama3-tinny"}, "did you mean llama3-tiny? Choose one of: llama3-tiny, "},
+      {{"completions", "bsh"},
+       "'bsh'; did you mean bash? Choose one of: bash, zsh, fish; see reshard completions --help"},
+      {{"plan", one_, to, "--to", std::string(10000, 'x')}, "x'; choose one of: megatron-legacy, "},
+  };
+  for (const auto& [words, expected] : rows) {
+    const CommandResult r = reshard_cli(words);
+    EXPECT_EQ(r.exit_code, 2) << join(words, " ");
+    EXPECT_THAT(r.err, HasSubstr(expected));
+  }
 }
 
 TEST_F(UsageTest, DoctorReportsBuildAndMachine) {
@@ -237,9 +290,9 @@ TEST_F(UsageTest, DoctorReportsBuildAndMachine) {
 TEST_F(UsageTest, WordsThatNoOptionTakesAreNamedInTheirOrderWithWhatIsNear) {
   const std::vector<std::pair<Words, std::string>> rows = {
       {{"convert", "a", "b", "--to", "hf", "--max-shard", "3"},
-       "unknown arguments --max-shard 3; did you mean --max-shard-size?; see reshard convert --help"},
+       "unknown arguments --max-shard 3; did you mean --max-shard-size? See reshard convert --help"},
       {{"convert", "a", "b", "--to", "hf", "--max-shrad-size=3"},
-       "unknown option --max-shrad-size=3; did you mean --max-shard-size?; see reshard convert --help"},
+       "unknown option --max-shrad-size=3; did you mean --max-shard-size? See reshard convert --help"},
       {{"verify", "a", "--byte", "--xyzzy", "c", "d"}, "unknown arguments --byte --xyzzy c d; did you mean --bytes?"},
       {{"verify", "a", "b", "c"}, "unknown arguments b c; see"},
       {{"inspect", "a", "--qqqqqqqqqqqq"}, "unknown option --qqqqqqqqqqqq; see"},
