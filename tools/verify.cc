@@ -224,7 +224,7 @@ void add_verify(CommandLine& line) {
       .common();
   line.add_flag("--values", options->values, "Find NaN, infinities, zero and constant rows; implies --bytes").common();
   line.add_flag("--replicas", options->replicas, "Compare all stored copies of each shard; implies --bytes");
-  line.add_flag("--sha256", options->sums, "Also list the SHA-256 of each file, as sha256sum does");
+  line.add_flag("--sha256", options->sums, "Also list the SHA-256 of each file and the config, as sha256sum does");
   line.add_flag("--lineage", options->lineage, "Merge the sources of a merged checkpoint again and compare");
   line.add_option("--source", options->moved, "New location of a source, with --lineage").read().takes("NAME=DIR");
   line.group("Report");

@@ -2,10 +2,12 @@
 #include "lib/audit/file_sums.h"
 
 #include <algorithm>
+#include <filesystem>
 
 #include "lib/base/file.h"
 #include "lib/base/parallel.h"
 #include "lib/base/storage/sha256.h"
+#include "lib/base/syscalls.h"
 
 namespace reshard {
 namespace {
@@ -27,9 +29,29 @@ Result<std::string> sum_of(const std::string& path, const RunOptions& run) {
   return to_hex(sum.digest());
 }
 
+// Returns a file's path from a directory; absolute if one of the two is and the other is not.
+std::string path_from(const std::string& directory, const std::string& file) {
+  const std::filesystem::path relative = std::filesystem::path(file).lexically_normal().lexically_relative(
+      std::filesystem::path(directory).lexically_normal());
+  return relative.empty() ? real_path(file) : relative.string();
+}
+
+// Adds the config, unless it is one of the files or is no file: some formats make it of their own metadata.
+Status add_config(const Catalog& catalog, const std::string& config, std::vector<FileSum>& sums,
+                  const RunOptions& run) {
+  if (config.empty()) return {};
+  const std::string path = path_from(catalog.root, config);
+  const auto place = std::lower_bound(sums.begin(), sums.end(), path,
+                                      [](const FileSum& sum, const std::string& wanted) { return sum.path < wanted; });
+  if (path.empty() || (place != sums.end() && place->path == path)) return {};
+  const auto sum = sum_of(config, run);
+  if (sum) sums.insert(place, {path, *sum});
+  return check_not_interrupted(run);
+}
+
 }  // namespace
 
-Result<std::vector<FileSum>> file_sums(const Catalog& catalog, const RunOptions& run) {
+Result<std::vector<FileSum>> file_sums(const Catalog& catalog, const std::string& config, const RunOptions& run) {
   std::vector<FileSum> sums;
   for (const CatalogFile& file : catalog.files)
     if (file.size >= 0) sums.push_back({file.path, {}});
@@ -42,6 +64,7 @@ Result<std::vector<FileSum>> file_sums(const Catalog& catalog, const RunOptions&
     sum.sha256 = TRY(sum_of(path_join(catalog.root, sum.path), run));
     return {};
   }));
+  TRY(add_config(catalog, config, sums, run));
   return sums;
 }
 

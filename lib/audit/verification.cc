@@ -527,7 +527,8 @@ Result<VerifyReport> verify(const Opener& open, const VerifyOptions& options) {
   check_tokenizer(opened.catalog(), model, report);
   TRY(check_layout(opened, model, options, report));
   TRY(check_bytes(opened, model, structure, options, report));
-  if (options.file_sums) report.files = TRY(file_sums(opened.catalog(), options.run));
+  if (options.file_sums)
+    report.files = TRY(file_sums(opened.catalog(), model.config ? model.config->path : "", options.run));
   TRY(check_against(open, opened, structure, options, report));
   fold_consequences(report.findings, report.checks);
   check_unchanged(read, report);

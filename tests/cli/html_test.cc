@@ -297,7 +297,8 @@ TEST(Html, IsReadWithoutScripts) {
   }
   for (const Json& check : items(json, "checks"))
     EXPECT_EQ(count(page, "<td class=\"text\">" + std::string(*check.get_string("title")) + "</td>"), 1);
-  ASSERT_EQ(items(json, "files").size(), 9u);
+  ASSERT_EQ(items(json, "files").size(), 10u);
+  EXPECT_EQ(*items(json, "files")[0].get_string("path"), "../config.json");
   for (const Json& file : items(json, "files")) {
     const std::string name(*file.get_string("path"));
     EXPECT_EQ(*file.get_string("sha256"), sha256_hex(read_file(path + "/" + name)));

@@ -162,6 +162,9 @@ class HtmlPages(unittest.TestCase):
 
     def test_inspect_maps_boxes_by_pointer_and_keys(self):
         page = self.page("inspect", SAMPLES / "fsdp2_tp2_optim/checkpoint")
+        # The largest tensor of the model is there before anything is selected, without taking the focus or the view.
+        self.assertEqual(page.text("#detail h3"), "output.weight")
+        self.assertEqual(page("[document.activeElement.tagName, scrollY, document.querySelectorAll('#detail canvas').length]"), ["BODY", 0, 1])
         page("[...document.querySelectorAll('.leaf')].find(e => e.innerText.startsWith('wo.weight')).click()")
         page.settle()
         self.assertEqual(page.text("#detail h3"), "layers.0.attention.wo.weight")
@@ -275,6 +278,13 @@ class HtmlPages(unittest.TestCase):
         widths = page("[...document.querySelectorAll('.finding .stack > .part')].map(e => e.offsetWidth)")
         self.assertAlmostEqual(widths[1] / widths[0], 112192 / 16064, delta=0.2)
         self.assertIn("there is no tokenizer.json", page.text("section:last-of-type"))
+
+    def test_diff_of_equal_checkpoints_draws_no_map(self):
+        path = SAMPLES / "tp8/checkpoint"
+        for arguments in ((path, path), (path, path, path)):
+            page = self.page("diff", *arguments)
+            self.assertEqual(page("document.querySelectorAll('canvas').length"), 0)
+            self.assertIn("Equal", page.text())
 
     def test_diff_has_the_most_moved_first(self):
         arguments = ("diff", SAMPLES / "hsdp2x4/checkpoint", SAMPLES / "tp8/checkpoint")

@@ -302,8 +302,9 @@ function inspectPage() {
     [t.files, t.copies].forEach((list, which) => numbersOf(list).forEach((f, k) => (held[f] += sizesOf(t.layout)[which][k])));
 
   const detail = h("div", { id: "detail", "aria-live": "polite" }, h("p", { class: "hint" }, "Select a tensor, a rank or a file."));
+  const put = (...content) => detail.replaceChildren(h("div", {}, content));
   const show = (...content) => {
-    detail.replaceChildren(h("div", {}, content));
+    put(...content);
     if (detail.getBoundingClientRect().top > innerHeight * 0.8) detail.scrollIntoView({ behavior: "smooth" });
   };
 
@@ -378,20 +379,26 @@ function inspectPage() {
     return [figure, h("p", { class: "hint" }, `${shape.length ? axis : "one number"}; colour: ${ranked ? "rank" : "file"}${copied}${note}`)];
   }
 
-  // Shows one of the tensors that share a row of the tree.
-  function showTensor(members, at) {
+  // Returns what is to be seen of one of the tensors that share a row of the tree.
+  function aboutTensor(members, at) {
     const t = members[at];
     const layout = layoutOf(t.layout);
     const boxes = numbersOf(t.files).length;
     const copies = numbersOf(t.copies).length;
     const choice = h("select", { "aria-label": "Tensor", onchange: (e) => showTensor(members, +e.target.value) },
       members.map((m, i) => h("option", { value: i, selected: i === at ? "" : undefined }, m.name)));
-    show(h("h3", { class: "name" }, t.name), members.length > 1 ? choice : "",
+    return [h("h3", { class: "name" }, t.name), members.length > 1 ? choice : "",
       tiles([["dtype", layout.dtype], ["shape", `[${layout.shape.map(number).join(", ")}]`], ["placement", layout.placement], ["bytes", bytes(layout.total)],
         ["shards", number(boxes) + (copies ? ` and ${number(copies)} ${copies === 1 ? "copy" : "copies"}` : "")]]),
-      boxMap(t));
+      boxMap(t)];
+  }
+  function showTensor(members, at) {
+    show(...aboutTensor(members, at));
     detail.querySelector("select")?.focus();
   }
+  // Until something is selected, the largest tensor of the model.
+  const first = largestOf(tensors.some((t) => t.kind === "model") ? tensors.filter((t) => t.kind === "model") : tensors, layoutOf);
+  if (first) put(...aboutTensor([first], 0));
 
   return [
     inspectHead(tensors, layoutOf),
@@ -409,9 +416,11 @@ function inOrder(files) {
   return files.map((_, i) => i).sort((a, b) => files[a].writer - files[b].writer || compare(files[a].path, files[b].path));
 }
 
+const largestOf = (tensors, layoutOf) => tensors.reduce((a, t) => (a && layoutOf(a.layout).total >= layoutOf(t.layout).total ? a : t), null);
+
 function inspectHead(tensors, layoutOf) {
   const { state, objects } = data;
-  const largest = tensors.reduce((a, t) => (a && layoutOf(a.layout).total >= layoutOf(t.layout).total ? a : t), null);
+  const largest = largestOf(tensors, layoutOf);
   return tiles([["format", data.format.title], ["parameters", number(state.model.elements)], ["objects", objects.count ? number(objects.count) : null],
     ["largest", largest && `${largest.name}, ${bytes(layoutOf(largest.layout).total)}`]]);
 }
@@ -608,7 +617,7 @@ function memorySection() {
   const { stages, largest, smallest } = data.ranks;
   const most = largest.total;
   const bar = (label, m) => h("div", { class: "bar" }, h("span", {}, label), stack(["weights", "gradients", "optimizer"].map((p) => [p, m[p], bytes(m[p])]), most), h("b", { class: "number" }, bytes(m.total)));
-  const layers = (s) => (s.layers === 0 ? "no layers" : `layers ${range(s.first_layer, s.layers)}`);
+  const layers = (s) => (s.layers === 0 ? "no layers" : `layer${s.layers === 1 ? "" : "s"} ${range(s.first_layer, s.layers)}`);
   return section("Memory per rank", legend(["weights", "gradients", "optimizer"]),
     h("div", { class: "bars" }, stages.map((s) => bar(`stage ${s.stage}: ${layers(s)}`, s.largest))),
     h("p", { class: "hint" }, `The bars show the largest rank of each stage. Largest of all: rank ${number(largest.rank)} with ${bytes(most)}; smallest: rank ${number(smallest.rank)} with ${bytes(smallest.total)}.`));
@@ -626,9 +635,11 @@ function diffPage() {
   const words = (t) => `relative change ${brief(moved(t))}${t.max_abs === undefined ? "" : `, at most ${brief(t.max_abs)}`}`;
   const map = (tensors) => layerMap("Relative change by module and layer", tensors, moved, words);
   const show = (...content) => [section("Change by module and layer", content)];
-  if (!data.steps) return data.tensors.length ? show(map(data.tensors)) : [];
+  const hasMoved = (tensors) => tensors.some((t) => moved(t) !== 0);
+  if (!(data.steps ?? [data]).some((step) => hasMoved(step.tensors))) return [];
+  if (!data.steps) return show(map(data.tensors));
   const body = h("div");
-  const draw = (i) => body.replaceChildren(...(data.steps[i].tensors.length ? map(data.steps[i].tensors).flat(3) : []));
+  const draw = (i) => body.replaceChildren(...(hasMoved(data.steps[i].tensors) ? map(data.steps[i].tensors).flat(3) : [h("p", {}, "Nothing moved.")]));
   draw(0);
   const steps = data.steps.map(({ a, b }, i) => h("option", { value: i }, `${a} \u2192 ${b}`));
   return show(h("div", { class: "tools" }, h("select", { "aria-label": "Step", onchange: (e) => draw(+e.target.value) }, steps)), body);
