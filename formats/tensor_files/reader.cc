@@ -142,7 +142,7 @@ void TensorFileReader::add_header_metadata(const SafetensorsMetadata& metadata) 
   auto& all = catalog_.header_metadata;
   for (const auto& entry : metadata) {
     const std::string& key = entry.first;
-    if (key == "format" || key == "non_tensor_keys" || key.starts_with("DCP_") || disputed_.contains(key)) continue;
+    if (key == "non_tensor_keys" || key.starts_with("DCP_") || disputed_.contains(key)) continue;
     const auto there = std::find_if(all.begin(), all.end(), [&](const auto& e) { return e.first == key; });
     if (there == all.end()) {
       all.push_back(entry);
@@ -153,6 +153,7 @@ void TensorFileReader::add_header_metadata(const SafetensorsMetadata& metadata) 
       }
       all.erase(there);
       disputed_.insert(key);
+      if (key == "format") continue;  // each output writes its own
       catalog_.notes.push_back("The files' headers (__metadata__) disagree on '" + printable(key) +
                                "', which a copy will not have.");
     }

@@ -53,9 +53,8 @@ class TensorFileReader : public Reader {
   // Returns the bytes that blob_bytes() returns for a value given as JSON.
   static Result<std::string> json_item(const Json& value);
 
-  // Adds to the catalog what a safetensors header says beyond its tensors (Catalog::header_metadata), except the
-  // container's name and what Distributed Checkpoint and ColossalAI say of the file. Lists, such as
-  // torchao's of names, of several files are joined. If two files give one key different values, the catalog has
+  // Adds to the catalog what a safetensors header says beyond its tensors (Catalog::header_metadata), except what
+  // Distributed Checkpoint and ColossalAI say of the file. Lists, such as torchao's of names, of several files are joined. If two files give one key different values, the catalog has
   // neither and a note.
   void add_header_metadata(const SafetensorsMetadata& metadata);
 

@@ -264,7 +264,7 @@ class Catalog {
   std::string delta_of;
   bool lacks_optimizer = false;  // saved by a training run, but its optimizer state is missing
   std::vector<std::pair<std::string, std::string>> attributes;  // what the format records of its writer, for people
-  // What the headers of safetensors files say (__metadata__), except what the format itself uses. torchao stores there
+  // What the headers of safetensors files say (__metadata__), except how they cut tensors. torchao stores there
   // what its packed tensors cannot be loaded without (lib/convert/header_metadata.h).
   std::vector<std::pair<std::string, std::string>> header_metadata;
 

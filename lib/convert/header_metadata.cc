@@ -107,7 +107,7 @@ Result<HeaderMetadata> copied_metadata(const Catalog& source, const std::vector<
   }
   if (names.size() > 0) out.entries.emplace_back(kTensorNames, to_text(names));
   for (const auto& [key, value] : source.header_metadata)
-    if (is_exact && !described.contains(key) && (described.empty() || key != kTensorNames))
+    if (is_exact && key != "format" && !described.contains(key) && (described.empty() || key != kTensorNames))
       out.entries.emplace_back(key, value);
   return out;
 }

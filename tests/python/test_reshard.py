@@ -855,10 +855,10 @@ class Modules(Case):
         import torch
 
         path = self.saved(self.model(), "wide.pt")
-        for dtype in (torch.bfloat16, "bf16", "torch.bfloat16", "bfloat16"):
+        for dtype in (torch.bfloat16, "bf16", "torch.bfloat16", "bfloat16", "BF16"):
             got = reshard.load(path, framework="torch", dtype=dtype, family="none")
             self.assertEqual(got["embed.weight"].dtype, torch.bfloat16, dtype)
-        for dtype in (numpy.float16, numpy.dtype("float16"), "fp16"):
+        for dtype in (numpy.float16, numpy.dtype("float16"), "fp16", "half", "F16"):
             self.assertEqual(reshard.load(path, dtype=dtype, family="none")["embed.weight"].dtype, numpy.float16, dtype)
         with self.assertRaisesRegex(reshard.UsageError, "convert while loading with dtype="):
             reshard.load(path, into=self.model(torch.float16))
@@ -884,14 +884,81 @@ class Modules(Case):
             self.assertEqual(sorted(f.keys()), sorted(first.state_dict()))
             self.assertTrue(torch.equal(f.get_tensor("embed.weight"), first.embed.weight))
             part = f.get_slice("embed.weight")
-            self.assertEqual((part.get_shape(), part.get_dtype()), ([7, 4], "float32"))
+            self.assertEqual((part.get_shape(), part.get_dtype()), ([7, 4], "F32"))
             self.assertTrue(torch.equal(part[2:5, ::2], first.embed.weight[2:5, ::2]))
             self.assertEqual(f.metadata(), {})
-            with self.assertRaises(KeyError):
-                f.get_tensor("no")
+            for get in (f.get_tensor, f.get_slice):
+                with self.assertRaisesRegex(KeyError, "open.pt: no tensor 'embed.wieght'; did you mean 'embed.weight'?"):
+                    get("embed.wieght")
         program("synth", self.tmp / "st", "--model", "llama3-tiny", "--to", "hf", "--layers", "1")
         with reshard.open(self.tmp / "st") as f:
             self.assert_same(bits(f.get_tensor("model.norm.weight")), bits(f["model.norm.weight"].numpy()))
+
+    def test_it_answers_as_safe_open_does(self):
+        import torch
+
+        try:
+            from safetensors import safe_open
+        except ImportError:
+            self.skipTest("no safetensors")
+        path = self.tmp / "answers"
+        program("synth", path, "--model", "llama3-tiny", "--to", "hf", "--layers", "1")
+        theirs = safe_open(path / "model.safetensors", "pt")
+        indices = (..., 0, -1, (slice(None), 3), slice(2, 50, 7), (0, 0), (..., 5), (3, ...), None, (slice(None), None), [1, 2, 3],
+                   (slice(None), [0, 5]), torch.tensor([4, 1]), torch.tensor(3), numpy.array([0, 2]), numpy.int64(7), True,
+                   slice(0, 0), slice(5, 2), slice(-3, None), slice(0, 10**9), [True] * 512, 512, (0, 0, 0), "a", 1.5)  # fmt: skip
+        for place in (path, path / "model.safetensors"):
+            ours = reshard.open(place, framework="pt")
+            self.assertEqual((list(ours.keys()), ours.keys()[0], ours.keys()[-2:]), (theirs.keys(), theirs.keys()[0], theirs.keys()[-2:]))
+            self.assertEqual(ours.metadata(), theirs.metadata())
+            a, b = ours.get_slice("lm_head.weight"), theirs.get_slice("lm_head.weight")
+            self.assertEqual((a.get_shape(), a.get_dtype()), (b.get_shape(), b.get_dtype()))
+            for index in indices:
+                with self.subTest(index=str(index)[:40]), warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    try:
+                        expected = b[index]
+                    except (IndexError, TypeError) as e:
+                        with self.assertRaises(type(e)):
+                            a[index]
+                    else:
+                        self.assertTrue(torch.equal(a[index], expected))
+
+    def test_devices_that_are_not_there(self):
+        import torch
+
+        path = self.saved(self.model(), "devices.pt")
+        for call in (reshard.open, reshard.load):
+            for wrong in ("gpu", -1, "cuda:x", 1.5):
+                with self.assertRaisesRegex(reshard.UsageError, "device: expected 'cpu' or 'cuda:0'"):
+                    call(path, device=wrong)
+            for missing in ("cuda", 0, torch.device("cuda"), f"cuda:{torch.cuda.device_count()}"):
+                if torch.cuda.is_available() and not str(missing)[5:]:
+                    continue
+                with self.assertRaisesRegex(reshard.UnsupportedError, "device: cuda.*GPU"):
+                    call(path, device=missing)
+
+    def test_workers_of_a_data_loader_open_it_again(self):
+        import multiprocessing
+
+        path = self.tmp / "workers"
+        program("synth", path, "--model", "llama3-tiny", "--layers", "1", "--mesh", "tp=2")
+        first = reshard.open(path, part="model")
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            for given in (first, first.view(names="hf"), first.view(names="hf")["model.norm.weight"]):
+                self.assertEqual(pool.apply(_shape_of_norm, (given,)), (128,))
+        self.assertEqual(copy.deepcopy(first).keys(), first.keys())
+        self.assertTrue(first == first and first != reshard.open(path) and len({first, first}) == 1)
+        first.close()
+        with self.assertRaisesRegex(ValueError, "closed"):
+            copy.deepcopy(first)
+
+    def test_what_a_torch_tensor_has_and_a_lazy_one_has_not(self):
+        lazy = reshard.open(self.saved(self.model(), "lazy.pt"))["embed.weight"]
+        for name in ("to", "float", "numel", "cuda"):
+            with self.assertRaisesRegex(AttributeError, f"no attribute '{name}'; it is lazy: t.torch\\(\\)"):
+                getattr(lazy, name)
+        self.assertFalse(hasattr(lazy, "__cuda_array_interface__"))
 
     def test_a_mesh_of_torch(self):
         class Mesh:  # has the members of torch's DeviceMesh
@@ -927,6 +994,14 @@ class Modules(Case):
         for rank in ranks:
             out, err = rank.communicate(timeout=180)
             self.assertEqual(out.strip().splitlines()[-1:], ["equal"], err)
+
+
+def _shape_of_norm(given):
+    """Reads a norm in another process: of a checkpoint under either convention, or the tensor itself."""
+    if isinstance(given, reshard.Tensor):
+        return given.numpy().shape
+    name = next(n for n in given if n.endswith("norm.weight") and "layers" not in n)
+    return tuple(given.get_tensor(name).shape)
 
 
 class Served(Case):

@@ -2,12 +2,12 @@
 """Open checkpoints and their tensors."""
 
 from collections import namedtuple
-from collections.abc import Mapping
+from collections.abc import KeysView, Mapping
 
 from . import _reshard
-from ._dtypes import numpy_type, tell_raw, torch_type
+from ._dtypes import numpy_type, safetensors_name, tell_raw, torch_type
 from ._errors import Error, UnsupportedError
-from ._words import framework_of, path_of, words_of
+from ._words import device_of, framework_of, path_of, words_of
 
 _SHOWN = 20
 _SHOWN_HTML = 100
@@ -151,6 +151,13 @@ class Tensor:
     def __dlpack_device__(self):
         return (1, 0)
 
+    def __getattr__(self, name):
+        # Only names that Tensor lacks come here. Those with underscores are questions of protocols.
+        hint = ""
+        if not name.startswith("_"):
+            hint = "; it is lazy: t.torch() or t.numpy() reads it first"
+        raise AttributeError(f"reshard.Tensor has no attribute {name!r}{hint}")
+
     def _read(self, key, dtype):
         import numpy
 
@@ -224,6 +231,25 @@ def _ranges(key, shape):
     return ranges, flips, kept
 
 
+def _is_plain(key):
+    """Whether a lazy tensor accepts an index."""
+    for part in key if isinstance(key, tuple) else (key,):
+        try:
+            part is Ellipsis or isinstance(part, slice) or _integer(part)
+        except TypeError:
+            return False
+    return True
+
+
+class _Names(KeysView):
+    """The names of a checkpoint's tensors, which can also be indexed, as the list that safe_open returns."""
+
+    __slots__ = ()
+
+    def __getitem__(self, index):
+        return list(self)[index]
+
+
 class Slice:
     """A tensor whose elements are read when they are selected: s[128:256], s[...]. Returned by Checkpoint.get_slice()."""
 
@@ -237,11 +263,14 @@ class Slice:
         return list(self._tensor.shape)
 
     def get_dtype(self):
-        """The dtype by torch's name: "bfloat16"."""
-        return self._tensor.dtype
+        """The dtype by safetensors' name: "BF16"."""
+        return safetensors_name(self._tensor.dtype)
 
     def __getitem__(self, key):
-        """Reads the elements that integers, slices and `...` select, and no more than they need."""
+        """Reads the elements that integers, slices and `...` select, and no more than they need. Other indices that the
+        framework knows (None, lists, masks) read the whole tensor."""
+        if not _is_plain(key):
+            return self[...][key]
         if self._framework == "numpy":
             return self._tensor[key]
         part = self._tensor.torch(key)
@@ -254,8 +283,9 @@ class Checkpoint(Mapping):
     Contains metadata only. Thread-safe, and a context manager: close() releases its files.
     """
 
-    def __init__(self, native, path, framework="numpy", device=None):
+    def __init__(self, native, path, framework="numpy", device=None, made_by=None):
         self._native = native
+        self._made_by = made_by  # (function, arguments) that open it again in another process
         self._framework, self._device = framework, device
         self._indices = _by_name(native.names(), path)
         self._axes = None
@@ -301,6 +331,15 @@ class Checkpoint(Mapping):
     def __contains__(self, name):
         return name in self._indices
 
+    # Checkpoints are compared as files are: reading all tensors is diff().
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
+
+    def __reduce__(self):
+        """Pickles how it was opened: a process that unpickles it opens it again."""
+        self._open()
+        return self._made_by
+
     def __iter__(self):
         return iter(self._indices)
 
@@ -317,9 +356,11 @@ class Checkpoint(Mapping):
         """
         words = words_of(dict(names=names, config=config, family=family, family_file=family_file, include=include,
                               exclude=exclude, keep_unknown=keep_unknown))  # fmt: skip
-        out = Checkpoint(self._open().view(words), self.path, self._framework, self._device)
-        out._is_view = True
-        return out
+        return _view(self, words)
+
+    def keys(self):
+        """The names, in natural order: a set that can be indexed as well, keys()[0]."""
+        return _Names(self)
 
     def get_tensor(self, name):
         """Reads a whole tensor, as safetensors.safe_open has it: a new NumPy array, or a torch tensor on the device that
@@ -331,11 +372,12 @@ class Checkpoint(Mapping):
 
     def get_slice(self, name):
         """Returns a Slice of a tensor, as safetensors.safe_open has it: nothing is read until elements are selected."""
+        if name not in self:
+            raise KeyError(f"{self.path}: no tensor {name!r}{_near(name, self)}")
         return Slice(self[name], self._framework, self._device)
 
     def metadata(self):
-        """The __metadata__ of the safetensors files, a dict of text, without what the format itself uses. Empty for
-        other formats."""
+        """The __metadata__ of the safetensors files, a dict of text: {"format": "pt"}. Empty for other formats."""
         return dict(self._open().metadata())
 
     def close(self):
@@ -391,6 +433,29 @@ class Checkpoint(Mapping):
         )
 
 
+def _near(name, names):
+    """Returns "; did you mean 'norm.weight'?", or nothing."""
+    from difflib import get_close_matches
+
+    near = get_close_matches(str(name), names, 1) if len(names) < 10000 else []
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def _view(checkpoint, words):
+    out = Checkpoint(checkpoint._open().view(words), checkpoint.path, checkpoint._framework, checkpoint._device,
+                     (_view, (checkpoint, words)))  # fmt: skip
+    out._is_view = True
+    return out
+
+
+def _opened(path, words, framework, device):
+    try:
+        return Checkpoint(_reshard.open(path, words), path, framework, device, (_opened, (path, words, framework, device)))
+    except Error as e:
+        e.path = e.path or path
+        raise
+
+
 def open(path, *, part=None, strip_prefix=None, rename=None, weights=None, source_layout=None, source_mesh=None,
          framework=None, device=None):  # fmt: skip
     """Opens a checkpoint, a directory or a file in any format, and reads its metadata. Returns a Checkpoint.
@@ -407,8 +472,4 @@ def open(path, *, part=None, strip_prefix=None, rename=None, weights=None, sourc
     path = path_of(path)
     words = words_of(dict(part=part, strip_prefix=strip_prefix, rename=rename, weights=weights,
                           source_layout=source_layout, source_mesh=source_mesh))  # fmt: skip
-    try:
-        return Checkpoint(_reshard.open(path, words), path, framework_of(framework, device), device)
-    except Error as e:
-        e.path = e.path or path
-        raise
+    return _opened(path, words, framework_of(framework, device), device_of(device))

@@ -11,6 +11,12 @@ _NUMPY = {
     "float64": "float64", "complex64": "complex64", "complex128": "complex128",
 }  # fmt: skip
 _RAW = {"bfloat16": "uint16", "complex32": "uint32"}
+_SAFETENSORS = {
+    "bool": "BOOL", "uint8": "U8", "int8": "I8", "uint16": "U16", "int16": "I16", "uint32": "U32", "int32": "I32",
+    "uint64": "U64", "int64": "I64", "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2",
+    "float8_e4m3fnuz": "F8_E4M3FNUZ", "float8_e5m2fnuz": "F8_E5M2FNUZ", "float8_e8m0fnu": "F8_E8M0", "float16": "F16",
+    "bfloat16": "BF16", "float32": "F32", "float64": "F64", "complex64": "C64",
+}  # fmt: skip
 _told = set()
 
 
@@ -45,6 +51,11 @@ def tell_raw(name, dtype):
         f"NumPy has no {name}: the array contains its bits as {dtype}. {advice}Tensor.torch() gives a torch tensor",
         stacklevel=level,
     )
+
+
+def safetensors_name(name):
+    """Returns the name that safetensors gives a dtype: "BF16"; torch's if it has none."""
+    return _SAFETENSORS.get(name, name)
 
 
 def torch_type(name):

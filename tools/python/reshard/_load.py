@@ -9,7 +9,7 @@ from ._checkpoint import _by_name
 from ._destinations import check_memory, destination, mark_written
 from ._dtypes import numpy_type, tell_raw
 from ._errors import Error, UsageError
-from ._words import framework_of, path_of, progress_of, words_of
+from ._words import device_of, framework_of, path_of, progress_of, words_of
 
 _SHOWN = 8
 
@@ -69,6 +69,7 @@ def load(path, *, into=None, mesh=None, rank=None, names=None, layout=None, dtyp
     if into is not None and framework is not None:
         raise UsageError("framework applies without `into`, whose tensors are filled as they are")
     framework = framework_of(framework, device)
+    device = device_of(device)
     finish = None
     if into is not None and not isinstance(into, Mapping):
         into, finish = _of_module(into, device)
@@ -174,7 +175,6 @@ def _device_name(device):
         return "cpu"
     import torch
 
-    device = torch.device(device)
     if device.type != "cuda":
         raise UsageError(f"device: expected 'cpu' or 'cuda', got {str(device)!r}")
     return f"cuda:{torch.cuda.current_device() if device.index is None else device.index}"

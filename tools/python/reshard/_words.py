@@ -3,7 +3,7 @@
 
 import os
 
-from ._errors import UsageError
+from ._errors import UnsupportedError, UsageError
 
 
 # Options whose values are tensor names, which may contain any character.
@@ -26,6 +26,26 @@ def framework_of(framework, device):
     if names[framework] == "numpy" and device is not None and str(device) != "cpu":
         raise UsageError(f"device: NumPy has no arrays on {device}; expected framework='torch'")
     return names[framework]
+
+
+def device_of(device):
+    """Returns a torch device that exists, or None: an error that comes with the first tensor would come late."""
+    if device is None or str(device) == "cpu":
+        return device
+    import torch
+
+    try:
+        wanted = torch.device(device)
+    except (RuntimeError, TypeError) as e:
+        raise UsageError(f"device: expected 'cpu' or 'cuda:0', got {device!r}") from e
+    if wanted.type != "cuda":
+        return wanted
+    count = torch.cuda.device_count()
+    if count == 0:
+        raise UnsupportedError(f"device: {wanted}: torch {torch.__version__} finds no GPU on this machine; load on 'cpu'")
+    if (wanted.index or 0) >= count:
+        raise UnsupportedError(f"device: {wanted}: torch finds only {count} GPU{'' if count == 1 else 's'}")
+    return wanted
 
 
 def words_of(options, *positional):
