@@ -366,6 +366,11 @@ class HtmlPages(unittest.TestCase):
                 with self.subTest(arguments[0], **how):
                     page = self.page(*arguments, code=code, **how)
                     self.assertIn(wanted[arguments[0]], page.text())
+        # Browsers print no backgrounds unless told to, and nothing can be unfolded on paper.
+        config = ROOT / "tests/data/configs/llama-3.1-405b.json"
+        page = self.page("check", "--config", config, "--mesh", "pp=14,tp=8", "--world", "112", media="print")
+        self.assertEqual(page("getComputedStyle(document.querySelector('.stack .part')).printColorAdjust"), "exact")
+        self.assertGreater(page("document.querySelector('details:not([open]) tbody tr').getBoundingClientRect().height"), 0)
         page = self.page("verify", SAMPLES / "tp8/checkpoint", "--values", "--sha256", scripts=False)
         digests = json.loads(subprocess.run([RESHARD, "verify", SAMPLES / "tp8/checkpoint", "--json"], capture_output=True).stdout)
         for tensor in digests["tensors"]:
