@@ -54,8 +54,8 @@ class TensorFileReader : public Reader {
   static Result<std::string> json_item(const Json& value);
 
   // Adds to the catalog what a safetensors header says beyond its tensors (Catalog::header_metadata), except what
-  // Distributed Checkpoint and ColossalAI say of the file. Lists, such as torchao's of names, of several files are joined. If two files give one key different values, the catalog has
-  // neither and a note.
+  // Distributed Checkpoint and ColossalAI say of the file. Lists, such as torchao's of names, of several files are
+  // joined. If two files give one key different values, the catalog has neither and a note.
   void add_header_metadata(const SafetensorsMetadata& metadata);
 
   // Finishes opening: sorts tensors naturally, checks if storages are shared, and runs validate() if requested.

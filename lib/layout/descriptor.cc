@@ -69,7 +69,8 @@ class DescriptorReader {
   static Status only(const Json& object, std::initializer_list<std::string_view> known) {
     for (const Json::Member& member : TRY(object.as_object()))
       if (std::find(known.begin(), known.end(), member.key) == known.end())
-        return corrupt("member '" + printable(member.key) + "' is unknown" + choices_text(member.key, {known.begin(), known.end()}));
+        return corrupt("member '" + printable(member.key) + "' is unknown" +
+                       choices_text(member.key, {known.begin(), known.end()}));
     return {};
   }
 

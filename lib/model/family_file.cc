@@ -223,8 +223,8 @@ class FamilyReader {
   static Status only(const Json& json, std::initializer_list<std::string_view> known) {
     for (const Json::Member& m : TRY(json.as_object()))
       if (std::find(known.begin(), known.end(), m.key) == known.end())
-        return corrupt("'" + printable(m.key) +
-                       "' is an unknown member" + choices_text(m.key, {known.begin(), known.end()}));
+        return corrupt("'" + printable(m.key) + "' is an unknown member" +
+                       choices_text(m.key, {known.begin(), known.end()}));
     return {};
   }
 

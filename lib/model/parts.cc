@@ -539,8 +539,7 @@ class PartFinder {
         std::erase_if(model_, [&](const auto& name) { return !name.first.starts_with(chosen_); });
     }
     if (std::find(names.begin(), names.end(), wanted_) != names.end()) return {};
-    return usage_error(catalog_.root + ": unknown part '" + printable(wanted_) +
-                       "'" + choices_text(wanted_, names));
+    return usage_error(catalog_.root + ": unknown part '" + printable(wanted_) + "'" + choices_text(wanted_, names));
   }
 
   bool is_training_state(const std::string& word) const {
