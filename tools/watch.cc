@@ -32,6 +32,7 @@
 #include "lib/base/directory_events.h"
 #include "lib/base/file.h"
 #include "lib/base/shell.h"
+#include "lib/base/storage/url.h"
 #include "lib/base/text.h"
 #include "lib/checkpoint/side_files.h"
 #include "lib/output/work_directory.h"
@@ -141,6 +142,10 @@ class Watch {
   }
 
   Status prepare() {
+    if (options_.changes_sources() && is_url(run_))
+      return unsupported(printable(run_) +
+                         ": --prune-source and --without-optimizer-after need a run on a file system; " +
+                         "a rule of the bucket can remove old steps");
     if (!is_directory(run_)) return io_error(printable(run_) + ": not found, or not a directory");
     if (lies_in(parent_path(root_), run_))
       return usage_error(printable(root_) +
@@ -337,9 +342,17 @@ class Watch {
     return !best.empty();
   }
 
+  // Returns how many of the newest steps are kept.
+  Index newest_kept() const { return std::max<Index>(1, options_.keep_last); }
+
+  // Returns whether a step has an output on which nothing has failed.
+  bool is_good(const std::string& name) const {
+    return done_.contains(name) && !failed_.contains(name) && path_exists(output_of(name));
+  }
+
   std::set<std::string> kept_names(const std::vector<Step>& complete, const std::set<std::string>& best) const {
     std::set<std::string> out;
-    const std::size_t last = std::max<Index>(1, options_.keep_last);
+    const auto last = static_cast<std::size_t>(newest_kept());
     for (std::size_t i = 0; i < complete.size(); ++i) {
       const Step& step = complete[i];
       const bool is_kept = !options_.removes() || i + last >= complete.size() ||
@@ -436,7 +449,9 @@ class Watch {
   }
 
   Status remove_others(const std::vector<Step>& complete, const std::set<std::string>& kept) {
+    Index good = std::count_if(complete.begin(), complete.end(), [&](const Step& step) { return is_good(step.name); });
     for (const Step& step : complete) {
+      if (is_good(step.name) && good-- <= newest_kept()) continue;  // also if a newer step has failed
       if (kept.contains(step.name) || failed_.contains(step.name) || awaits_then(step.name)) continue;
       const auto done = done_.find(step.name);
       if (done == done_.end()) continue;  // never converted here

@@ -132,6 +132,19 @@ TEST_F(Watch, RemovesNothingUntilTheBestStepIsKnown) {
   }
 }
 
+TEST_F(Watch, KeepsAnOutputUntilANewerOneIsThere) {
+  for (const int step : {100, 200}) save(step);
+  ASSERT_EQ(watch({}).exit_code, 0);
+  save(300);
+  std::filesystem::resize_file(source(300) + "/__0_0.distcp", 100);  // the newest is damaged
+  EXPECT_EQ(watch({"--keep-last", "1", "--prune-source"}).exit_code, 1);
+  EXPECT_THAT(names(models_), ElementsAre("step-200"));
+  EXPECT_THAT(names(run_), ElementsAre("step-200", "step-300"));
+  const CommandResult bucket =
+      reshard_cli({"watch", "s3://bucket/run", models_, "--to", "hf", "--keep-last", "1", "--prune-source", "--once"});
+  EXPECT_EQ(bucket.exit_code, 4) << bucket.err;
+}
+
 // Two directories that must stay: one that only has a step's name, and a step that a lost record does not prove.
 TEST_F(Watch, RemovesNothingThatItHasNotProven) {
   for (const int step : {100, 200}) save(step);
