@@ -14,6 +14,7 @@
 #include "lib/base/names.h"
 #include "lib/base/storage/secret_query.h"
 #include "lib/base/storage/storage.h"
+#include "lib/base/storage/url.h"
 #include "lib/base/text.h"
 #include "lib/checkpoint/provenance.h"
 #include "lib/checkpoint/side_files.h"
@@ -52,6 +53,27 @@ Result<std::optional<OpenCheckpoint>> open_snapshot(const PathSnapshot& place, c
   return open;
 }
 
+// Returns the directory with the same key as an object, which only stores of objects can have; nothing if there is
+// none.
+std::optional<PathSnapshot> directory_of_same_key(const PathSnapshot& object) {
+  if (!object.is_file() || !is_url(object.path())) return std::nullopt;
+  auto directory = PathSnapshot::look(object.path() + "/");
+  return directory && directory->is_directory() ? std::optional(std::move(*directory)) : std::nullopt;
+}
+
+// Opens what a path names. An object that is no checkpoint may have the key of a directory that is one.
+Result<std::optional<OpenCheckpoint>> open_named(const PathSnapshot& place, const OpenOptions& options) {
+  auto open = open_snapshot(place, options);
+  if (open && *open) return open;
+  const auto directory = directory_of_same_key(place);
+  if (!directory) return open;
+  if (!open)
+    return Error(
+        open.error().code(),
+        open.error().message() + "; to open the directory with the same key, add a slash: " + directory->path());
+  return open_snapshot(*directory, options);
+}
+
 // Names of files in which other programs store models: the end of the name, and the program.
 constexpr std::pair<std::string_view, std::string_view> kOthers[] = {
     {"tf_model.h5", "TensorFlow's"}, {".ckpt.index", "TensorFlow's"}, {".msgpack", "Flax's"}, {".onnx", "ONNX's"}};
@@ -74,7 +96,7 @@ std::string others_text(const PathSnapshot& place) {
 
 Result<std::optional<OpenCheckpoint>> open_if_known(const std::string& path, const OpenOptions& options) {
   forget_stored(path);
-  return open_snapshot(TRY(PathSnapshot::look(path)), options);
+  return open_named(TRY(PathSnapshot::look(path)), options);
 }
 
 std::string gap_of_checkpoint(const std::string& path) {
@@ -122,7 +144,7 @@ Result<OpenCheckpoint> open_checkpoint(const std::string& path, const OpenOption
   const PathSnapshot place = TRY(PathSnapshot::look(path));
   if (place.is_directory() && place.entries().empty())
     return io_error(path + ": an empty directory, or one whose file system is not mounted");
-  if (auto open = TRY(open_snapshot(place, options))) return std::move(*open);
+  if (auto open = TRY(open_named(place, options))) return std::move(*open);
   if (const std::string advice = advice_for_run(path); !advice.empty()) return unsupported(path + ": " + advice);
   if (!place.is_directory()) TRY(File::open(path));  // fails for a dangling link or a device
   std::vector<std::string> titles;

@@ -6,11 +6,15 @@
 #include <cstdio>
 #include <cstring>
 #include <iterator>
+#include <optional>
 #include <unordered_set>
 #include <utility>
 
 #include "lib/base/cursor.h"
 #include "lib/base/memory_limit.h"
+#include "lib/base/storage/read_ahead.h"
+#include "lib/base/storage/storage.h"
+#include "lib/base/storage/url.h"
 #include "lib/base/text.h"
 #include "lib/device/crc32.h"
 
@@ -232,6 +236,21 @@ Status check_supported(const Header& h, const std::string& path, Index offset) {
   return {};
 }
 
+// Requests the local headers of the next members of an archive in a file behind a URL. They are far apart, and each is
+// checked before the next one is read.
+void expect_local_headers(Cursor entries, Index count, const File& file, Index base, Index length, ReadAhead& ahead) {
+  constexpr Index kHeader = Index{1} << 10;  // bytes; longer names and extra fields are read as needed
+  std::vector<FileRange> ranges;
+  for (; count > 0; --count) {
+    const auto h = read_central(entries);
+    const auto begin = h ? to_index(h->local_offset) : std::nullopt;
+    if (!begin || *begin >= length) break;
+    if (*begin + kHeader > kWindow && *begin < length - kWindow)
+      ranges.push_back({file.path(), base + *begin, std::min(kHeader, length - *begin)});
+  }
+  fetch_as_in_others(ranges, ahead);
+}
+
 }  // namespace
 
 // Compares a member's local header with the central one and returns the length of its extra fields. The header must end
@@ -283,7 +302,11 @@ Status Archive::read_directory(const Directory& directory) {
   };
   std::vector<Region> regions;
   std::unordered_set<std::string_view> names;
+  constexpr Index kAhead = 256;  // members
+  std::optional<ReadAhead> ahead;
   for (Index i = 0; i < directory.count; ++i) {
+    if (i % kAhead == 0 && length_ > kSmallArchive && is_url(file_->path()))
+      expect_local_headers(c, std::min(kAhead, directory.count - i), *file_, base_, length_, ahead.emplace());
     const Index entry_at = c.offset();  // offset in the file
     const Header h = TRY(read_central(c));
     TRY(check_supported(h, file_->path(), entry_at));

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "lib/base/memory_limit.h"
 #include "lib/base/output_guard.h"
 #include "lib/convert/conversion.h"
 #include "lib/convert/converted_image.h"
@@ -17,7 +18,9 @@ namespace {
 Upload::Memory upload_memory(const Target& target, const RunOptions& run, bool reads_ahead) {
   std::vector<UploadFile> files;
   for (const CatalogFile& file : target.catalog().files) files.push_back({file.path, file.size});
-  return Upload::plan_memory(run.memory, Upload::part_bytes(files), reads_ahead);
+  release_freed_memory();
+  const Index held = resident_bytes() - device_of(run).host_bytes();
+  return Upload::plan_memory(run.memory - held, Upload::part_bytes(files), reads_ahead);
 }
 
 }  // namespace

@@ -64,10 +64,10 @@ Index Upload::part_bytes(const std::vector<UploadFile>& files) {
   return std::max(kUsualPart, ceil_div(ceil_div(largest, kMostParts), kStep) * kStep);
 }
 
-Upload::Memory Upload::plan_memory(Index memory, Index part_bytes, bool reads_ahead) {
+Upload::Memory Upload::plan_memory(Index left, Index part_bytes, bool reads_ahead) {
   constexpr Index kMostWorkers = 16, kConnection = Index{1} << 20;
   const Index each = (reads_ahead ? 2 : 1) * part_bytes + kConnection;
-  const Index workers = std::clamp<Index>(memory * 3 / 8 / each, 1, kMostWorkers);
+  const Index workers = std::clamp<Index>(left * 3 / 8 / each, 1, kMostWorkers);
   return {static_cast<int>(workers), workers * each};
 }
 
@@ -426,12 +426,13 @@ Status Upload::send_parts(std::span<const Part> parts, const Source& source,
 Status Upload::send_part(const Part& part, Bytes bytes) {
   Parts& upload = *uploads_[part.file];
   std::string& etag = upload.etags[part.number - 1];
-  etag = etag_of(bytes);
+  const std::string sum = md5(as_string(bytes));
+  etag = etag_of_sum(sum);
   if (upload.id.empty()) return {};
   const auto known = std::find_if(upload.known.begin(), upload.known.end(),
                                   [&](const StoredPart& there) { return there.number == part.number; });
   if (known != upload.known.end() && known->size == part.length && known->etag == etag) return {};
-  etag = TRY(writer_.put_part(key_of(files_[part.file]), upload.id, part.number, bytes));
+  etag = TRY(writer_.put_part(key_of(files_[part.file]), upload.id, part.number, bytes, sum));
   return {};
 }
 

@@ -56,12 +56,13 @@ class Upload {
   };
   // Returns the size of the parts of an output, which a resumed run must not change.
   static Index part_bytes(const std::vector<UploadFile>& files);
-  // Divides memory: as many workers as fit into a part of it, and the bytes that they take.
+  // Divides the memory that a run may still take: as many workers as fit into a part of it, and the bytes that they
+  // take.
   struct Memory {
     int workers = 1;
     Index bytes = 0;
   };
-  static Memory plan_memory(Index memory, Index part_bytes, bool reads_ahead);
+  static Memory plan_memory(Index left, Index part_bytes, bool reads_ahead);
 
   // `to.path` is the URL. Fails with a usage error if an existing destination may not be replaced.
   static Result<std::unique_ptr<Upload>> create(OutputPath to, std::vector<UploadFile> files, Options options);

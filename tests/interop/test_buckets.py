@@ -59,6 +59,16 @@ class OnAServer:
             self.reshard("verify", SAMPLE / "checkpoint", "--against", f"s3://{BUCKET}/{key}")
         self.assertNotIn("Uploads", self.s3.list_multipart_uploads(Bucket=BUCKET))
 
+    def test_what_goes_to_gs_with_an_hmac_key_is_the_same(self):
+        """Google's XML interface is S3's, with keys and an endpoint of its own."""
+        google = {"STORAGE_EMULATOR_HOST": self.url, "GS_ACCESS_KEY_ID": self.key, "GS_SECRET_ACCESS_KEY": self.secret}
+        self.reshard("convert", SAMPLE / "checkpoint", f"gs://{BUCKET}/gs", "--to", "hf", **google)
+        self.reshard("convert", SAMPLE / "checkpoint", self.directory / "gs", "--to", "hf")
+        self.assertEqual(self.stored("gs/"), {p.name: p.read_bytes() for p in (self.directory / "gs").iterdir()})
+        self.reshard("verify", f"gs://{BUCKET}/gs", "--against", SAMPLE / "checkpoint", **google)
+        wrong = self.reshard("inspect", f"gs://{BUCKET}/gs", code=5, **google | {"GS_SECRET_ACCESS_KEY": "wrong"})
+        self.assertIn("does not match the access key", wrong)
+
     def test_what_boto3_wrote_is_read(self):
         from boto3.s3.transfer import TransferConfig
         parts = TransferConfig(multipart_threshold=1 << 16, multipart_chunksize=5 << 20)

@@ -11,7 +11,7 @@ With --key every S3 request must be signed with it (AWS Signature Version 4). Ob
 removed by DELETE, with Content-MD5 checked. Uploads in progress are kept in memory. Faults are
 {"fault": NAME, "times": N, "match": TEXT, "method": METHOD, "after": N}: after N others, the next N requests of that
 method whose target contains TEXT go wrong:
-500, slow-down, reset, short, error-200, expired-token, clock-skew, region, stall, denied; and of writing:
+500, slow-down, reset, short, error-200, expired-token, clock-skew, region, stall, trickle, denied; and of writing:
 lost-reply (it is done, and nothing is answered), corrupt (other bytes are stored), lost-part (a part is answered and
 not kept), crash (the server ends), kill (ends the process whose number is in
 the file "pid").
@@ -58,6 +58,7 @@ class State:
         self.uploads = {}  # by id: bucket, key, {number: bytes}
         self.requests = []
         self.open_now = self.most_open = 0
+        self.rounds = self.rounds_done = 0  # the longest chain of requests that each began after the one before had ended
 
     def next_fault(self, target, method="GET"):
         with self.lock:
@@ -432,21 +433,24 @@ class Handler(http.server.BaseHTTPRequestHandler):
         target = urllib.parse.unquote(raw).lstrip("/")
         if target == "_control":
             with state.lock:
-                body = json.dumps({"requests": state.requests, "most_open": state.most_open,
+                body = json.dumps({"requests": state.requests, "most_open": state.most_open, "rounds": state.rounds,
                                    "uploads": len(state.uploads)}).encode()
-                state.requests, state.most_open = [], 0
+                state.requests, state.most_open, state.rounds, state.rounds_done = [], 0, 0, 0
             return self.reply(200, body)
         with state.lock:
             state.requests.append({"target": self.path, "method": self.command, "range": self.headers.get("Range"),
                                    "authorization": self.headers.get("Authorization")})
             state.open_now += 1
             state.most_open = max(state.most_open, state.open_now)
+            round_ = state.rounds_done + 1
+            state.rounds = max(state.rounds, round_)
         try:
             time.sleep(state.options.delay)
             self.serve(target, urllib.parse.parse_qs(query, keep_blank_values=True))
         finally:
             with state.lock:
                 state.open_now -= 1
+                state.rounds_done = max(state.rounds_done, round_)
 
     def serve(self, target, query):
         fault = self.server.state.next_fault(urllib.parse.unquote(self.path), self.command)
@@ -469,6 +473,15 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.send_header("Content-Length", "1000000")
             self.end_headers()
             time.sleep(20)
+            return None
+        if fault == "trickle":  # a byte at a time, for ever
+            self.send_response(206)
+            self.send_header("Content-Length", "1000000")
+            self.end_headers()
+            with contextlib.suppress(OSError):  # until the client gives up
+                while True:
+                    self.wfile.write(b"?")
+                    time.sleep(0.2)
             return None
         if target.startswith("_role/"):
             return self.role(target[6:])

@@ -9,9 +9,12 @@
 #include <regex>
 #include <sstream>
 
+#include "lib/base/file.h"
 #include "lib/base/storage/credentials.h"
+#include "lib/base/storage/likely_reads.h"
 #include "lib/base/storage/sha256.h"
 #include "lib/base/storage/url.h"
+#include "lib/output/upload.h"
 #include "tests/support/soak.h"
 #include "tests/support/stand_in_server.h"
 #include "tests/support/temp_dir.h"
@@ -282,20 +285,44 @@ TEST_F(Stores, AnswerEveryCommandAsFilesDo) {
   }
 }
 
+// Such a key names the object, unless the URL ends in a slash or the object is no checkpoint.
 TEST_F(Stores, ReadAKeyThatIsAnObjectAndAPrefix) {
-  fs::create_directories(local("both.safetensors"));
-  fs::copy(local("hf/model.safetensors"), local("both.safetensors.object"));
-  fs::copy(local("hf/model.safetensors"), local("both.safetensors/one.safetensors"));
-  fs::copy(local("hf/config.json"), local("both.safetensors/config.json"));
-  const StandInServer server(directory_.path());
-  for (const char* path : {"both.safetensors", "both.safetensors/", "both.safetensors/one.safetensors"}) {
-    SCOPED_TRACE(path);
-    const CommandResult got = server.run({"inspect", in_bucket(path)});
-    EXPECT_EQ(got.exit_code, 0) << got.out << got.err;
+  const struct {
+    std::string key, object;  // the object is a copy of this file
+    std::string opened;       // the request that shows what was opened
+  } kCases[] = {{"both.safetensors", "hf/model.safetensors", "both.safetensors"},
+                {"both", "hf/model.safetensors", "both"},
+                {"marked", "hf/config.json", "marked/model.safetensors"},
+                {"v1.2-text", "hf/config.json", "v1.2-text/model.safetensors"}};
+  for (const auto& [key, object, opened] : kCases) {
+    fs::copy(local("hf"), local(key));
+    fs::copy(local(object), local(key + ".object"));
   }
-  (void)server.take_requests();
-  ASSERT_EQ(server.run({"inspect", in_bucket("both.safetensors")}).exit_code, 0);
-  EXPECT_THAT(server.take_requests(), Not(HasSubstr("one.safetensors")));
+  const StandInServer server(directory_.path());
+  const auto was_read = [&](const std::string& key) {
+    return HasSubstr("\"/org/model/" + key + "\", \"method\": \"GET\"");
+  };
+  for (const auto& [key, object, opened] : kCases) {
+    SCOPED_TRACE(key);
+    (void)server.take_requests();
+    const CommandResult got = server.run({"verify", in_bucket(key)});
+    EXPECT_EQ(got.exit_code, 0) << got.out << got.err;
+    EXPECT_THAT(server.take_requests(), was_read(opened));
+    const CommandResult directory = server.run({"verify", in_bucket(key + "/")});
+    EXPECT_EQ(directory.exit_code, 0) << directory.out << directory.err;
+    EXPECT_THAT(server.take_requests(), was_read(key + "/model.safetensors"));
+    // Both in one process, in both orders: what is known of one must not hide the other.
+    for (const auto& [a, b] :
+         {std::pair(key, key + "/model.safetensors"), std::pair(key + "/model.safetensors", key)}) {
+      const CommandResult same = server.run({"diff", in_bucket(a), in_bucket(b)});
+      EXPECT_EQ(same.exit_code, 0) << a << same.out << same.err;
+    }
+  }
+  fs::copy(local("hf"), local("bad.safetensors"));
+  directory_.write("org/model/bad.safetensors.object", std::string("\x10\0\0\0\0\0\0\0{not json at all}", 24));
+  const CommandResult refused = server.run({"inspect", in_bucket("bad.safetensors")});
+  EXPECT_EQ(refused.exit_code, 3) << refused.out;
+  EXPECT_THAT(refused.err, HasSubstr("to open the directory with the same key, add a slash: s3://org/model/bad.saf"));
 }
 
 // A certificate that the system does not know is refused with what to do, and is accepted if it is named. Proxies are
@@ -377,19 +404,101 @@ Index requests_in(const std::string& log) {
   return std::count(log.begin(), log.end(), '{') - 1;  // one object per request, inside one outer object
 }
 
+Index number_in(const std::string& log, const std::string& name) {
+  const std::size_t at = log.find("\"" + name + "\": ");
+  return at == std::string::npos ? -1 : std::stoi(log.substr(at + name.size() + 4));
+}
+
 TEST_F(Stores, AreAskedForLittleAndForMuchAtOnce) {
   const StandInServer server(directory_.path(), {"--delay", "0.04"});
   const std::string dcp = in_bucket(std::string(kRun) + "/dcp");
   ASSERT_EQ(server.run({"inspect", dcp}).exit_code, 0);
-  // Requests: the type of the path, its listing, .metadata, and the config next to it, which is looked up by name.
-  EXPECT_LE(requests_in(server.take_requests()), 6);
+  // Requests: the type of the path, its listing, .metadata, the config next to it, which is looked up by name, the
+  // objects in three files, and two more that are likely after the second.
+  EXPECT_LE(requests_in(server.take_requests()), 9);
   ASSERT_EQ(server.run({"inspect", in_bucket("hf")}).exit_code, 0);
   EXPECT_LE(requests_in(server.take_requests()), 4);  // the same, a header, and the config
   ASSERT_EQ(server.run({"verify", dcp}).exit_code, 0);
   const std::string log = server.take_requests();
-  const std::size_t at = log.find("\"most_open\": ");
-  ASSERT_NE(at, std::string::npos);
-  EXPECT_GE(std::stoi(log.substr(at + 13)), 4) << "of eight files";
+  EXPECT_GE(number_in(log, "most_open"), 4) << "of eight files";
+}
+
+// Opening a checkpoint waits for few round trips, however many files and directories it has. Each bound has room for
+// two more than on an idle machine, where late requests do not look like later ones.
+TEST_F(Stores, AreOpenedInFewRoundTrips) {
+  const struct {
+    std::string name;
+    std::vector<std::string> words;
+    Index rounds;
+  } kCases[] = {{"dcp", {"--to", "dcp", "--mesh", "tp=8"}, 4},
+                {"megatron", {"--to", "megatron", "--mesh", "tp=8"}, 6},
+                {"megatron-legacy", {"--to", "megatron-legacy", "--mesh", "tp=4,pp=2"}, 14},
+                {"ranks", {"--to", "ranks", "--mesh", "tp=8"}, 7},
+                {"universal", {"--to", "deepspeed-universal"}, 20},
+                {"orbax", {"--to", "orbax", "--mesh", "dp_shard=8"}, 8},
+                {"bin", {"--to", "bin"}, 7}};
+  fs::create_directories(directory_ / "org/few");
+  for (const auto& [name, words, rounds] : kCases) {
+    std::vector<std::string> line = {"synth", directory_ / ("org/few/" + name), "--model", "llama3-tiny", "-q"};
+    line.insert(line.end(), words.begin(), words.end());
+    const CommandResult made = reshard_cli(line);
+    ASSERT_EQ(made.exit_code, 0) << made.err;
+  }
+  const StandInServer server(directory_.path(), {"--delay", "0.1"});
+  for (const auto& [name, words, rounds] : kCases) {
+    SCOPED_TRACE(name);
+    const CommandResult got = server.run({"inspect", "s3://org/few/" + name});
+    EXPECT_EQ(got.exit_code, 0) << got.err;
+    EXPECT_LE(number_in(server.take_requests(), "rounds"), rounds);
+  }
+}
+
+// A file that is read from its beginning to its end in small steps, as the pickle of a .metadata is, is fetched in
+// large ranges, many at a time, and each byte once.
+TEST_F(Stores, SendAFileThatIsReadInOrderInFewRoundTrips) {
+  constexpr Index kSize = (Index{48} << 20) + 5, kStep = Index{1} << 20;
+  directory_.write("org/long", "");
+  fs::resize_file(directory_ / "org/long", kSize);
+  const StandInServer server(directory_.path(), {"--delay", "0.1"});
+  ::setenv("AWS_ENDPOINT_URL_S3", server.url().c_str(), 1);
+  ::setenv("AWS_EC2_METADATA_DISABLED", "true", 1);
+  const auto file = File::open("s3://org/long");
+  ::unsetenv("AWS_ENDPOINT_URL_S3");
+  ASSERT_TRUE(file) << file.error().message();
+  std::vector<std::byte> bytes(kStep);
+  for (Index at = 0; at < kSize; at += kStep) {
+    const Status read = file->read_at(at, MutableBytes(bytes).first(std::min(kStep, kSize - at)));
+    ASSERT_TRUE(read) << read.error().message();
+  }
+  const std::string log = server.take_requests();
+  EXPECT_LE(number_in(log, "rounds"), 5) << log;  // the lookup, and where the window is still small
+  EXPECT_LE(requests_in(log), 12) << log;
+  Index sent = 0;
+  const std::regex range(R"(bytes=(\d+)-(\d+))");
+  for (std::sregex_iterator at(log.begin(), log.end(), range), end; at != end; ++at)
+    sent += std::stoll((*at)[2]) - std::stoll((*at)[1]) + 1;
+  EXPECT_EQ(sent, kSize + 1) << "each byte once, and one for the lookup";
+}
+
+// A listing of all levels is used only if it fits in one reply.
+TEST_F(Stores, ListDirectoriesOfManyObjects) {
+  for (int i = 0; i < 1100; ++i)
+    directory_.write("org/model/hf/old/" + std::to_string(i % 50) + "/" + std::to_string(i), "");
+  const StandInServer server(directory_.path());
+  const CommandResult got = server.run({"verify", in_bucket("hf")});
+  EXPECT_EQ(got.exit_code, 0) << got.out << got.err;
+  EXPECT_LE(requests_in(server.take_requests()), 8);
+}
+
+// A server that sends a few bytes a second for ever does not keep a command for ever.
+TEST_F(Stores, AreGivenUpWhenBytesTrickle) {
+  const StandInServer server(directory_.path());
+  server.set_faults(R"([{"fault": "trickle", "times": 99, "match": "model.safetensors"}])");
+  const CommandResult got = server.run({"verify", in_bucket("hf")}, {"RESHARD_HTTP_TRIES=1", "RESHARD_HTTP_TIMEOUT=1"});
+  EXPECT_EQ(got.exit_code, 5) << got.out;
+  EXPECT_THAT(got.err, HasSubstr("model.safetensors"));
+  EXPECT_THAT(got.err, HasSubstr("Operation too slow"));
+  EXPECT_THAT(got.err, HasSubstr("raise RESHARD_HTTP_TIMEOUT"));
 }
 
 TEST_F(Stores, AreNotAskedForLocalPaths) {
@@ -479,6 +588,58 @@ TEST(Signatures, HashAsTheRfcDoes) {
             "b0344c61d8db38535ca8afceaf0bf12b881dc200c9833da726e9376c2e32cff7");
   EXPECT_EQ(to_hex(hmac_sha256(std::string(131, '\xaa'), "Test Using Larger Than Block-Size Key - Hash Key First")),
             "60e431591ee0b67f0d8a26aacbf5b77f8e0bc6213728c5140546040f0ee37f54");
+}
+
+LikelyReads::Range read_of(const std::string& key, Index size, Index offset, Index length) {
+  return {{key, size}, offset, length};
+}
+
+std::vector<std::string> told(const std::vector<LikelyReads::Range>& ranges) {
+  std::vector<std::string> out;
+  for (const auto& [object, offset, length] : ranges)
+    out.push_back(object.key + " " + std::to_string(offset) + "+" + std::to_string(length));
+  return out;
+}
+
+TEST(LikelyReads, AreTheSmallObjectsAroundASmallOne) {
+  LikelyReads likely;
+  likely.set_objects(
+      {{"a/one", 10}, {"a/b/two", 20}, {"a/large", 1 << 20}, {"a/empty", 0}, {"c/three", 30}, {"root", 5}});
+  EXPECT_THAT(told(likely.after(read_of("a/one", 10, 0, 10))), testing::ElementsAre("a/b/two 0+20"));
+  EXPECT_THAT(told(likely.after(read_of("a/one", 10, 0, 10))), testing::IsEmpty()) << "each once";
+  EXPECT_THAT(told(likely.after(read_of("root", 5, 0, 5))), testing::IsEmpty()) << "not a whole bucket";
+  EXPECT_THAT(told(likely.after(read_of("unlisted/x", 5, 0, 5))), testing::IsEmpty());
+}
+
+TEST(LikelyReads, AreTheSamePartsOfTheNextFilesInARow) {
+  constexpr Index kSize = 1 << 20, kStart = LikelyReads::kSmallObject;
+  std::vector<LikelyReads::Object> objects;
+  for (int i = 0; i < 40; ++i) objects.push_back({"d/rank_" + std::to_string(i) + "/x.pt", kSize + (i == 3 ? 64 : 0)});
+  LikelyReads likely;
+  likely.set_objects(objects);
+  const auto after = [&](int i, Index offset, Index length) {
+    return told(likely.after(read_of(objects[i].key, objects[i].size, offset, length)));
+  };
+  for (const auto& [offset, length] : {std::pair<Index, Index>(0, 520), {kSize - 4096, 4096}, {200'000, 30}})
+    EXPECT_THAT(after(0, offset, length), testing::IsEmpty()) << "one file is no row";
+  EXPECT_THAT(after(1, 0, 520),
+              testing::ElementsAre("d/rank_1/x.pt 1044480+4096", "d/rank_1/x.pt 200000+4096",  // the rest of this one
+                                   "d/rank_2/x.pt 0+" + std::to_string(kStart), "d/rank_2/x.pt 1044480+4096",
+                                   "d/rank_2/x.pt 200000+4096", "d/rank_3/x.pt 0+" + std::to_string(kStart),
+                                   "d/rank_3/x.pt 1044544+4096"));  // of another size: nothing inside, and its own end
+  EXPECT_THAT(after(1, kSize - 4096, 4096), testing::IsEmpty());
+  EXPECT_EQ(after(4, 0, 520).size(), 2U + 3 * 4) << "twice as many files at a time";
+}
+
+// The memory of a process that holds much already is not divided among uploads.
+TEST(UploadMemory, IsAPartOfWhatIsLeft) {
+  constexpr Index kMib = Index{1} << 20, kPart = 8 * kMib;
+  for (const Index left : {-5 * kMib, 0 * kMib, 40 * kMib, 256 * kMib, 4096 * kMib}) {
+    const Upload::Memory memory = Upload::plan_memory(left, kPart, true);
+    EXPECT_GE(memory.workers, 1);
+    EXPECT_LE(memory.workers, 16);
+    EXPECT_TRUE(memory.workers == 1 || memory.bytes <= left * 3 / 8) << left;
+  }
 }
 
 TEST(Urls, AreCutIntoRootAndKey) {

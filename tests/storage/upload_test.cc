@@ -147,6 +147,37 @@ TEST_F(Uploads, AreTheFilesThatAreWrittenToDisk) {
   expect_as_on_disk(server, {"patch", source, delta}, {"--to", "hf"}, "patched");
 }
 
+// Google's XML interface takes the same requests, signed with an HMAC key or with a token.
+TEST_F(Uploads, GoToGoogleWithAKeyOrAToken) {
+  const std::string source = kSample + "/checkpoint";
+  ASSERT_EQ(reshard_cli({"convert", source, directory_ / "here", "--to", "dcp", "--mesh", "tp=2"}).exit_code, 0);
+  const struct {
+    std::string key;
+    std::vector<std::string> server, variables;
+    std::string says;  // in the headers of each request
+  } kCases[] = {{"key",
+                 {"--key", "test:tester:s3cr3t/+key"},
+                 {"GS_ACCESS_KEY_ID=test:tester", "GS_SECRET_ACCESS_KEY=s3cr3t/+key"},
+                 "/auto/s3/aws4_request"},
+                {"token", {}, {"GOOGLE_OAUTH_ACCESS_TOKEN=t0ken"}, "Bearer t0ken"}};
+  for (const auto& [key, options, variables, says] : kCases) {
+    SCOPED_TRACE(key);
+    const StandInServer server(served(), options);
+    const CommandResult written =
+        server.run({"convert", source, "gs://bucket/" + key, "--to", "dcp", "--mesh", "tp=2"}, variables);
+    ASSERT_EQ(written.exit_code, 0) << written.err;
+    const std::string log = server.take_requests();
+    std::size_t requests = 0, signed_requests = 0;
+    for (std::size_t at = 0; (at = log.find("\"authorization\"", at)) != std::string::npos; ++at) ++requests;
+    for (std::size_t at = 0; (at = log.find(says, at)) != std::string::npos; ++at) ++signed_requests;
+    EXPECT_GT(requests, 5U);
+    EXPECT_EQ(signed_requests, requests);
+    expect_equal(stored(key), files_in(directory_ / "here"));
+    const CommandResult read = server.run({"verify", "gs://bucket/" + key}, variables);
+    EXPECT_EQ(read.exit_code, 0) << read.out << read.err;
+  }
+}
+
 TEST_F(Uploads, InManyPartsAreTheSameBytes) {
   const StandInServer server(served(), {"--key", "test:tester:s3cr3t/+key"});
   expect_as_on_disk(server, {"convert", large()}, {"--to", "hf"}, "hf");

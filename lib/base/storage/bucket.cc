@@ -16,31 +16,11 @@ class Bucket : public Storage {
 
   ObjectWriter* writer() override { return &writer_; }
 
-  Result<Listing> list(const std::string& key) override {
-    Listing out;
-    const std::string prefix = key.empty() ? "" : key + "/";
-    BucketClient::Query query = {{"list-type", "2"}, {"delimiter", "/"}, {"prefix", prefix}};
-    while (true) {
-      const HttpReply reply = TRY(client_.send({.query = query}, [](const HttpReply& r) {
-        return r.status == 200 && xml_text(r.body, "Error").has_value();
-      }));
-      if (reply.status == 403 && client_.code_of(reply) == "AccessDenied") {
-        out.is_allowed = false;
-        out.why_not =
-            "listing is denied" + client_.by_whom() + "; or name a file that may be read, such as a model's index";
-        return out;
-      }
-      if (reply.status != 200) return client_.error_of(reply).context(client_.root() + "/" + key);
-      if (reply.body.find("<ListBucketResult") == std::string::npos)
-        return io_error(client_.root() + ": the endpoint answers, but not as S3 does");
-      add_objects(reply.body, prefix, out.objects);
-      const auto next = xml_text(reply.body, "NextContinuationToken");
-      const std::string is_truncated = xml_text(reply.body, "IsTruncated").value_or("");  // not all servers send it
-      if (!next && is_truncated == "true")
-        return io_error(client_.root() + ": the server ends a listing early and does not say how to continue");
-      if (!next || next->empty() || is_truncated == "false") return out;
-      query["continuation-token"] = *next;
-    }
+  Result<Listing> list(const std::string& key, Depth depth) override {
+    std::optional<Listing> out;
+    if (depth == Depth::kAllIfFew) out = TRY(list_pages(key, true));
+    if (!out) out = TRY(list_pages(key, false));
+    return std::move(*out);
   }
 
   Result<std::optional<StoredObject>> stat(const std::string& key) override {
@@ -65,12 +45,61 @@ class Bucket : public Storage {
   }
 
  private:
+  static constexpr std::size_t kMostDirectories = 4096;  // of a listing of all levels
+
+  // Lists one level below `key` or, with `is_whole`, all levels. Returns nothing if all levels have too many
+  // directories, or any and take more than one reply: then they may hold any number of objects.
+  Result<std::optional<Listing>> list_pages(const std::string& key, bool is_whole) {
+    Listing out;
+    const std::string prefix = key.empty() ? "" : key + "/";
+    BucketClient::Query query = {{"list-type", "2"}, {"prefix", prefix}};
+    if (!is_whole) query["delimiter"] = "/";
+    while (true) {
+      const HttpReply reply = TRY(client_.send({.query = query}, [](const HttpReply& r) {
+        return r.status == 200 && xml_text(r.body, "Error").has_value();
+      }));
+      if (reply.status == 403 && client_.code_of(reply) == "AccessDenied") {
+        out.is_allowed = false;
+        out.why_not =
+            "listing is denied" + client_.by_whom() + "; or name a file that may be read, such as a model's index";
+        return std::optional(std::move(out));
+      }
+      if (reply.status != 200) return client_.error_of(reply).context(client_.root() + "/" + key);
+      if (reply.body.find("<ListBucketResult") == std::string::npos)
+        return io_error(client_.root() + ": the endpoint answers, but not as S3 does");
+      add_objects(reply.body, prefix, out);
+      if (out.below.size() > kMostDirectories) return std::optional<Listing>();
+      const auto next = xml_text(reply.body, "NextContinuationToken");
+      const std::string is_truncated = xml_text(reply.body, "IsTruncated").value_or("");  // not all servers send it
+      if (!next && is_truncated == "true")
+        return io_error(client_.root() + ": the server ends a listing early and does not say how to continue");
+      if (!next || next->empty() || is_truncated == "false") return std::optional(std::move(out));
+      if (is_whole && !out.below.empty()) return std::optional<Listing>();
+      query["continuation-token"] = *next;
+    }
+  }
+
   // Returns an ETag as headers have it. Some servers list it without quotes.
   static std::string quoted(const std::string& etag) {
     return etag.empty() || etag.ends_with('"') ? etag : '"' + etag + '"';
   }
 
-  static void add_objects(std::string_view xml, const std::string& prefix, std::vector<StoredObject>& out) {
+  // Adds an object, or with an empty last component a directory, to the listings of the directories on its path.
+  static void add_object(const std::string& path, StoredObject object, Listing& out) {
+    std::vector<StoredObject>* to = &out.objects;
+    std::size_t begin = 0;
+    if (out.below.size() > kMostDirectories) return;
+    for (std::size_t slash = path.find('/'); slash != std::string::npos; slash = path.find('/', begin)) {
+      const auto [at, is_new] = out.below.try_emplace(path.substr(0, slash));
+      if (is_new) to->push_back(directory_object(path.substr(begin, slash - begin)));
+      to = &at->second;
+      begin = slash + 1;
+    }
+    object.entry.name = path.substr(begin);
+    if (!object.entry.name.empty()) to->push_back(std::move(object));
+  }
+
+  static void add_objects(std::string_view xml, const std::string& prefix, Listing& out) {
     const auto name_of = [&](const std::optional<std::string>& key) {
       return key && key->starts_with(prefix) ? key->substr(prefix.size()) : "";
     };
@@ -78,13 +107,15 @@ class Bucket : public Storage {
       const std::string name = name_of(xml_text(item, "Key"));
       if (name.empty()) return;  // the directory's own marker
       const auto size = parse_number(xml_text(item, "Size").value_or(""));
-      out.push_back({{name, false, size.value_or(0), parse_time(xml_text(item, "LastModified").value_or(""))},
-                     quoted(xml_text(item, "ETag").value_or(""))});
+      add_object(name,
+                 {{"", false, size.value_or(0), parse_time(xml_text(item, "LastModified").value_or(""))},
+                  quoted(xml_text(item, "ETag").value_or(""))},
+                 out);
     });
     for_each_xml(xml, "CommonPrefixes", [&](std::string_view item) {
       std::string name = name_of(xml_text(item, "Prefix"));
       if (name.ends_with('/')) name.pop_back();
-      if (!name.empty()) out.push_back(directory_object(std::move(name)));
+      if (!name.empty()) out.objects.push_back(directory_object(std::move(name)));
     });
   }
 

@@ -42,7 +42,7 @@ std::string escaped(std::string_view text) {
 
 }  // namespace
 
-std::string etag_of(Bytes bytes) { return "\"" + to_hex(md5(as_string(bytes))) + "\""; }
+std::string etag_of_sum(std::string_view sum) { return "\"" + to_hex(sum) + "\""; }
 
 bool is_md5_etag(std::string_view etag) {
   const std::string text = without_quotes(etag);
@@ -65,9 +65,9 @@ Error BucketWriter::error_of(const HttpReply& reply, const std::string& key) con
   return client_.error_of(reply).context(client_.root() + "/" + key);
 }
 
-// Sends a PUT and compares the ETag of the reply with the bytes, unless the store says that it encrypts them.
-Result<std::string> BucketWriter::put_bytes(BucketClient::Request request) {
-  const std::string sum = md5(as_string(request.body));
+// Sends a PUT and compares the ETag of the reply with the MD5 of the bytes, unless the store says that it encrypts
+// them.
+Result<std::string> BucketWriter::put_bytes(BucketClient::Request request, const std::string& sum) {
   request.method = "PUT";
   request.headers = {{"content-md5", to_base64(sum)}, {"content-type", "application/octet-stream"}};
   const HttpReply reply = TRY(client_.send(request, [](const HttpReply& r) {
@@ -82,7 +82,7 @@ Result<std::string> BucketWriter::put_bytes(BucketClient::Request request) {
 }
 
 Result<std::string> BucketWriter::put(const std::string& key, Bytes body) {
-  return put_bytes({.key = key, .body = body});
+  return put_bytes({.key = key, .body = body}, md5(as_string(body)));
 }
 
 Result<std::string> BucketWriter::begin_upload(const std::string& key) {
@@ -97,9 +97,10 @@ Result<std::string> BucketWriter::begin_upload(const std::string& key) {
   return *id;
 }
 
-Result<std::string> BucketWriter::put_part(const std::string& key, const std::string& upload, int number, Bytes bytes) {
-  return put_bytes(
-      {.key = key, .query = {{"partNumber", std::to_string(number)}, {"uploadId", upload}}, .body = bytes});
+Result<std::string> BucketWriter::put_part(const std::string& key, const std::string& upload, int number, Bytes bytes,
+                                           const std::string& sum) {
+  return put_bytes({.key = key, .query = {{"partNumber", std::to_string(number)}, {"uploadId", upload}}, .body = bytes},
+                   sum);
 }
 
 Result<std::optional<std::vector<StoredPart>>> BucketWriter::parts(const std::string& key, const std::string& upload) {

@@ -16,7 +16,8 @@ class BucketWriter : public ObjectWriter {
 
   Result<std::string> put(const std::string& key, Bytes body) override;
   Result<std::string> begin_upload(const std::string& key) override;
-  Result<std::string> put_part(const std::string& key, const std::string& upload, int number, Bytes bytes) override;
+  Result<std::string> put_part(const std::string& key, const std::string& upload, int number, Bytes bytes,
+                               const std::string& sum) override;
   Result<std::optional<std::vector<StoredPart>>> parts(const std::string& key, const std::string& upload) override;
   Result<std::optional<std::string>> complete_upload(const std::string& key, const std::string& upload,
                                                      const std::vector<std::string>& etags) override;
@@ -24,7 +25,7 @@ class BucketWriter : public ObjectWriter {
   Status remove(const std::string& key) override;
 
  private:
-  Result<std::string> put_bytes(BucketClient::Request request);
+  Result<std::string> put_bytes(BucketClient::Request request, const std::string& sum);
   Error error_of(const HttpReply& reply, const std::string& key) const;
 
   BucketClient& client_;

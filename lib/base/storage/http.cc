@@ -19,6 +19,7 @@ namespace {
 
 std::atomic<Index> sent{0}, sent_again{0}, received{0};
 std::atomic<const std::atomic<bool>*> interrupt_flag{nullptr};
+std::atomic<bool> is_ending{false};
 
 // Returns an environment variable's value, a whole number from 1 to 3600, or `usual` if it is unset or invalid.
 int number_in(const char* variable, int usual) {
@@ -103,9 +104,11 @@ const HttpLimits& http_limits() {
 
 void interrupt_http_by(const std::atomic<bool>* flag) { interrupt_flag = flag; }
 
+void end_http() { is_ending = true; }
+
 bool is_http_interrupted() {
   const std::atomic<bool>* const flag = interrupt_flag;
-  return flag && *flag;
+  return is_ending || (flag && *flag);
 }
 
 HttpCounts http_counts() { return {sent, sent_again, received}; }

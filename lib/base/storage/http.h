@@ -46,6 +46,8 @@ const HttpLimits& http_limits();
 // Ends requests and the pauses between tries with an error soon after `flag` becomes true. Null: never. The flag must
 // outlive all requests.
 void interrupt_http_by(const std::atomic<bool>* flag);
+// Ends them for good, because the process exits.
+void end_http();
 bool is_http_interrupted();
 
 // Loads libcurl. Fails (unsupported) if this build has no HTTP or the library is not installed. Call it before entering

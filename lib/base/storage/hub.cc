@@ -62,7 +62,7 @@ class Hub : public Storage {
     return {};
   }
 
-  Result<Listing> list(const std::string& key) override {
+  Result<Listing> list(const std::string& key, Depth) override {
     Listing out;
     const std::string below = key.empty() ? "" : key + "/";
     for (auto at = files_.lower_bound(below); at != files_.end() && at->first.starts_with(below); ++at) {

@@ -4,6 +4,7 @@
 
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "lib/base/cursor.h"
@@ -30,9 +31,10 @@ class ObjectWriter {
   virtual Result<std::string> put(const std::string& key, Bytes body) = 0;
   // Begins an upload in parts. Returns its id.
   virtual Result<std::string> begin_upload(const std::string& key) = 0;
-  // Writes a part, replacing the one with this number. Returns its ETag, which usually is etag_of(bytes). Fails if the
-  // store states that it has other bytes.
-  virtual Result<std::string> put_part(const std::string& key, const std::string& upload, int number, Bytes bytes) = 0;
+  // Writes a part, replacing the one with this number. `sum` is the MD5 of its bytes. Returns its ETag, which usually
+  // is etag_of_sum(sum). Fails if the store states that it has other bytes.
+  virtual Result<std::string> put_part(const std::string& key, const std::string& upload, int number, Bytes bytes,
+                                       const std::string& sum) = 0;
   // Returns the parts of an upload by number; nothing if there is no such upload.
   virtual Result<std::optional<std::vector<StoredPart>>> parts(const std::string& key, const std::string& upload) = 0;
   // Makes the object of the parts 1, 2, ... with these ETags. Returns its ETag; nothing if there is no such upload,
@@ -45,8 +47,8 @@ class ObjectWriter {
   virtual Status remove(const std::string& key) = 0;
 };
 
-// Returns the ETag that S3 gives to these bytes: their MD5 in hex, in quotes.
-std::string etag_of(Bytes bytes);
+// Returns the ETag that S3 gives to bytes with this MD5: its digits in quotes.
+std::string etag_of_sum(std::string_view sum);
 // Returns the ETag that S3 gives to an object of parts with these ETags; empty if one of them is no MD5.
 std::string etag_of_parts(const std::vector<std::string>& etags);
 // Returns whether an ETag has the form of those that S3 computes from the bytes. Stores with encryption have others.

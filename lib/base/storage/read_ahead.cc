@@ -4,7 +4,9 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <chrono>
 #include <condition_variable>
+#include <cstdlib>
 #include <cstring>
 #include <deque>
 #include <map>
@@ -66,7 +68,10 @@ class Fetches {
   using State = Fetch::State;
 
   static Fetches& of_process() {
-    static auto* const all = new Fetches();  // never destroyed, like its threads
+    static auto* const all = [] {
+      std::atexit([] { of_process().end(); });
+      return new Fetches();  // never destroyed, like its threads
+    }();
     return *all;
   }
 
@@ -116,6 +121,17 @@ class Fetches {
   Index bytes() {
     const std::lock_guard lock(mutex_);
     return bytes_;
+  }
+
+  // Ends all fetches, so that no thread uses libcurl while exit() destroys what it needs. Not all have a reader that
+  // waits for them.
+  void end() {
+    constexpr std::chrono::seconds kMost(5);
+    end_http();
+    std::unique_lock lock(mutex_);
+    for (const auto& fetch : queue_) fetch->state = State::kFailed;
+    queue_.clear();
+    changed_.wait_for(lock, kMost, [&] { return busy_ == 0; });
   }
 
   void drop(ReadAhead& owner) {
@@ -225,6 +241,7 @@ class Fetches {
       ++busy_;
       run(*fetch, lock);
       --busy_;
+      if (busy_ == 0) changed_.notify_all();
     }
   }
 
@@ -254,6 +271,13 @@ void ReadAhead::fetch(const std::vector<FileRange>& ranges) {
     if (range.length > 0 && is_url(range.path)) by_file[range.path].push_back(range);
   for (auto& [path, of_file] : by_file)
     if (const auto file = StoredFile::open(path)) Fetches::of_process().add(*this, *file, std::move(of_file));
+}
+
+void fetch_as_in_others(const std::vector<FileRange>& ranges, ReadAhead& ahead) {
+  ahead.fetch(ranges);
+  for (const FileRange& range : ranges)
+    if (is_url(range.path))
+      if (const auto file = StoredFile::open(range.path)) (*file)->expect_after(range.offset, range.length);
 }
 
 Index fetched_bytes() { return Fetches::of_process().bytes(); }

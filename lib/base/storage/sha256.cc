@@ -1,6 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lib/base/storage/sha256.h"
 
+#ifdef __x86_64__
+#include <cpuid.h>
+#include <immintrin.h>
+#endif
+
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -27,17 +32,18 @@ std::uint32_t rotate_left(std::uint32_t x, std::uint32_t n) { return (x << n) | 
 std::uint32_t rotate(std::uint32_t x, std::uint32_t n) { return (x >> n) | (x << (32 - n)); }
 std::uint32_t byte_at(const char* from, std::size_t i) { return static_cast<std::uint8_t>(from[i]); }
 
+// The first 32 bits of the fractional parts of the cube roots of the first 64 primes.
+alignas(16) constexpr std::array<std::uint32_t, 64> kRound = {
+    0x428a2f98, 0x71374491, 0xb5c0fbcf, 0xe9b5dba5, 0x3956c25b, 0x59f111f1, 0x923f82a4, 0xab1c5ed5,
+    0xd807aa98, 0x12835b01, 0x243185be, 0x550c7dc3, 0x72be5d74, 0x80deb1fe, 0x9bdc06a7, 0xc19bf174,
+    0xe49b69c1, 0xefbe4786, 0x0fc19dc6, 0x240ca1cc, 0x2de92c6f, 0x4a7484aa, 0x5cb0a9dc, 0x76f988da,
+    0x983e5152, 0xa831c66d, 0xb00327c8, 0xbf597fc7, 0xc6e00bf3, 0xd5a79147, 0x06ca6351, 0x14292967,
+    0x27b70a85, 0x2e1b2138, 0x4d2c6dfc, 0x53380d13, 0x650a7354, 0x766a0abb, 0x81c2c92e, 0x92722c85,
+    0xa2bfe8a1, 0xa81a664b, 0xc24b8b70, 0xc76c51a3, 0xd192e819, 0xd6990624, 0xf40e3585, 0x106aa070,
+    0x19a4c116, 0x1e376c08, 0x2748774c, 0x34b0bcb5, 0x391c0cb3, 0x4ed8aa4a, 0x5b9cca4f, 0x682e6ff3,
+    0x748f82ee, 0x78a5636f, 0x84c87814, 0x8cc70208, 0x90befffa, 0xa4506ceb, 0xbef9a3f7, 0xc67178f2};
+
 void add_sha256_block(const char* from, std::array<std::uint32_t, 8>& state) {
-  // The first 32 bits of the fractional parts of the cube roots of the first 64 primes.
-  static constexpr std::array<std::uint32_t, 64> kRound = {
-      0x428a2f98, 0x71374491, 0xb5c0fbcf, 0xe9b5dba5, 0x3956c25b, 0x59f111f1, 0x923f82a4, 0xab1c5ed5,
-      0xd807aa98, 0x12835b01, 0x243185be, 0x550c7dc3, 0x72be5d74, 0x80deb1fe, 0x9bdc06a7, 0xc19bf174,
-      0xe49b69c1, 0xefbe4786, 0x0fc19dc6, 0x240ca1cc, 0x2de92c6f, 0x4a7484aa, 0x5cb0a9dc, 0x76f988da,
-      0x983e5152, 0xa831c66d, 0xb00327c8, 0xbf597fc7, 0xc6e00bf3, 0xd5a79147, 0x06ca6351, 0x14292967,
-      0x27b70a85, 0x2e1b2138, 0x4d2c6dfc, 0x53380d13, 0x650a7354, 0x766a0abb, 0x81c2c92e, 0x92722c85,
-      0xa2bfe8a1, 0xa81a664b, 0xc24b8b70, 0xc76c51a3, 0xd192e819, 0xd6990624, 0xf40e3585, 0x106aa070,
-      0x19a4c116, 0x1e376c08, 0x2748774c, 0x34b0bcb5, 0x391c0cb3, 0x4ed8aa4a, 0x5b9cca4f, 0x682e6ff3,
-      0x748f82ee, 0x78a5636f, 0x84c87814, 0x8cc70208, 0x90befffa, 0xa4506ceb, 0xbef9a3f7, 0xc67178f2};
   std::array<std::uint32_t, 64> w{};
   for (std::size_t i = 0; i < 16; ++i)
     w[i] = byte_at(from, 4 * i) << 24 | byte_at(from, 4 * i + 1) << 16 | byte_at(from, 4 * i + 2) << 8 |
@@ -57,6 +63,60 @@ void add_sha256_block(const char* from, std::array<std::uint32_t, 8>& state) {
     v = {t1 + s0 + majority, v[0], v[1], v[2], v[3] + t1, v[4], v[5], v[6]};
   }
   for (std::size_t i = 0; i < 8; ++i) state[i] += v[i];
+}
+
+void add_blocks(std::string_view blocks, std::array<std::uint32_t, 8>& state) {
+  for (; !blocks.empty(); blocks.remove_prefix(kBlock)) add_sha256_block(blocks.data(), state);
+}
+
+#ifdef __x86_64__
+#define RESHARD_SHA __attribute__((target("sha,sse4.1")))
+
+// The same with the processor's instructions, which keep the state as two vectors, ABEF and CDGH.
+RESHARD_SHA void add_blocks_sha(std::string_view blocks, std::array<std::uint32_t, 8>& state) {
+  const auto load = [](const void* from) RESHARD_SHA { return _mm_loadu_si128(static_cast<const __m128i*>(from)); };
+  const __m128i big_endian = _mm_set_epi64x(0x0c0d0e0f08090a0b, 0x0405060700010203);
+  const __m128i abcd = _mm_shuffle_epi32(load(&state[0]), 0xB1), efgh = _mm_shuffle_epi32(load(&state[4]), 0x1B);
+  __m128i abef = _mm_alignr_epi8(abcd, efgh, 8), cdgh = _mm_blend_epi16(efgh, abcd, 0xF0);
+  for (; !blocks.empty(); blocks.remove_prefix(kBlock)) {
+    const __m128i old_abef = abef, old_cdgh = cdgh;
+    __m128i w[4];  // the last 16 words of the message schedule
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; ++i) {
+      __m128i& next = w[i % 4];
+      if (i < 4) {
+        next = _mm_shuffle_epi8(load(blocks.data() + 16 * i), big_endian);
+      } else {
+        const __m128i last = w[(i + 3) % 4], sum = _mm_alignr_epi8(last, w[(i + 2) % 4], 4);
+        next = _mm_sha256msg2_epu32(_mm_add_epi32(_mm_sha256msg1_epu32(next, w[(i + 1) % 4]), sum), last);
+      }
+      const __m128i round = _mm_add_epi32(next, load(&kRound[4 * static_cast<std::size_t>(i)]));
+      cdgh = _mm_sha256rnds2_epu32(cdgh, abef, round);
+      abef = _mm_sha256rnds2_epu32(abef, cdgh, _mm_shuffle_epi32(round, 0x0E));
+    }
+    abef = _mm_add_epi32(abef, old_abef);
+    cdgh = _mm_add_epi32(cdgh, old_cdgh);
+  }
+  const __m128i feba = _mm_shuffle_epi32(abef, 0x1B), dchg = _mm_shuffle_epi32(cdgh, 0xB1);
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(&state[0]), _mm_blend_epi16(feba, dchg, 0xF0));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(&state[4]), _mm_alignr_epi8(dchg, feba, 8));
+}
+
+// Older compilers' __builtin_cpu_supports does not know "sha".
+bool has_sha() {
+  constexpr unsigned kSha = 1U << 29, kSse41 = 1U << 19;
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  if (!__get_cpuid(1, &a, &b, &c, &d) || (c & kSse41) == 0) return false;
+  return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (b & kSha) != 0;
+}
+#endif
+
+void add_sha256_blocks(std::string_view blocks, std::array<std::uint32_t, 8>& state) {
+#ifdef __x86_64__
+  static const bool has_instructions = has_sha();
+  if (has_instructions) return add_blocks_sha(blocks, state);
+#endif
+  add_blocks(blocks, state);
 }
 
 // Returns floor(2^32 * abs(sin(i + 1))) for i from 0 to 63, the constants of MD5.
@@ -99,16 +159,16 @@ void Sha256::add(std::string_view part) {
     rest_ += part.substr(0, taken);
     part.remove_prefix(taken);
     if (rest_.size() < kBlock) return;
-    add_sha256_block(rest_.data(), state_);
+    add_sha256_blocks(rest_, state_);
     rest_.clear();
   }
-  for (; part.size() >= kBlock; part.remove_prefix(kBlock)) add_sha256_block(part.data(), state_);
-  rest_ = part;
+  const std::size_t whole = part.size() / kBlock * kBlock;
+  add_sha256_blocks(part.substr(0, whole), state_);
+  rest_ = part.substr(whole);
 }
 
 std::string Sha256::digest() {
-  const std::string end = padded_end(rest_, bytes_, true);
-  for (std::size_t at = 0; at < end.size(); at += kBlock) add_sha256_block(end.data() + at, state_);
+  add_sha256_blocks(padded_end(rest_, bytes_, true), state_);
   std::string out;
   for (const std::uint32_t word : state_)
     for (int shift = 24; shift >= 0; shift -= 8) out += static_cast<char>(word >> shift);

@@ -42,6 +42,12 @@ class FailedRoots {
   std::map<std::string, Error> errors_;
 };
 
+// Returns whether a name is usually that of a directory: it has no ending, or one like that of "Llama-3.1-8B".
+bool may_name_directory(const std::string& name) {
+  const std::size_t dot = name.rfind('.');
+  return dot == std::string::npos || (dot + 1 < name.size() && name[dot + 1] >= '0' && name[dot + 1] <= '9');
+}
+
 std::string text_of(const Url& url) { return url.key.empty() ? url.root : url.root + "/" + url.key; }
 
 }  // namespace
@@ -59,7 +65,7 @@ Result<StoredTree*> StoredTree::of(const Url& url) {
   std::unique_ptr<StoredTree>& tree = (*trees)[url.root];
   if (!tree)
     if (auto error = FailedRoots::of_process().find(url.root)) return std::move(*error);
-  if (!tree) tree = std::make_unique<StoredTree>(TRY(open_storage(url.root)));
+  if (!tree) tree = std::make_unique<StoredTree>(url.root, TRY(open_storage(url.root)));
   return tree.get();
 }
 
@@ -77,22 +83,56 @@ std::optional<std::optional<StoredObject>> StoredTree::found(const std::string& 
   return std::optional<std::optional<StoredObject>>(std::in_place, at->second);
 }
 
-Result<std::shared_ptr<const StoredTree::Directory>> StoredTree::directory(const std::string& key) {
-  if (auto there = known(key)) return there;
-  Listing listing = TRY(storage_->list(key));
-  auto made = std::make_shared<Directory>();
-  made->is_allowed = listing.is_allowed;
-  made->why_not = std::move(listing.why_not);
-  for (StoredObject& object : listing.objects) {
+std::shared_ptr<StoredTree::Directory> StoredTree::directory_of(std::vector<StoredObject> objects) {
+  auto out = std::make_shared<Directory>();
+  for (StoredObject& object : objects) {
     const std::string name = object.entry.name;
     if (!is_safe_relative_path(name) || name.find('/') != std::string::npos) continue;
     // If a key is both an object and a prefix, an empty object only marks the directory.
     const bool wins = !object.entry.is_directory && object.entry.size > 0;
-    const auto [at, is_new] = made->objects.try_emplace(name, object);
+    const auto [at, is_new] = out->objects.try_emplace(name, object);
     if (!is_new && (wins || at->second.entry.size == 0)) at->second = wins ? std::move(object) : directory_object(name);
   }
+  return out;
+}
+
+Result<std::shared_ptr<const StoredTree::Directory>> StoredTree::directory(const std::string& key) {
+  if (auto there = known(key)) return there;
+  if (is_ruled_out(key)) return std::make_shared<const Directory>();
+  // A directory above one that is known already is only searched for a name.
+  const auto depth = holds_listed(key) ? Storage::Depth::kOneLevel : Storage::Depth::kAllIfFew;
+  Listing listing = TRY(storage_->list(key, depth));
+  auto made = directory_of(std::move(listing.objects));
+  made->is_allowed = listing.is_allowed;
+  made->why_not = std::move(listing.why_not);
+  const std::string below = key.empty() ? "" : key + "/";
   const std::lock_guard lock(mutex_);
+  ++changes_;
+  for (auto& [path, objects] : listing.below)
+    if (is_safe_relative_path(path)) directories_.try_emplace(below + path, directory_of(std::move(objects)));
   return directories_.try_emplace(key, std::move(made)).first->second;
+}
+
+// Returns whether a listing shows that there is nothing with this key, and so nothing below it.
+bool StoredTree::is_ruled_out(const std::string& key) const {
+  for (std::string inner = key; !inner.empty(); inner = parent_key(inner)) {
+    const auto listed = known(parent_key(inner));
+    if (!listed) continue;
+    const std::string name = base_name(inner);
+    return listed->is_allowed && !listed->objects.contains(name) && (lists_hidden(root_) || !name.starts_with('.'));
+  }
+  return false;
+}
+
+// Returns whether a directory or an object below this one is known.
+bool StoredTree::holds_listed(const std::string& key) const {
+  const std::string below = key.empty() ? "" : key + "/";
+  const std::lock_guard lock(mutex_);
+  const auto at = directories_.upper_bound(below);
+  return (at != directories_.end() && at->first.starts_with(below)) || [&] {
+    const auto object = found_.lower_bound(below);
+    return object != found_.end() && object->first.starts_with(below);
+  }();
 }
 
 // Returns whether a parent directory was listed. If so, names below it are also looked up by listing.
@@ -112,44 +152,51 @@ bool StoredTree::holds_known(const std::string& key) const {
   return false;
 }
 
+// A key can be an object and, at the same time, a directory. Then it is the object, unless the URL ends in a slash.
 Result<std::optional<StoredObject>> StoredTree::find(const Url& url) {
-  const std::string name = base_name(url.key);
+  const auto directory_here = [&] { return std::optional(directory_object(base_name(url.key))); };
   if (url.key.empty()) return std::optional(directory_object(base_name(url.root)));
   const auto seen = found(url.key);
-  const bool is_object = seen && *seen;
-  if (is_object && !url.is_directory) return *seen;
-  if (const auto own = known(url.key); own && !own->objects.empty()) return std::optional(directory_object(name));
-  if (is_object) return *seen;
+  if (seen && *seen && !url.is_directory) return *seen;
+  const auto own = known(url.key);
+  if (own && !own->objects.empty() && (seen || url.is_directory)) return directory_here();
   if (is_inside_listed(url.key)) {
     const auto parent = TRY(directory(parent_key(url.key)));
+    const std::string name = base_name(url.key);
     const auto at = parent->objects.find(name);
-    if (at != parent->objects.end()) return std::optional(at->second);
-    if (parent->is_allowed && (lists_hidden(url.root) || !name.starts_with('.'))) return std::optional<StoredObject>();
+    if (at != parent->objects.end() && at->second.entry.is_directory >= url.is_directory)
+      return std::optional(at->second);
+    if (at == parent->objects.end() && parent->is_allowed && (lists_hidden(url.root) || !name.starts_with('.')))
+      return std::optional<StoredObject>();
   }
-  if (holds_known(url.key)) return std::optional(directory_object(name));
-  if (seen) return *seen;
-  std::optional<StoredObject> object = TRY(ask(url));
-  if (object && object->entry.is_directory) return object;
-  const std::lock_guard lock(mutex_);
-  return found_.try_emplace(url.key, std::move(object)).first->second;
+  std::optional<StoredObject> object = seen && !url.is_directory ? std::nullopt : TRY(ask(url));
+  if (!object && holds_known(url.key)) return directory_here();
+  return object;
 }
 
-// Looks up an object by name. If it does not exist or is empty, lists the keys below it. A name without an ending is
-// usually that of a directory, which is then listed at the same time, to save a round trip.
+// Looks up an object by name. If it does not exist or is empty, lists the keys below it: at the same time if the name
+// is usually that of a directory, to save a round trip.
 Result<std::optional<StoredObject>> StoredTree::ask(const Url& url) {
   std::optional<StoredObject> object;
-  const bool may_be_directory = base_name(url.key).find('.') == std::string::npos;
-  if (!url.is_directory)
-    TRY(parallel_for(may_be_directory ? 2 : 1, 2, [&](int, Index i) -> Status {
+  if (!url.is_directory) {
+    TRY(parallel_for(may_name_directory(base_name(url.key)) ? 2 : 1, 2, [&](int, Index i) -> Status {
       if (i == 0)
         object = TRY(storage_->stat(url.key));
       else
         (void)directory(url.key);  // kept if it succeeds, and repeated below if needed
       return {};
     }));
-  if (object && (object->entry.is_directory || object->entry.size > 0)) return object;
-  const auto below = TRY(directory(url.key));
-  if (!below->objects.empty()) return std::optional(directory_object(base_name(url.key)));
+  }
+  if (object && object->entry.is_directory) return object;
+  const bool may_mark = !object || object->entry.size == 0;  // an empty object may only mark a directory
+  const auto below = may_mark ? TRY(directory(url.key)) : nullptr;
+  const bool is_directory = below && !below->objects.empty();
+  if (!url.is_directory) {
+    const std::lock_guard lock(mutex_);
+    found_.try_emplace(url.key, is_directory ? std::nullopt : object);
+  }
+  if (is_directory) return std::optional(directory_object(base_name(url.key)));
+  if (!may_mark) return object;
   if (!object && !below->is_allowed && !below->why_not.empty() && !holds_known(parent_key(url.key)))
     return io_error(text_of(url) + ": " + below->why_not);
   return object;
@@ -172,11 +219,45 @@ Result<std::vector<DirectoryEntry>> StoredTree::list(const Url& url) {
   return entries;
 }
 
+std::vector<LikelyReads::Object> StoredTree::listed_objects() const {
+  std::vector<LikelyReads::Object> out;
+  const std::lock_guard lock(mutex_);
+  for (const auto& [key, listed] : directories_)
+    for (const auto& [name, object] : listed->objects)
+      if (!object.entry.is_directory) out.push_back({path_join(key, name), object.entry.size});
+  return out;
+}
+
+void StoredTree::expect_after(const std::string& key, Index size, Index offset, Index length) {
+  constexpr std::size_t kMostKept = 4;  // guesses whose bytes wait to be read
+  std::vector<FileRange> ranges;
+  std::list<std::unique_ptr<ReadAhead>> old;  // freed without the lock: that waits for requests in flight
+  const std::lock_guard lock(likely_mutex_);
+  Index changes = 0;
+  {
+    const std::lock_guard listings_lock(mutex_);
+    changes = changes_;
+  }
+  if (std::exchange(known_changes_, changes) != changes) likely_.set_objects(listed_objects());
+  for (const LikelyReads::Range& range : likely_.after({{key, size}, offset, length}))
+    ranges.push_back({root_ + "/" + range.object.key, range.offset, range.length});
+  if (ranges.empty()) return;
+  likely_ahead_.push_back(std::make_unique<ReadAhead>());
+  likely_ahead_.back()->fetch(ranges);
+  if (likely_ahead_.size() > kMostKept) old.splice(old.end(), likely_ahead_, likely_ahead_.begin());
+}
+
 void StoredTree::forget(const Url& url) {
+  {
+    const std::lock_guard lock(likely_mutex_);
+    likely_ = {};
+    known_changes_ = 0;
+  }
   const auto is_below = [&](const auto& known) {
     return url.key.empty() || known.first == url.key || known.first.starts_with(url.key + "/");
   };
   const std::lock_guard lock(mutex_);
+  ++changes_;
   std::erase_if(directories_, is_below);
   std::erase_if(found_, is_below);
   for (std::string above = url.key; !above.empty();) directories_.erase(above = parent_key(above));
@@ -238,7 +319,7 @@ Result<std::shared_ptr<const StoredFile>> StoredFile::open(const std::string& ur
   auto object = TRY(tree.find(parsed));
   if (!object) return io_error(url + ": cannot open: not found");
   if (object->entry.is_directory) return io_error(url + ": expected a file");
-  return std::shared_ptr<const StoredFile>(new StoredFile(url, parsed.key, std::move(*object), tree.storage()));
+  return std::shared_ptr<const StoredFile>(new StoredFile(url, parsed, std::move(*object), tree));
 }
 
 Status StoredFile::read_at(Index offset, MutableBytes out) const {
@@ -253,27 +334,40 @@ Status StoredFile::read_at(Index offset, MutableBytes out) const {
   return std::ssize(rest) < kShort ? read_short(offset + done, rest) : read_parts(offset + done, rest);
 }
 
-// Fetches ahead if this read continues the previous one. Does so only if the bytes were not fetched by someone else's
+// Fetches ahead if the file seems to be read from end to end: by a long read that continues the one before, or begins
+// the file. The window grows with what was read in order. Does so only if the bytes were not fetched by someone else's
 // ReadAhead.
 void StoredFile::expect_next(Index offset, Index length, bool was_fetched) const {
-  constexpr Index kLeast = Index{128} << 10, kWindow = Index{16} << 20, kMostOfAll = Index{64} << 20;
+  constexpr Index kLeast = Index{128} << 10, kLeastAtBegin = Index{1} << 20, kMostOfAll = Index{64} << 20;
+  constexpr Index kGrowth = 8, kShareOfMemory = 4;
   const std::lock_guard lock(mutex_);
-  const bool follows = offset == next_ && offset > 0 && length >= kLeast;
+  const bool follows = offset == next_ && offset > 0;
   next_ = offset + length;
-  if (!follows || (was_fetched && ahead_until_ < next_)) return;
-  const Index begin = std::max(next_, ahead_until_), end = std::min(next_ + std::min(kWindow, 8 * length), size());
-  if (end - begin < (end - next_) / 2 || begin >= end || fetched_bytes() > kMostOfAll) return;
+  in_order_ = follows ? in_order_ + length : length;
+  const bool is_long = follows ? length >= kLeast : offset == 0 && length >= kLeastAtBegin;
+  if (!is_long || (was_fetched && ahead_until_ < next_)) return;
+  const Index most = std::min(kMostOfAll, memory_left().value_or(kShareOfMemory * kMostOfAll) / kShareOfMemory);
+  const Index begin = std::max(next_, ahead_until_),
+              wanted = std::min(next_ + std::min(most, kGrowth * in_order_), size());
+  if (begin >= wanted) return;
+  const Index least = std::clamp<Index>((wanted - next_) / 2, 1, kPart);  // of a request, except the last
+  Index end = std::min(wanted, begin + kMostOfAll - fetched_bytes());
+  if (end < size()) end = begin + (end - begin) / least * least;
+  if (begin >= end) return;
   ahead_until_ = end;
   ahead_.fetch({{path_, begin, end - begin}});
 }
 
+void StoredFile::expect_after(Index offset, Index length) const { tree_.expect_after(key_, size(), offset, length); }
+
 Status StoredFile::read_stored(Index offset, MutableBytes out) const {
-  return storage_.read(key_, object_, offset, out).context([&] { return at(path_, offset); });
+  return tree_.storage().read(key_, object_, offset, out).context([&] { return at(path_, offset); });
 }
 
 Status StoredFile::read_short(Index offset, MutableBytes out) const {
   RecentStretches& recent = RecentStretches::of_process();
   if (recent.copy(identity_, offset, out)) return {};
+  expect_after(offset, std::ssize(out));
   std::vector<std::byte> bytes(std::min(kShort, size() - offset));
   TRY(read_stored(offset, bytes));
   std::memcpy(out.data(), bytes.data(), out.size());

@@ -3,6 +3,7 @@
 // local paths themselves and pass URLs on to a Storage.
 #pragma once
 
+#include <list>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -15,6 +16,7 @@
 #include "lib/base/cursor.h"
 #include "lib/base/file.h"
 #include "lib/base/result.h"
+#include "lib/base/storage/likely_reads.h"
 #include "lib/base/storage/object_writer.h"
 #include "lib/base/storage/read_ahead.h"
 #include "lib/base/storage/url.h"
@@ -38,14 +40,18 @@ struct Listing {
   bool is_allowed = true;  // false: the store does not list its objects
   std::string why_not;     // the reason, for a message
   std::vector<StoredObject> objects;
+  // The complete contents of directories below, by path relative to the listed one, as far as the store sent them, too.
+  std::map<std::string, std::vector<StoredObject>> below = {};
 };
 
 // A bucket, a repository or a host. Keys are relative to its root and have no slash at either end. Thread-safe.
 class Storage {
  public:
   virtual ~Storage() = default;
-  // Lists one level below `key` ("": the root). A directory that does not exist is empty.
-  virtual Result<Listing> list(const std::string& key) = 0;
+  // Lists one level below `key` ("": the root), and with kAllIfFew also the directories below if they fit in one reply.
+  // A directory that does not exist is empty.
+  enum class Depth { kOneLevel, kAllIfFew };
+  virtual Result<Listing> list(const std::string& key, Depth depth) = 0;
   // Returns the object with this key; nothing if there is none, or only a directory.
   virtual Result<std::optional<StoredObject>> stat(const std::string& key) = 0;
   // Fills `out` with the bytes of `object` from `offset` on. Fails (I/O) if the object was replaced after it was
@@ -58,8 +64,8 @@ class Storage {
 // Opens the storage at the root of a URL.
 Result<std::unique_ptr<Storage>> open_storage(const std::string& root);
 
-// A storage whose answers are cached: until forget() is called, an object stays the version that was seen first.
-// Thread-safe.
+// A storage whose answers are cached: until forget() is called, an object stays the version that was seen first. What a
+// listing answers is not requested again. Thread-safe.
 class StoredTree {
  public:
   // Returns the tree of a URL's root. Opens it at the first call and keeps it until the process ends.
@@ -71,8 +77,12 @@ class StoredTree {
   // Drops the cached answers about `url` and everything below it.
   void forget(const Url& url);
   Storage& storage() { return *storage_; }
+  // Call before reading bytes of an object that were not fetched ahead. Fetches what is likely to be read after them
+  // (likely_reads.h).
+  void expect_after(const std::string& key, Index size, Index offset, Index length);
 
-  explicit StoredTree(std::unique_ptr<Storage> storage) : storage_(std::move(storage)) {}
+  StoredTree(std::string root, std::unique_ptr<Storage> storage)
+      : root_(std::move(root)), storage_(std::move(storage)) {}
 
  private:
   using Objects = std::map<std::string, StoredObject, std::less<>>;  // by name
@@ -81,17 +91,27 @@ class StoredTree {
     std::string why_not;
     Objects objects;
   };
+  static std::shared_ptr<Directory> directory_of(std::vector<StoredObject> objects);
   Result<std::shared_ptr<const Directory>> directory(const std::string& key);
   std::shared_ptr<const Directory> known(const std::string& key) const;
   std::optional<std::optional<StoredObject>> found(const std::string& key) const;
   bool is_inside_listed(const std::string& key) const;
+  bool is_ruled_out(const std::string& key) const;
+  bool holds_listed(const std::string& key) const;
   bool holds_known(const std::string& key) const;
   Result<std::optional<StoredObject>> ask(const Url& url);
+  std::vector<LikelyReads::Object> listed_objects() const;
 
+  const std::string root_;
   std::unique_ptr<Storage> storage_;
   mutable std::mutex mutex_;
   std::map<std::string, std::shared_ptr<const Directory>> directories_;  // by key
   std::map<std::string, std::optional<StoredObject>> found_;             // objects that were looked up by key
+  Index changes_ = 0;                                                    // of directories_
+  std::mutex likely_mutex_;                                              // guards what follows; taken before mutex_
+  LikelyReads likely_;
+  Index known_changes_ = 0;                             // changes_ when likely_ was told of the objects
+  std::list<std::unique_ptr<ReadAhead>> likely_ahead_;  // oldest first
 };
 
 // An open object, the part of a File that is behind a URL. Thread-safe.
@@ -103,16 +123,18 @@ class StoredFile {
   const std::string& identity() const { return identity_; }
   // Like File::read_at(). Uses what was fetched ahead (read_ahead.h) and requests the rest.
   Status read_at(Index offset, MutableBytes out) const;
+  // Fetches what is likely to be read after this range (likely_reads.h).
+  void expect_after(Index offset, Index length) const;
   // Reads the range, which must be inside the object, in one request.
   Status read_stored(Index offset, MutableBytes out) const;
 
  private:
-  StoredFile(std::string path, std::string key, StoredObject object, Storage& storage)
+  StoredFile(std::string path, const Url& url, StoredObject object, StoredTree& tree)
       : path_(std::move(path)),
-        key_(std::move(key)),
+        key_(url.key),
         object_(std::move(object)),
-        identity_(path_ + "\n" + object_.version),
-        storage_(storage) {}
+        identity_(url.root + "/" + url.key + "\n" + object_.version),
+        tree_(tree) {}
   void expect_next(Index offset, Index length, bool was_fetched) const;
   Status read_parts(Index offset, MutableBytes out) const;
   Status read_short(Index offset, MutableBytes out) const;
@@ -120,13 +142,17 @@ class StoredFile {
   const std::string path_, key_;
   const StoredObject object_;
   const std::string identity_;
-  Storage& storage_;
+  StoredTree& tree_;
   mutable std::mutex mutex_;
   mutable Index next_ = 0;         // the end of the last read
+  mutable Index in_order_ = 0;     // bytes of the reads before it, as far as each continued the one before
   mutable Index ahead_until_ = 0;  // the end of what expect_next() has requested
   mutable ReadAhead ahead_;
 };
 
+// Fetches ranges at which other files that are laid out alike are read, too: then these are fetched together
+// (likely_reads.h).
+void fetch_as_in_others(const std::vector<FileRange>& ranges, ReadAhead& ahead);
 // Implement list_directory() and entry_at() for URLs.
 Result<std::vector<DirectoryEntry>> list_stored(const std::string& url);
 Result<std::optional<StoredObject>> find_stored(const std::string& url);

@@ -52,7 +52,7 @@ class Web : public Storage {
  public:
   explicit Web(std::string root) : root_(std::move(root)) {}
 
-  Result<Listing> list(const std::string& key) override {
+  Result<Listing> list(const std::string& key, Depth) override {
     const HttpReply reply = TRY(get_following(root_, url_of(key) + (key.empty() ? "" : "/"), {}, "", {}));
     Listing out;
     const bool is_page = reply.status == 200 && reply.header("content-type").starts_with("text/html");
