@@ -58,8 +58,12 @@ class ArchitectureComparison {
       return !architecture.prefix.empty() && t.name.starts_with(architecture.prefix);
     });
     prefix_ = has_prefix ? architecture.prefix : "";
-    for (const NamedTensor& t : tensors) stored_.emplace(current_name(t.name), t.tensor);
-    for (const std::string& name : others) others_.insert(current_name(name));
+    const std::string added = added_base(tensors);
+    const auto own_name = [&](const std::string& name) {
+      return current_name(name.starts_with(added) ? name.substr(added.size()) : name);
+    };
+    for (const NamedTensor& t : tensors) stored_.emplace(own_name(t.name), t.tensor);
+    for (const std::string& name : others) others_.insert(own_name(name));
     is_in_memory_ = count_of_names(StandsIn::kMemory) > count_of_names(StandsIn::kFiles);
   }
 
@@ -85,6 +89,18 @@ class ArchitectureComparison {
   }
 
  private:
+  // Returns the first part of the names, "gpt_neox.", if all tensors have it and no parameter of the class does. Names
+  // that are those of a family without its base have got that base (lib/model/parts.h).
+  std::string added_base(const std::vector<NamedTensor>& tensors) const {
+    if (tensors.empty()) return "";
+    const std::string first = tensors[0].name.substr(0, tensors[0].name.find('.') + 1);
+    const bool is_own = std::any_of(model_.parameters.begin(), model_.parameters.end(),
+                                    [&](const ArchitectureParameter& p) { return name_of(p).starts_with(first); });
+    const bool have_all =
+        std::all_of(tensors.begin(), tensors.end(), [&](const NamedTensor& t) { return t.name.starts_with(first); });
+    return have_all && !is_own ? first : "";
+  }
+
   std::string name_of(const ArchitectureParameter& p) const { return (p.row->is_base ? prefix_ : "") + p.name; }
 
   std::ptrdiff_t count_of_names(StandsIn place) const {

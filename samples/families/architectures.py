@@ -61,6 +61,7 @@ OPAQUE = re.compile(r"(^|\.)(id2label|label2id|rope_\w+|quantization_config|task
 DEPTHS = re.compile(
     r"(^|\.)(num_hidden_layers|num_layers|n_layers?|n_enc|n_dec|(en|de)coder_layers|num_(en|de)coder_layers|num_blocks"
     r"|num_hidden_groups|depth|\w*_num_hidden_layers|\w+_depth|layers)$")
+STAGE_DEPTHS = re.compile(r"(^|\.)\w*(depths|layers|blocks)\.\d+$")  # elements of lists
 KINDS = "full_attention", "sliding_attention", "linear_attention", "chunked_attention"  # of layers
 EXPERTS = re.compile(r"(^|\.)(num_experts|num_local_experts|n_routed_experts|moe_num_experts|num_moe_experts)$")
 # Numbers that a config may lack; a class then has a rule for them.
@@ -72,6 +73,7 @@ MOST_NUMBERS = 64
 SMALLEST_SIZE = 16  # of a constant that may be a member's value
 CONFIRMATIONS = 6
 ATTEMPTS = 3
+ODDS = 0, 0, 0, 0, 0, 0, 0, 2
 SECONDS = 20  # for one model
 MOST_SECONDS = 240  # of processor time for one class
 MAX_CLASSES, MAX_OWN_CLASSES, MAX_CONTEXTS = 3, 8, 4
@@ -185,10 +187,9 @@ class Builder:
 
 # ---- configs
 
-# Lists that random configs do not vary, because few values give a model: the rows hold only for the default.
-UNVARIED = {"swin": ("depths", "num_heads"), "swinv2": ("depths", "num_heads", "pretrained_window_sizes"),
-            "focalnet": ("depths", "focal_levels"), "hgnet_v2": ("depths", "hidden_sizes", "stage_numb_of_layers"),
-            "levit": ("depths", "hidden_sizes", "key_dim", "num_attention_heads"), "regnet": ("depths", "hidden_sizes")}
+# Lists for which the rows hold only with the default's entries, because the second number of a name decides what its module
+# has, and conditions know only the first.
+UNVARIED = {"hgnet_v2": ("depths", "hidden_sizes", "stage_numb_of_layers")}
 
 
 def members(config, prefix=""):
@@ -339,13 +340,18 @@ def sums(known, results):
                     continue
                 for u, y in by_differences.get(tuple(d // b for d in differences), ()):
                     c = rest[0] - b * y[0]
-                    if (b == 1 or ("/" not in u and ":" not in u)) and -8 <= c <= 64 and t != u:
+                    if (b == 1 or ("/" not in u and ":" not in u)) and -8 <= c <= 64 and t != u and are_enough(t, u, results):
                         yield with_constant(f"{times(a, t)}+{times(b, u)}", c)
     if len(plain) < 60:
         for three in itertools.combinations(plain, 3):
             for factors in itertools.product((1, 2), repeat=3):
                 if all(sum(k * n for k, n in zip(factors, ns)) == r for r, *ns in zip(results, *(x for _, x in three))):
                     yield "+".join(times(k, t) for k, (t, _) in zip(factors, three))
+
+
+def are_enough(t, u, results):
+    """Whether a sum of two terms is more than a coincidence: of one member it holds for any three numbers."""
+    return len(results) > 3 or len(used_in([t, u])) > 1
 
 
 def search(fields, values, results):
@@ -360,6 +366,8 @@ def search(fields, values, results):
         factor = results[0] // x[0]
         if "/" not in text and ":" not in text and 1 < factor <= 4096 and all(factor * n == r for n, r in zip(x, results)):
             return f"{factor}*{text}"
+        if "/" in text and 1 < factor <= 8 and all(n * factor == r for n, r in zip(x, results)):
+            return f"{text}*{factor}"
     return next(sums(known, results), None)
 
 
@@ -552,7 +560,7 @@ class Derivation:
         for path, value in members(self.default).items():
             if isinstance(value, bool) or not is_number(value):
                 continue
-            if value > layers and DEPTHS.search(path):
+            if value > layers and DEPTHS.search(path) and not self.counts_stages(path, value):
                 put(config, path, layers)
                 depths.setdefault(value, path)
             elif value > FEW_EXPERTS and EXPERTS.search(path):
@@ -561,6 +569,12 @@ class Derivation:
             if isinstance(value, list) and len(value) in depths:
                 put(config, path, shortened(value, layers))
         return config
+
+    def counts_stages(self, path, value):
+        """Whether a number is that of the stages, each with a number of layers in a list."""
+        part = path.rpartition(".")[0]
+        return any(is_sizes(v) and len(v) == value and p.rpartition(".")[0] == part and STAGE_DEPTHS.search(p + ".0")
+                   for p, v in members(self.default).items())
 
     def without_lists(self, config):
         config = copy.deepcopy(config)
@@ -658,7 +672,8 @@ class Derivation:
 
     def is_per_layer(self, path, *depths):
         """Whether a list has an entry for each layer, in the base and, if it is there, in the default config."""
-        depths = depths or [p for p, v in self.values.items() if is_number(v) and DEPTHS.search(p)]
+        depths = depths or [p for p, v in self.values.items()
+                            if is_number(v) and DEPTHS.search(p) and not self.counts_stages(p, v)]
         default = members(self.default)
         return any(len(self.values[path]) == self.values[depth] for depth in depths
                    if not isinstance(default.get(path), list) or len(default[path]) == default.get(depth))
@@ -667,6 +682,9 @@ class Derivation:
         failed = []
         for path, value in self.values.items():
             if HARMLESS.search(re.sub(r"\.\d+$", "", path)) or not self.mentions(path):
+                continue
+            if is_number(value) and DEPTHS.search(path) and self.counts_stages(path, value):
+                self.fix(path, value)
                 continue
             self.change(base, path, value)
             if path not in self.moves and value not in (None, False, 0, "", []) and not is_sizes(value):
@@ -773,7 +791,28 @@ class Derivation:
         changes = {f: self.random.choice(self.further(f)) for f in some}
         if self.joint and self.random.random() < 0.5:
             changes.update(self.random.choice(self.joint))
+        if self.random.random() < 0.5:
+            changes.update(self.draw_lists(used))
         return self.sample(changes) if changes else None
+
+    def draw_lists(self, used):
+        """Other entries for the lists of a part that have one for each stage: small numbers one by one, and others times one
+        factor in all lists, because widths are often multiples of a number of heads. Some get 2 more, to show roundings."""
+        groups = collections.defaultdict(list)
+        for path, value in self.values.items():
+            if is_sizes(value) and len(value) > 1 and any(f"{path}.{i}" in used for i in range(len(value))):
+                groups[path.rpartition(".")[0], len(value)].append(path)
+        if not groups:
+            return {}
+        factor, out = self.random.choice((2, 3)), {}
+        for path in self.random.choice(list(groups.values())):
+            value = self.values[path]
+            if self.random.random() < 0.6:
+                most = max(value)
+                for i, n in enumerate(value):
+                    drawn = self.random.randint(1, most + 1) if most < 8 else factor * n + self.random.choice(ODDS)
+                    out[f"{path}.{i}"] = drawn
+        return out
 
     def further(self, path):
         """Values to draw from: those that make a model, and more of their kind."""
@@ -823,7 +862,7 @@ class Derivation:
                 rows = self.confirm()
             self.caught = contradictions(rows, self.whole)
             self.holds_for_default = not self.caught
-        return self.check_further(self.confirm_others(rows))
+        return self.check_further(self.confirm_roundings(self.confirm_others(rows)))
 
     def confirm_others(self, rows):
         for config in self.others:
@@ -833,6 +872,23 @@ class Derivation:
                 rows = self.confirm()
                 self.caught = contradictions(rows, sample)
         return rows
+
+    def confirm_roundings(self, rows):
+        """Derives the rows again if sizes that are no multiples of their divisor contradict them: a quotient may be rounded
+        down, up or to the nearest number."""
+        divided = {found for row in rows for text in row.dims for found in re.findall(r"([A-Za-z_][\w.]*)[/:](\d+)", text)}
+        tried = []
+        for path, divisor in sorted(divided):
+            value, k = self.values.get(path), int(divisor)
+            if type(value) is not int or k < 2:
+                continue
+            for remainder in sorted({1, k - 1}):
+                drawn = (self.sample({path: n * k + remainder}) for n in (value // k, 17, 3))
+                tried += list(itertools.islice((s for s in drawn if s), 1))
+        if not any(contradictions(rows, sample) for sample in tried):
+            return rows
+        self.samples += tried
+        return self.confirm()
 
     def draw_further(self):
         """A sample with some numbers changed, of all numbers: also of those on which nothing seems to depend."""
@@ -949,22 +1005,22 @@ class Quantities:
             return
         counts = [self.formula(lambda s, k=k: self.count(s, k), there) for k in self.counted]
         rows = list(self.each_number(there) if None in counts else self.split(self.when(there), counts, there))
-        if self.has_stages(counts, there) and open_ends(rows):
-            stages = list(self.each_stage(there))
-            rows = stages if open_ends(stages) < open_ends(rows) else rows
+        if open_ends(rows):
+            others = [list(self.each_at(k, there)) for k, count in zip(self.counted, counts) if self.has_few(k, count, there)]
+            rows = min([rows, *others], key=lambda r: (open_ends(r), size_of_texts(r)))
         yield from rows
 
-    def has_stages(self, counts, there):
-        """Whether the first number may be that of a stage, which has sizes and a number of layers of its own."""
-        is_depth = counts and any(DEPTHS.search(member) for member in used_in([counts[0] or ""]))
-        return bool(counts) and not is_depth and len({i[self.counted[0]] for s in there for i in self.found(s)}) <= LONGEST_LIST
+    def has_few(self, place, count, there):
+        """Whether each number at a place may have rows of its own, as stages have, and levels. Layers have none."""
+        is_depth = any(DEPTHS.search(member) or STAGE_DEPTHS.search(member) for member in used_in([count or ""]))
+        return not is_depth and len({i[place] for s in there for i in self.found(s)}) <= LONGEST_LIST
 
-    def each_stage(self, there):
-        """Rows for each of the first numbers."""
-        stage, *others = self.counted
-        for number in sorted({i[stage] for s in there for i in self.found(s)}):
-            words = {**self.words, stage: number}
-            own = {key: {i: x for i, x in found.items() if i[stage] == number} for key, found in self.own.items()}
+    def each_at(self, place, there):
+        """Rows for each of the numbers at a place."""
+        others = [k for k in self.counted if k != place]
+        for number in sorted({i[place] for s in there for i in self.found(s)}):
+            words = {**self.words, place: number}
+            own = {key: {i: x for i, x in found.items() if i[place] == number} for key, found in self.own.items()}
             yield from Quantities(self.d, self.pattern, fill(self.pattern, words), words, others, own).rows()
 
     def each_number(self, there):
@@ -1024,7 +1080,8 @@ class Quantities:
         if all(numbers is None for _, numbers in samples):
             return ""
         facts = [(s.values, n, numbers is None or n in numbers) for s, numbers in samples for n in range(self.count(s, self.counted[0]))]
-        return self.d.condition(layer_atoms(facts, self.d), facts) or "?"
+        count = self.formula(lambda s: self.count(s, self.counted[0]), there)
+        return self.d.condition(layer_atoms(facts, self.d, count), facts) or "?"
 
     # shapes
 
@@ -1033,7 +1090,7 @@ class Quantities:
         facts = [(s, i, shape) for s in there for i, shape in self.found(s).items()]
         if self.counted and when != "?" and ";" not in when and not alike(facts):
             layer = self.counted[0]
-            for atom in layer_atoms([(s.values, i[layer], True) for s, i, _ in facts], self.d):
+            for atom in layer_atoms([(s.values, i[layer], True) for s, i, _ in facts], self.d, counts[0]):
                 parts = [[f for f in facts if holds(atom, f[0].values, f[1][layer]) is wanted] for wanted in (True, False)]
                 if all(parts) and sum(map(len, parts)) == len(facts) and all(map(alike, parts)):
                     for part, sign in zip(parts, ("", "!")):
@@ -1048,6 +1105,7 @@ class Quantities:
         by_sample = collections.defaultdict(list)
         for s, i, shape in facts:
             by_sample[id(s)].append((s, i, shape))
+        is_single = len(by_sample) == 1 < len(self.d.samples)  # a size that one config showed may depend on any member
         out = []
         for d in range(len(facts[0][2])):
             sizes = {key: {shape[d] for _, _, shape in group} for key, group in by_sample.items()}
@@ -1057,7 +1115,8 @@ class Quantities:
             size_of = {key: next(iter(x)) for key, x in sizes.items()}
             fields = self.d.fields_of(lambda s: size_of.get(id(s)))
             formula = formula_of(fields, [(group[0][0].values, size_of[key]) for key, group in by_sample.items()])
-            out.append("?" if formula is None or self.d.is_unvaried(formula) else formula)
+            is_open = formula is None or self.d.is_unvaried(formula) or is_single and formula.isdigit() and formula != "1"
+            out.append("?" if is_open else formula)
         return out
 
     def per_layer(self, facts, d):
@@ -1084,6 +1143,10 @@ def open_ends(rows):
     return sum(text == "?" for text in ends) / len(ends) if ends else 1
 
 
+def size_of_texts(rows):
+    return sum(len(text) for row in rows for text in (row.name, *row.dims, *row.counts, row.when))
+
+
 def alike(facts):
     by_sample = collections.defaultdict(set)
     for s, _, shape in facts:
@@ -1106,11 +1169,13 @@ def atoms(fields, samples):
     return out
 
 
-def layer_atoms(facts, derivation):
-    """Conditions on the number of a layer. facts: [(values, number, whether it is there)]."""
+def layer_atoms(facts, derivation, count):
+    """Conditions on the number of a layer, of which there are `count`. facts: [(values, number, whether it is there)]."""
     values = facts[0][0]
     used = {f for *_, f in derivation.pairs}
     out = ["#=0", "#%2=0", "#%2=1"]
+    if count and ";" not in count:
+        out += [f"#{operation}{count}-{k}" for k in (1, 2) for operation in "=<"]
     for path, value in values.items():
         if isinstance(value, list) and value and not HARMLESS.search(path):
             out += [f"{path}[#]={literal(v)}" for v in dict.fromkeys(x for x in value if isinstance(x, (str, int)))]
@@ -1278,7 +1343,7 @@ def line_of(model_type, derived):
         computed.update({f: c for f, c in d.computed.items() if f in used})
         computed.update({f: f"{f[:-len('id2label.#')]}num_labels;2" for f in used if f.endswith("id2label.#")})
         lists = {f.rpartition(".")[0] for f in used if f.rpartition(".")[2].isdigit()}
-        fixed.update({f"{path}.#": len(default[path]) for path in lists if isinstance(default.get(path), list)})
+        fixed.update({f"{path}.#": len(default[path]) for path in sorted(lists) if isinstance(default.get(path), list)})
         # Lists of layers ("mlp_only_layers") are not drawn: the rows hold for none.
         fixed.update({f"{path}.#": 0 for path, value in default.items() if value == []})
         fixed.update({path: default[path] for path in UNVARIED.get(model_type, ()) if path in default})

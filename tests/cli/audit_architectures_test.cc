@@ -153,11 +153,32 @@ Shapes without_last(const Shapes& shapes, const std::string& list) {
 TEST(Stages, ALayerLessIsFoundInEach) {
   for (const auto& [title, lists] : std::map<std::string, std::vector<std::string>>{
            {"ConvNextModel", {"encoder.stages.0.layers.", "encoder.stages.2.layers.", "encoder.stages.3.layers."}},
+           {"SwinModel", {"encoder.layers.0.blocks.", "encoder.layers.2.blocks.", "encoder.layers.3.blocks."}},
+           {"RegNetModel", {"encoder.stages.0.layers.", "encoder.stages.2.layers."}},
+           {"LevitModel", {"encoder.stages.0.layers.", "encoder.stages.1.layers.", "encoder.stages.2.layers."}},
            {"FalconH1ForCausalLM", {"model.layers."}}})
     for (const std::string& list : lists) {
       const Sample& s = sample_of(title);
       EXPECT_THAT(verify(without_last(s.shapes, list), s.config).ids, Contains(HasSubstr("missing"))) << list;
     }
+}
+
+// Without the layer that has a bias more, the names are also those of GPT-NeoX without "gpt_neox.".
+TEST(Stages, AreCountedInAModelWhoseOtherNamesAreAFamilys) {
+  Shapes shapes = {{"embed_in.weight", {512, 64}}, {"final_layer_norm.bias", {64}}, {"final_layer_norm.weight", {64}}};
+  for (const auto& [name, shape] : Shapes{{"attention.dense.weight", {64, 64}},
+                                          {"attention.query_key_value.weight", {192, 64}},
+                                          {"input_layernorm.bias", {64}},
+                                          {"input_layernorm.weight", {64}},
+                                          {"mlp.dense_4h_to_h.weight", {64, 256}},
+                                          {"mlp.dense_h_to_4h.weight", {256, 64}},
+                                          {"post_attention_layernorm.bias", {64}},
+                                          {"post_attention_layernorm.weight", {64}}})
+    shapes["layers.0." + name] = shape;
+  const Verified v = verify(shapes, R"({"model_type": "gpt_neox_japanese", "architectures": ["GPTNeoXJapaneseModel"],
+      "vocab_size": 512, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4})");
+  EXPECT_THAT(v.row, Not(HasSubstr("not checked")));
+  EXPECT_THAT(v.ids, Contains(HasSubstr("missing")));
 }
 
 // Every class is found, and a config with only defaults gives every shape of nearly all classes.
@@ -198,14 +219,14 @@ TEST(FixedMembers, APartOfAnotherTypeIsSaid) {
   EXPECT_THAT(v.ids, Not(Contains(HasSubstr("missing"))));
 }
 
-// Lists that give the number of heads or layers of each stage (Swin-B), and lists of layers.
-TEST(FixedMembers, AListOfOtherEntriesIsSaid) {
+// The table holds for the default number of stages, and for no layers that are named in a list.
+TEST(FixedMembers, AListOfAnotherLengthIsSaid) {
   const Shapes swin = {{"swin.encoder.layers.0.blocks.0.attention.self.relative_position_bias_table", {529, 4}},
-                       {"swin.layernorm.bias", {1024}}};
+                       {"swin.layernorm.bias", {512}}};
   const std::string swin_config = R"({"model_type": "swin", "architectures": ["SwinForImageClassification"],
-      "embed_dim": 128, "depths": [2, 2, 18, 2], "num_heads": [4, 8, 16, 32], "window_size": 12, "num_labels": 2})";
+      "embed_dim": 128, "depths": [2, 2, 18], "num_heads": [4, 8, 16, 32], "window_size": 12, "num_labels": 2})";
   const Verified v = verify(swin, swin_config);
-  EXPECT_THAT(v.row, HasSubstr("depths is not [2,2,6,2]"));
+  EXPECT_THAT(v.row, HasSubstr("depths has not 4 entries"));
   EXPECT_THAT(v.ids, Not(Contains(HasSubstr("shape"))));
   EXPECT_THAT(v.ids, Not(Contains(HasSubstr("missing"))));
   const Shapes text = {{"embed_tokens.weight", {151936, 2048}}};
