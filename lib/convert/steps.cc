@@ -511,7 +511,7 @@ Result<std::vector<TargetBlob>> name_blobs(Reader& source, const SourceView& vie
     if (names.renames()) keys = canonical_keys(*model.family, source.catalog(), model.config_or_null(), blob.key());
     for (const std::string& canonical : keys) {
       TargetBlob b{names.renames() ? rename_key(*model.family, canonical, *names.to) : canonical, {}, {}};
-      b.path = rename_path(blob.path, blob.key(), b.name);
+      b.path = rename_path(blob.path, names.renames() ? blob.key() : blob.name, b.name);
       const auto [there, is_new] = by_name.emplace(b.name, out.size());
       if (is_new) {
         b.bytes = &canonical == &keys.back() ? std::exchange(bytes, {}) : bytes;
