@@ -44,7 +44,7 @@ Result<std::optional<OpenCheckpoint>> open_snapshot(const PathSnapshot& place, c
     return usage_error(place.path() + ": --weights master needs a training state that stores its parameters twice; " +
                        std::string(open->format->title) + " stores them once");
   if (!open) return open;
-  if (open->format == &kDcpFormat) open->reader = megatron::with_config_of_args(std::move(open->reader));
+  if (open->format == &kDcpFormat) open->reader = TRY(megatron::with_config_of_args(std::move(open->reader)));
   TRY(join_optimizers(place, *open));
   Catalog& catalog = open->reader->catalog();
   catalog.has_model_names = open->format->hf_names;
@@ -121,11 +121,11 @@ Result<std::string> newest_complete(const std::vector<std::string>& checkpoints)
 namespace {
 
 // Says what to open instead of the directory of a training run; empty if nothing below it is a checkpoint.
-std::string advice_for_run(const std::string& path) {
+Result<std::string> advice_for_run(const std::string& path) {
   const auto found = checkpoints_of_run(path);
-  if (!found || found->empty()) return {};
+  if (!found || found->empty()) return std::string();
   // diffusers' pipelines, sentence-transformers' modules
-  if (path_exists(path_join(path, "model_index.json")) || path_exists(path_join(path, "modules.json")))
+  if (TRY(path_exists(path_join(path, "model_index.json"))) || TRY(path_exists(path_join(path, "modules.json"))))
     return "a directory of several models; name one of them: " + some_of(*found);
   const auto newest = newest_complete(*found);
   return "a directory of " + count_of(std::ssize(*found), "checkpoint") + "; " +
@@ -137,15 +137,12 @@ std::string advice_for_run(const std::string& path) {
 Result<OpenCheckpoint> open_checkpoint(const std::string& path, const OpenOptions& options) {
   if (const std::string plain = without_secret_query(path); plain != path) return open_checkpoint(plain, options);
   forget_stored(path);
-  if (!path_exists(path)) {
-    TRY(entry_at(path));  // fails if a directory on the path may not be entered
-    return io_error(path + ": not found");
-  }
+  if (!TRY(path_exists(path))) return io_error(path + ": not found");
   const PathSnapshot place = TRY(PathSnapshot::look(path));
   if (place.is_directory() && place.entries().empty())
     return io_error(path + ": an empty directory, or one whose file system is not mounted");
   if (auto open = TRY(open_named(place, options))) return std::move(*open);
-  if (const std::string advice = advice_for_run(path); !advice.empty()) return unsupported(path + ": " + advice);
+  if (const std::string advice = TRY(advice_for_run(path)); !advice.empty()) return unsupported(path + ": " + advice);
   if (!place.is_directory()) TRY(File::open(path));  // fails for a dangling link or a device
   std::vector<std::string> titles;
   for (const Format* f : formats())

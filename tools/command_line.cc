@@ -213,7 +213,8 @@ const Option& Option::written(Outputs outputs) const {
     if (path == "-") throw CLI::ValidationError("expected a path, got -, which is not standard output here");
     if (is_url(path) && outputs == Outputs::kLocal)
       throw CLI::ValidationError("expected a local path, got a URL: convert, merge, patch and synth write to buckets");
-    return is_url(path) ? path : by_own_name(path);
+    const auto own = is_url(path) ? Result<std::string>(path) : by_own_name(path);
+    return own ? *own : path;  // the job reports the error
   });
   return *this;
 }

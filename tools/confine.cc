@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <new>
+#include <optional>
 #include <set>
 #include <string>
 #include <utility>
@@ -33,13 +34,6 @@ void check_memory() {
   if (errno == ENOMEM) throw std::bad_alloc();
 }
 
-// Returns the absolute path without links; empty if the path does not exist.
-std::string real(const std::string& path) {
-  std::string found = real_path(path);
-  if (found.empty()) check_memory();
-  return found;
-}
-
 class Paths {
  public:
   // Adds the paths that a value on the command line may name.
@@ -47,7 +41,7 @@ class Paths {
     if (real(word).empty()) return;
     for (const std::string& path : {word, real(word)}) {
       // Formats look for files of a checkpoint next to it and above it.
-      const std::string home = is_directory(path) ? path : parent_path(path);
+      const std::string home = answer(is_directory(path)) ? path : parent_path(path);
       if (home != path) around(home);
       around(parent_path(home));
       around(home + "/..");
@@ -56,9 +50,9 @@ class Paths {
   }
 
   void write(const std::string& word) {
-    if (path_exists(word)) sandbox_.written.push_back(word);  // a file, a pipe, a device
+    if (answer(path_exists(word))) sandbox_.written.push_back(word);  // a file, a pipe, a device
     std::string place = parent_path(word);
-    while (!is_directory(place) && place != "/" && place != ".") place = parent_path(place);
+    while (!answer(is_directory(place)) && place != "/" && place != ".") place = parent_path(place);
     sandbox_.written.push_back(place);
   }
 
@@ -79,14 +73,29 @@ class Paths {
     sandbox_.written.push_back(temporary_directory());
   }
 
-  // Returns the sandbox. If there were too many names to look through, everything may be read.
-  Sandbox sandbox() && {
+  // Returns the sandbox, or why a path could not be looked at. If there were too many names to look through, everything
+  // may be read.
+  Result<Sandbox> sandbox() && {
+    if (failure_) return std::move(*failure_);
     if (names_ > kMostNames) everything();
     return std::move(sandbox_);
   }
   void everything() { sandbox_.read.emplace_back("/"); }
 
  private:
+  // Returns an answer about a path. A failure is kept, except of a word that is no path or that the command may not
+  // look at either.
+  template <class T>
+  T answer(Result<T> got) {
+    if (got.has_value()) return *std::move(got);
+    check_memory();
+    if (errno != ENAMETOOLONG && errno != ELOOP && errno != EACCES && !failure_) failure_ = std::move(got).error();
+    return T();
+  }
+
+  // Returns the absolute path without links; empty if the path does not exist.
+  std::string real(const std::string& path) { return answer(real_path(path)); }
+
   void read(const std::string& path) {
     sandbox_.read.push_back(path);
     follow_links(real(path), kDeepest);
@@ -117,7 +126,8 @@ class Paths {
 
   // Adds the targets of a directory's links, such as the files of a Hugging Face snapshot.
   void follow_links(const std::string& directory, int depth) {
-    if (directory.empty() || depth == 0 || !is_directory(directory) || !followed_.insert(directory).second) return;
+    if (directory.empty() || depth == 0 || !answer(is_directory(directory)) || !followed_.insert(directory).second)
+      return;
     for_each_name(directory, [&](const std::string& name, unsigned char kind) {
       const std::string path = path_join(directory, name);
       if (kind == DT_DIR) follow_links(path, depth - 1);
@@ -148,6 +158,7 @@ class Paths {
   }
 
   Sandbox sandbox_;
+  std::optional<Error> failure_;
   std::set<std::string> followed_, looked_around_;
   int names_ = 0;
 };
@@ -173,7 +184,7 @@ Status confine_to(const ParsedLine& line) {
   }
   for (const std::string& word : line.written)
     if (!is_url(word)) paths.write(word);
-  TRY(enter_sandbox(std::move(paths).sandbox()));
+  TRY(enter_sandbox(TRY(std::move(paths).sandbox())));
   return {};
 }
 

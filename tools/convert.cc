@@ -25,11 +25,12 @@ namespace {
 Status check_destination(const ConvertOptions& options) {
   TRY(check_state(options.state, options.destination));
   if (is_url(options.destination)) return check_is_bucket(options.destination);
-  if (!options.force && path_exists(options.destination))
+  const bool is_there = TRY(path_exists(options.destination));
+  if (!options.force && is_there)
     return usage_error(options.destination + ": the destination exists; --force replaces it");
-  if (options.force && path_exists(options.destination) && !TRY(find_format(options.to))->is_file)
+  if (options.force && is_there && !TRY(find_format(options.to))->is_file)
     TRY(replaceable_directory({options.destination, files_of_checkpoint}, options.destination));
-  if (const std::string parent = parent_path(options.destination); !is_directory(parent))
+  if (const std::string parent = parent_path(options.destination); !TRY(is_directory(parent)))
     return io_error(parent + ": not found; the destination's directory must exist");
   return {};
 }
@@ -37,7 +38,7 @@ Status check_destination(const ConvertOptions& options) {
 Status check_space(const Conversion& conversion, const std::string& destination) {
   if (is_url(destination)) return {};
   // Files of an interrupted run are reused, or removed first.
-  const Index free = TRY(free_space_for(destination)) + Output::held_by_leftover(destination);
+  const Index free = TRY(free_space_for(destination)) + TRY(Output::held_by_leftover(destination));
   if (free >= conversion.disk_needed()) return {};
   return io_error(parent_path(destination) + ": the output needs " + human_bytes(conversion.disk_needed()) +
                   ", the disk has " + human_bytes(free) + " free. Nothing was written");
@@ -88,7 +89,7 @@ std::string check_command(const PreparedConversion& prepared, const ConvertOptio
 Result<int> make_view(const ConvertOptions& options, const PreparedConversion& prepared,
                       std::chrono::steady_clock::time_point start) {
   constexpr std::size_t kShown = 10;
-  if (options.force && path_exists(options.destination)) {
+  if (options.force && TRY(path_exists(options.destination))) {
     const Format* there = TRY(recognised_format(TRY(PathSnapshot::look(options.destination))));
     if (!TRY(look_at(options.destination)).is_regular() || !there || !there->is_file)
       return usage_error(options.destination +

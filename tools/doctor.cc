@@ -138,7 +138,7 @@ bool is_program(const std::string& name) {
 
 // Returns why `reshard mount` does not work although libfuse is installed; empty if it works.
 std::string why_no_mount() {
-  if (!path_exists("/dev/fuse"))
+  if (const auto there = path_exists("/dev/fuse"); !there.has_value() || !*there)
     return "there is no /dev/fuse; load the module fuse, or pass the device to the container";
   const int device = ::open("/dev/fuse", O_RDWR | O_CLOEXEC);
   if (device < 0) return "/dev/fuse cannot be opened; pass the device to the container, or ask for access to it";

@@ -61,10 +61,10 @@ Status link_files(const std::vector<Node>& nodes, const std::string& from, const
   for (const Node& node : nodes) {
     const std::string target = path_join(to, node.name);
     if (node.is_directory()) {
-      if (!path_exists(target)) TRY(make_directory(target));
+      if (!TRY(path_exists(target))) TRY(make_directory(target));
       continue;
     }
-    if (path_exists(target)) TRY(remove_file(target));
+    if (TRY(path_exists(target))) TRY(remove_file(target));
     if (sys().link(path_join(from, node.name).c_str(), target.c_str()) != 0)
       return io_error(printable(target) + ": cannot link: " + std::strerror(errno));
   }
@@ -79,7 +79,7 @@ Result<bool> drop_optimizer(const std::string& source, const std::string& work, 
   {
     OpenCheckpoint open = TRY(open_checkpoint(source));
     const Format& format = *open.format;
-    if (!is_directory(source) || format.holds != Holds::kEverything || format.sharding != Sharding::kBoxes ||
+    if (!TRY(is_directory(source)) || format.holds != Holds::kEverything || format.sharding != Sharding::kBoxes ||
         !format.lay_out)
       return unsupported(printable(source) + ": " + std::string(format.title) +
                          " cannot be rewritten without its optimizer, only a Distributed Checkpoint");
@@ -99,7 +99,7 @@ Result<bool> drop_optimizer(const std::string& source, const std::string& work, 
   one.resources = resources;
   one.resources.quiet = true;
   const std::vector<Node> others = TRY(other_nodes(source, written));
-  if (path_exists(work)) TRY(remove_tree(work));  // of a rewrite that failed
+  if (TRY(path_exists(work))) TRY(remove_tree(work));  // of a rewrite that failed
   TRY(convert(one));
   TRY(link_files(others, source, work));
   TRY(exchange_paths(work, source));

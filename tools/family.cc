@@ -55,14 +55,14 @@ Result<std::string> derive(const FamilyOptions& o, const TemporaryDirectory& tem
   if (!code)
     return Error(code.error().code(), code.error().message() + "; give a Python that has transformers with --python");
   if (interrupted()) return io_error("interrupted");
-  if (*code != 0 || !path_exists(table))
+  if (*code != 0 || !TRY(path_exists(table)))
     return unsupported(printable(o.from) + ": no table was made of it; " + printable(o.python) + " says why above");
   return read_whole_file(table, kMaxTable);
 }
 
 Result<int> family(const FamilyOptions& o) {
-  if (!is_directory(o.from)) return io_error(printable(o.from) + ": not found, or not a directory");
-  if (!path_exists(path_join(o.from, "config.json")))
+  if (!TRY(is_directory(o.from))) return io_error(printable(o.from) + ": not found, or not a directory");
+  if (!TRY(path_exists(path_join(o.from, "config.json"))))
     return io_error(printable(o.from) + ": no config.json, which names the classes of the model");
   (void)interrupted();  // from now on signals are noticed, so that the temporary files are removed
   const auto made = TRY(TemporaryDirectory::make());

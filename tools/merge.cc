@@ -29,11 +29,11 @@ bool is_name(std::string_view text) {
 }
 
 // Parses "base=DIR", or a path, which is then named s1, s2, ... by its position.
-MergeSource source_of(const std::string& place, std::size_t number) {
+Result<MergeSource> source_of(const std::string& place, std::size_t number) {
   const std::size_t equals = place.find('=');
-  if (equals != std::string::npos && is_name(place.substr(0, equals)) && !path_exists(place))
-    return {place.substr(0, equals), place.substr(equals + 1)};
-  return {"s" + std::to_string(number), place};
+  if (equals != std::string::npos && is_name(place.substr(0, equals)) && !TRY(path_exists(place)))
+    return MergeSource{place.substr(0, equals), place.substr(equals + 1)};
+  return MergeSource{"s" + std::to_string(number), place};
 }
 
 Status check_number(const std::string& option, const std::string& text) {
@@ -69,7 +69,7 @@ Result<int> merge(MergeLine line) {
   MergeOptions merge;
   std::vector<std::string> names;
   for (const std::string& place : line.places) {
-    merge.sources.push_back(source_of(place, names.size() + 1));
+    merge.sources.push_back(TRY(source_of(place, names.size() + 1)));
     const MergeSource& source = merge.sources.back();
     if (std::find(names.begin(), names.end(), source.name) != names.end())
       return usage_error("two sources are named '" + source.name + "'");

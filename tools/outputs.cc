@@ -20,35 +20,37 @@ namespace {
 
 // Adds the files that commands may read in a directory besides the tensors. Looks each up by name, because listing a
 // directory may block on unreachable network mounts.
-void add_side_files(const std::string& directory, std::vector<std::string>& out) {
+Status add_side_files(const std::string& directory, std::vector<std::string>& out) {
   std::set<std::string_view> names = {kConfigFile, kManifestFile};
   for (const Format* format : formats())
     for (const std::string_view name : format->side_files)
       if (name.find_first_of("*?[{") == std::string_view::npos) names.insert(name);
   for (const std::string_view name : names)
-    if (const std::string path = path_join(directory, name); path_exists(path)) out.push_back(path);
+    if (const std::string path = path_join(directory, name); TRY(path_exists(path))) out.push_back(path);
+  return {};
 }
 
-std::vector<std::string> inputs_of(const std::vector<std::string>& read) {
+Result<std::vector<std::string>> inputs_of(const std::vector<std::string>& read) {
   std::vector<std::string> out;
   for (const std::string& path : read) {
-    if (!path_exists(path)) continue;
+    if (!is_url(path) && !TRY(path_exists(path))) continue;
     out.push_back(path);
-    const std::string home = is_directory(path) ? path : parent_path(path);
-    add_side_files(home, out);
-    add_side_files(path_join(home, ".."), out);
+    if (is_url(path)) continue;  // what is in it counts, and asking about each name takes a request
+    const std::string home = TRY(is_directory(path)) ? path : parent_path(path);
+    TRY(add_side_files(home, out));
+    TRY(add_side_files(path_join(home, ".."), out));
   }
   return out;
 }
 
 Status check_outputs(const PathsOfLine& paths) {
   if (paths.written.empty()) return {};
-  const std::vector<std::string> inputs = inputs_of(paths.read);
+  const std::vector<std::string> inputs = TRY(inputs_of(paths.read));
   for (const std::string& output : paths.written) {
     TRY(check_spares_inputs(output, inputs));
     if (is_url(output)) continue;
     for (const std::string& made_in : {work_directory(output), publishing_directory(output)})
-      if (path_exists(made_in)) TRY(check_spares_inputs(made_in, inputs));
+      if (TRY(path_exists(made_in))) TRY(check_spares_inputs(made_in, inputs));
   }
   return {};
 }

@@ -40,7 +40,7 @@ Index number(const Json& object, std::string_view key) {
 }
 bool is_set(const Json& object, std::string_view key) {
   const auto value = object.get_bool(key);
-  return value && *value;
+  return value.has_value() && *value;
 }
 // Returns a member's number; infinity for null, which stands for a number that is not finite.
 double real(const Json& object, std::string_view key) {

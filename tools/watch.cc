@@ -146,11 +146,11 @@ class Watch {
       return unsupported(printable(run_) +
                          ": --prune-source and --without-optimizer-after need a run on a file system; " +
                          "a rule of the bucket can remove old steps");
-    if (!is_directory(run_)) return io_error(printable(run_) + ": not found, or not a directory");
-    if (lies_in(parent_path(root_), run_))
+    if (!TRY(is_directory(run_))) return io_error(printable(run_) + ": not found, or not a directory");
+    if (TRY(lies_in(parent_path(root_), run_)))
       return usage_error(printable(root_) +
                          ": is inside the run, so its outputs would be taken for steps; choose another directory");
-    if (!path_exists(root_)) TRY(make_directory(root_));
+    if (!TRY(path_exists(root_))) TRY(make_directory(root_));
     lock_ = TRY(DirectoryLock::take(root_));
     if (!lock_->is_held()) return usage_error(printable(root_) + ": another reshard watch writes there");
     is_file_ = TRY(find_format(options_.to))->is_file;
@@ -175,11 +175,13 @@ class Watch {
       if (is_left(entry.name)) TRY(remove(path_join(directory, entry.name)));
     return {};
   }
-  static Status remove(const std::string& path) { return is_directory(path) ? remove_tree(path) : remove_file(path); }
+  static Status remove(const std::string& path) {
+    return TRY(reshard::look_at(path)).is_directory() ? remove_tree(path) : remove_file(path);
+  }
 
   Status read_record() {
     const std::string path = path_join(root_, kRecord);
-    if (!path_exists(path)) return {};
+    if (!TRY(path_exists(path))) return {};
     const Json json = TRY(parse_json(TRY(read_whole_file(path, kMaxRecordBytes)), path));
     const std::span<const Json::Member> steps = TRY(json.get_object("steps").context(path));
     for (const Json::Member& step : steps) {
@@ -214,7 +216,7 @@ class Watch {
     std::vector<Step> complete = steps;
     std::erase_if(complete, [&](const Step& step) { return !is_complete(step); });
     const Status passed = convert_and_remove(complete);
-    if (page_ && !interrupted()) TRY(page_->write(run_, watched(steps)));
+    if (page_ && !interrupted()) TRY(page_->write(run_, TRY(watched(steps))));
     return passed;
   }
 
@@ -222,7 +224,7 @@ class Watch {
     const std::set<std::string> best = TRY(best_steps());
     const std::set<std::string> kept = kept_names(complete, best);
     for (const Step& step : complete) {
-      if (!kept.contains(step.name) && !awaits_then(step.name) && !awaits_record(step.name)) continue;
+      if (!kept.contains(step.name) && !TRY(awaits_then(step.name)) && !TRY(awaits_record(step.name))) continue;
       TRY(take(step));
       if (interrupted()) return {};
     }
@@ -239,11 +241,11 @@ class Watch {
   Status measure(const std::vector<Step>& complete) {
     for (std::size_t i = 0; i < complete.size() && !interrupted(); ++i) {
       const Step& step = complete[i];
-      if (!done_.contains(step.name) || page_->knows(step.name) || !path_exists(output_of(step.name))) continue;
+      if (!done_.contains(step.name) || page_->knows(step.name) || !TRY(path_exists(output_of(step.name)))) continue;
       std::string before, path;
       if (i > 0) {
         before = complete[i - 1].name;
-        path = path_exists(output_of(before)) ? output_of(before) : complete[i - 1].source;
+        path = TRY(path_exists(output_of(before))) ? output_of(before) : complete[i - 1].source;
       }
       const auto took = seconds_.find(step.name);
       TRY(page_->measure({step.name, step.source, output_of(step.name), step.number},
@@ -253,7 +255,7 @@ class Watch {
   }
 
   // Returns the steps of the run, and those of the record whose sources are gone, in the order of their numbers.
-  std::vector<WatchedStep> watched(const std::vector<Step>& steps) const {
+  Result<std::vector<WatchedStep>> watched(const std::vector<Step>& steps) const {
     std::vector<WatchedStep> out;
     for (const auto& [name, done] : done_) out.push_back({name, done.source, output_of(name), last_number(name)});
     for (const Step& step : steps)
@@ -265,7 +267,7 @@ class Watch {
       if (const auto failed = failed_.find(step.name); failed != failed_.end())
         step.state = State::kFailed, step.remark = failed->second.why;
       else if (done_.contains(step.name))
-        step.state = path_exists(step.output) ? State::kConverted : State::kRemoved;
+        step.state = TRY(path_exists(step.output)) ? State::kConverted : State::kRemoved;
       else
         step.state = complete_.contains(step.name) ? State::kSkipped : State::kIncomplete;
     }
@@ -294,19 +296,21 @@ class Watch {
   }
 
   // Returns whether a step was converted and --then has not succeeded on its output.
-  bool awaits_then(const std::string& name) const {
+  Result<bool> awaits_then(const std::string& name) const {
     const auto done = done_.find(name);
-    return !options_.then.empty() && done != done_.end() && !done->second.then && path_exists(output_of(name));
+    return !options_.then.empty() && done != done_.end() && !done->second.then && TRY(path_exists(output_of(name)));
   }
 
   // Returns whether an output appeared and this process was killed before it was recorded.
-  bool awaits_record(const std::string& name) const { return started_.contains(name) && path_exists(output_of(name)); }
+  Result<bool> awaits_record(const std::string& name) const {
+    return started_.contains(name) && TRY(path_exists(output_of(name)));
+  }
 
   // Returns the lines of --keep-best's file, without the spaces around them. None: it is not there yet.
   Result<std::set<std::string>> best_steps() const {
     constexpr std::string_view kSpaces = " \t\r";
     std::set<std::string> out;
-    if (options_.keep_best.empty() || !path_exists(options_.keep_best)) return out;
+    if (options_.keep_best.empty() || !TRY(path_exists(options_.keep_best))) return out;
     for (const std::string& line : split(TRY(read_whole_file(options_.keep_best, kMaxRecordBytes)), '\n'))
       if (const std::size_t begin = line.find_first_not_of(kSpaces); begin != std::string::npos)
         out.insert(line.substr(begin, line.find_last_not_of(kSpaces) + 1 - begin));
@@ -346,8 +350,8 @@ class Watch {
   Index newest_kept() const { return std::max<Index>(1, options_.keep_last); }
 
   // Returns whether a step has an output on which nothing has failed.
-  bool is_good(const std::string& name) const {
-    return done_.contains(name) && !failed_.contains(name) && path_exists(output_of(name));
+  Result<bool> is_good(const std::string& name) const {
+    return done_.contains(name) && !failed_.contains(name) && TRY(path_exists(output_of(name)));
   }
 
   std::set<std::string> kept_names(const std::vector<Step>& complete, const std::set<std::string>& best) const {
@@ -398,14 +402,14 @@ class Watch {
 
   Status make(const Step& step) {
     const std::string output = output_of(step.name);
-    if (path_exists(output) && !done_.contains(step.name)) {
+    if (TRY(path_exists(output)) && !done_.contains(step.name)) {
       const auto started = started_.find(step.name);
       const bool proven = started != started_.end() && started->second == step.source;
-      if (!proven && !path_exists(path_join(output, kManifestFile)))
+      if (!proven && !TRY(path_exists(path_join(output, kManifestFile))))
         return usage_error(printable(output) + ": exists, and reshard watch has not written it; move it away");
       TRY(set_converted(step, proven));  // this process was killed, or the record was lost
     }
-    if (!path_exists(output)) {
+    if (!TRY(path_exists(output))) {
       const auto start = Clock::now();
       ConvertOptions one = options_;
       one.source = step.source;
@@ -441,7 +445,7 @@ class Watch {
   // Removes the work directories of a run that was killed when its output had just appeared.
   static Status remove_work_of(const std::string& output) {
     for (const std::string& work : {work_directory(output), publishing_directory(output)}) {
-      if (!path_exists(work)) continue;
+      if (!TRY(path_exists(work))) continue;
       const DirectoryLock lock = TRY(claim_work(work));
       TRY(remove_work(work));
     }
@@ -449,13 +453,16 @@ class Watch {
   }
 
   Status remove_others(const std::vector<Step>& complete, const std::set<std::string>& kept) {
-    Index good = std::count_if(complete.begin(), complete.end(), [&](const Step& step) { return is_good(step.name); });
+    std::set<std::string> good;
+    for (const Step& step : complete)
+      if (TRY(is_good(step.name))) good.insert(step.name);
+    Index left = std::ssize(good);
     for (const Step& step : complete) {
-      if (is_good(step.name) && good-- <= newest_kept()) continue;  // also if a newer step has failed
-      if (kept.contains(step.name) || failed_.contains(step.name) || awaits_then(step.name)) continue;
+      if (good.contains(step.name) && left-- <= newest_kept()) continue;  // also if a newer step has failed
+      if (kept.contains(step.name) || failed_.contains(step.name) || TRY(awaits_then(step.name))) continue;
       const auto done = done_.find(step.name);
       if (done == done_.end()) continue;  // never converted here
-      if (const std::string output = output_of(step.name); path_exists(output)) TRY(remove_whole(output, step));
+      if (const std::string output = output_of(step.name); TRY(path_exists(output))) TRY(remove_whole(output, step));
       if (options_.prune_source && done->second.proven) TRY(remove_whole(step.source, step));
     }
     return {};
@@ -467,8 +474,8 @@ class Watch {
     for (std::size_t i = 0; i + spared < complete.size(); ++i) {
       const Step& step = complete[i];
       const auto done = done_.find(step.name);
-      if (done == done_.end() || !done->second.proven || done->second.small || !path_exists(step.source)) continue;
-      if (failed_.contains(step.name) || awaits_then(step.name) || must_wait(not_small_, step)) continue;
+      if (done == done_.end() || !done->second.proven || done->second.small || !TRY(path_exists(step.source))) continue;
+      if (failed_.contains(step.name) || TRY(awaits_then(step.name)) || must_wait(not_small_, step)) continue;
       report(not_small_, step, drop_optimizer_of(step, done->second));
       if (interrupted()) return {};
     }

@@ -65,7 +65,7 @@ Result<WatchPage> WatchPage::open(const std::string& page, const std::string& ro
   out.page_ = page;
   out.root_ = root;
   out.record_ = path_join(root, kPageRecord);
-  if (!path_exists(out.record_)) return out;
+  if (!TRY(path_exists(out.record_))) return out;
   const Json json = TRY(parse_json(TRY(read_whole_file(out.record_, kMaxPageRecordBytes)), out.record_));
   const std::span<const Json::Member> steps = TRY(json.get_object("steps").context(out.record_));
   for (const Json::Member& step : steps) {
@@ -79,7 +79,7 @@ Status WatchPage::measure(const WatchedStep& step, double seconds, const std::st
                           const std::string& before_path) {
   Json facts = Json::object();
   for (const auto& [side, path] : {std::pair("source", step.source), std::pair("output", step.output)}) {
-    if (!path_exists(path)) continue;
+    if (!TRY(path_exists(path))) continue;
     const OpenCheckpoint open = TRY(open_checkpoint(path));
     const InputFacts files = facts_of(path, open.reader->catalog());
     set_files(facts, side, files);
@@ -167,7 +167,7 @@ Status WatchPage::write(const std::string& run, const std::vector<WatchedStep>& 
   InputFacts from{.path = run}, to{.path = root_};
   for (const WatchedStep& step : steps) {
     const Json* const facts = facts_.find(step.name);
-    if (path_exists(step.source))
+    if (TRY(path_exists(step.source)))
       from.files += number_of(facts, "source_files"), from.bytes += number_of(facts, "source_bytes");
     if (step.state != WatchedStep::State::kConverted) continue;
     to.files += number_of(facts, "output_files"), to.bytes += number_of(facts, "output_bytes");

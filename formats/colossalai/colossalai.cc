@@ -13,7 +13,7 @@
 namespace reshard {
 namespace colossalai {
 
-bool has_file(const std::string& path) { return path_exists(path) && !is_directory(path); }
+Result<bool> has_file(const std::string& path) { return TRY(path_exists(path)) && !TRY(is_directory(path)); }
 
 PartFiles files_of(const PathSnapshot& directory, Part part) {
   PartFiles out;

@@ -26,7 +26,7 @@ extern const Format kColossalaiFormat;
 
 namespace colossalai {
 
-bool has_file(const std::string& path);  // returns false for a directory
+Result<bool> has_file(const std::string& path);  // returns false for a directory
 
 // The files of the model, or of the optimizer, in a directory.
 struct PartFiles {

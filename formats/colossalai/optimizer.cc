@@ -171,7 +171,7 @@ Status ColossalaiReader::open_optimizer() {
   }
   std::vector<std::string> gone;
   for (const std::string& name : names)
-    if (!path_exists(path_join(directory, name))) gone.push_back(name);
+    if (!TRY(path_exists(path_join(directory, name)))) gone.push_back(name);
   if (!gone.empty()) return unread(names_text(gone, "missing shard"));
   for (const std::string& name : names) TRY(read_optimizer_file(name));
   const auto is_indexed = [&](const std::string& name) {
@@ -180,7 +180,7 @@ Status ColossalaiReader::open_optimizer() {
   };
   for (const std::string& name : TRY(counted_shards(tree_.optimizer, unnamed, is_indexed, state_bytes_, total_size)))
     TRY(read_optimizer_file(name));
-  if (has_file(path_join(directory, groups))) {
+  if (TRY(has_file(path_join(directory, groups)))) {
     TRY(read_optimizer_file(groups));
   } else if (groups_.empty()) {
     warn(below(tree_.optimizer, groups) +

@@ -68,7 +68,7 @@ Result<std::vector<ModelFile>> ColossalaiReader::list_model() {
   for (const std::string& name : there.shards)
     if (!used.contains(name)) unnamed_.push_back(name);
   for (const ModelFile& file : files)
-    if (!path_exists(path_join(directory, file.name)))
+    if (!TRY(path_exists(path_join(directory, file.name))))
       return io_error(path_join(directory, file.name) + ": file is missing; it holds " +
                       names_text(file.tensors, "tensor"));
   return files;
@@ -232,7 +232,7 @@ Status ColossalaiReader::open_model() {
   model_files_ = files.size() + copies.size();
   TRY(add_copies());
   list_parameters();
-  read_config(at_root(tree_.model));
+  TRY(read_config(at_root(tree_.model)));
   check_total_size();
   if (!unindexed_.empty())
     warn("In the shards but not in the index: " + names_text(unindexed_, "tensor") + ". They are read.");
@@ -240,18 +240,20 @@ Status ColossalaiReader::open_model() {
 }
 
 // Reads whether the config unties the head. Ignores a config that cannot be read, which other code reports.
-void ColossalaiReader::read_config(const std::string& directory) {
+Status ColossalaiReader::read_config(const std::string& directory) {
   const std::string path = path_join(directory, kConfigFile);
-  const auto text = has_file(path) ? read_whole_file(path, kMaxRunningStates) : Result<std::string>(std::string());
+  if (!TRY(has_file(path))) return {};
+  const auto text = read_whole_file(path, kMaxRunningStates);
   const auto json = text ? parse_json(*text, path) : Result<Json>(text.error());
   const Json* tie = json ? json->find("tie_word_embeddings") : nullptr;
   is_untied_ = tie != nullptr && tie->is_bool() && !*tie->as_bool();
+  return {};
 }
 
 // ---- Other files
 
 Status ColossalaiReader::open_scheduler() {
-  if (!has_file(path_join(tree_.root, kScheduler))) return {};
+  if (!TRY(has_file(path_join(tree_.root, kScheduler)))) return {};
   const OpenFile open = TRY(open_file(std::string(kScheduler), options_));
   const auto inside = [](const KeyPath& path) {
     KeyPath out = {std::string(kScheduler)};
@@ -267,7 +269,7 @@ Status ColossalaiReader::open_scheduler() {
 
 Status ColossalaiReader::open_running_states() {
   const std::string path = path_join(tree_.root, kRunningStates);
-  if (!has_file(path)) {
+  if (!TRY(has_file(path))) {
     if (!tree_.has_optimizer) return {};
     if (is_step_name(base_name(tree_.root)))
       warn(std::string(kRunningStates) +
@@ -301,7 +303,7 @@ Status ColossalaiReader::open(const PathSnapshot& place, const OpenOptions& opti
   }
   const std::string step = tree_.is_application ? tree_.root : parent_path(tree_.root);
   catalog_.lacks_optimizer =
-      !is_directory(path_join(step, kOptimizer)) &&
+      !TRY(is_directory(path_join(step, kOptimizer))) &&
       (tree_.is_application || (base_name(tree_.root) == kModeling && is_step_name(base_name(step))));
   std::string text = "ColossalAI";
   if (model_files_ > 0)

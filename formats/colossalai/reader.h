@@ -72,7 +72,7 @@ class ColossalaiReader : public TensorFileReader {
   Status add_states(std::map<Index, std::string>& name_of);
   void note_fused(const std::map<Index, std::string>& name_of);
   void read_neighbour(const PathSnapshot& opened);
-  void read_config(const std::string& directory);
+  Status read_config(const std::string& directory);
   Status open_scheduler();
   Status open_running_states();
   std::string at_root(const std::string& directory) const {

@@ -243,7 +243,7 @@ Status DeepspeedReader::add_universal_state(const UniversalState& state, const s
 // Reads the options of the groups. `groups` are the names of the parameters in each group of param_shapes.
 Status DeepspeedReader::read_universal_options(const std::vector<std::vector<std::string>>& groups) {
   const std::string options = set_.directory + std::string(kUniversalDirectory) + "/optimizer_state.pt";
-  if (!path_exists(path_join(catalog_.root, options))) return {};
+  if (!TRY(path_exists(path_join(catalog_.root, options)))) return {};
   const auto read = TRY(read_files<std::vector<ParameterGroup>>(
       {options}, [&](const File& file, const std::string&, std::uint32_t) -> Result<std::vector<ParameterGroup>> {
         const TorchFile content = TRY(TorchFile::open(file, 0, TRY(file.size())));

@@ -458,7 +458,7 @@ Status FsdpReader::open(const PathSnapshot& place, const OpenOptions& options) {
     warn("Not read, because they are not plain data: " +
          names_text(std::vector<std::string>(left_out_.begin(), left_out_.end()), "object"));
   for (const std::string& name : {std::string(kSettingsFile), path_join(kModelDirectory, kConfigFile)})
-    if (set_.is_verl && path_exists(path_join(catalog_.root, name))) catalog_.metadata_files.push_back(name);
+    if (set_.is_verl && TRY(path_exists(path_join(catalog_.root, name)))) catalog_.metadata_files.push_back(name);
   return finish(options);
 }
 

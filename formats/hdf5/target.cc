@@ -89,9 +89,8 @@ class Hdf5Target : public Target, private DataEncoder, private SingleFile {
   Status seal(const PayloadCrc& crc, const EmitBytes& emit) const override;
 
  private:
-  bool is_own_file(const std::string& path) const override {
-    const auto place = PathSnapshot::look(path);
-    return place && is_hdf5_file(*place);
+  Result<bool> is_own_file(const std::string& path) const override {
+    return is_hdf5_file(TRY(PathSnapshot::look(path)));
   }
   Status add_side_file(const std::string& name, std::string_view contents) override;
   Index sealed_size() const override { return image_->end; }

@@ -110,7 +110,7 @@ Result<std::vector<Fragment>> ViewWriter::fragments_of(const Tensor& tensor) {
   for (std::size_t i = 0; i < tensor.fragments.size(); ++i) {
     Fragment f = tensor.fragments.get(i);
     if (f.box.empty()) continue;
-    if (f.encoding || !path_exists(file_path(f.extent.file))) return unsupported("stored compressed");
+    if (f.encoding || !TRY(path_exists(file_path(f.extent.file)))) return unsupported("stored compressed");
     if (!runs_of(f)) return unsupported("stored transposed, or with gaps of several sizes");
     if (!out.empty() && f.big_endian != out.front().big_endian) return unsupported("stored in both byte orders");
     out.push_back(std::move(f));

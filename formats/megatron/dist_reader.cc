@@ -21,7 +21,7 @@ constexpr std::string_view kCommonItem = "common_state/";
 
 Status ShardedReader::read_metadata() {
   const std::string path = path_join(catalog_.root, kMetadataFile);
-  if (!path_exists(path)) {
+  if (!TRY(path_exists(path))) {
     catalog_.warnings.push_back(
         std::string(kMetadataFile) +
         " is missing, which is written last: the save did not finish, or was not copied completely.");
@@ -38,7 +38,7 @@ Status ShardedReader::read_metadata() {
 // Reads the common dict with args, iteration and so on: a file of its own, or since 0.17 an item that is a list of one
 // dict.
 Status ShardedReader::read_common(const std::string& path) {
-  if (path_exists(path)) {
+  if (TRY(path_exists(path))) {
     const auto file = TRY(files_.open(path));
     const Index size = TRY(file->size());
     common_ = TRY(TorchFile::open(*file, 0, size));

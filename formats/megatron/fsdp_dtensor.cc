@@ -81,13 +81,14 @@ Result<MadeConfig> config_of(Reader& reader, const Blob& blob) {
 
 }  // namespace
 
-std::unique_ptr<Reader> with_config_of_args(std::unique_ptr<Reader> reader) {
+Result<std::unique_ptr<Reader>> with_config_of_args(std::unique_ptr<Reader> reader) {
   const auto& blobs = reader->catalog().blobs;
   const auto args = std::find_if(blobs.begin(), blobs.end(), [](const Blob& blob) { return blob.name == kArgs; });
-  if (args == blobs.end() || path_exists(path_join(reader->catalog().root, kConfigFile))) return reader;
+  if (args == blobs.end() || TRY(path_exists(path_join(reader->catalog().root, kConfigFile)))) return reader;
   const auto made = config_of(*reader, *args);
   if (!made) return reader;  // the data are not here, or it is another program's object
-  if (made->config) return std::make_unique<ReaderWithConfig>(std::move(reader), *made->config);
+  if (made->config)
+    return std::unique_ptr<Reader>(std::make_unique<ReaderWithConfig>(std::move(reader), *made->config));
   if (!made->why_not.empty())
     reader->catalog().notes.push_back("No config.json can be made of args: " + made->why_not + ".");
   return reader;

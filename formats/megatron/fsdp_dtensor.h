@@ -12,6 +12,6 @@ namespace reshard::megatron {
 
 // Returns a reader of the same checkpoint that makes a config.json from the object "args" if there is none next to it.
 // Returns the reader itself if there is no such object, or if it does not describe a known model; a note then says why.
-std::unique_ptr<Reader> with_config_of_args(std::unique_ptr<Reader> reader);
+Result<std::unique_ptr<Reader>> with_config_of_args(std::unique_ptr<Reader> reader);
 
 }  // namespace reshard::megatron

@@ -66,7 +66,7 @@ Status LegacyReader::find_ranks(const PathSnapshot& directory, const OpenOptions
     LegacyRank rank;
     rank.directory = name;
     const std::string file = path_join(name, kModelFile);
-    if (!path_exists(path_join(catalog_.root, file)))
+    if (!TRY(path_exists(path_join(catalog_.root, file))))
       return io_error(path_join(catalog_.root, file) +
                       ": file is missing: the save did not finish, or was not copied completely");
     const OpenFile open = TRY(open_file(file, options));
@@ -301,11 +301,11 @@ Status LegacyReader::open(const PathSnapshot& directory, const OpenOptions& opti
   const auto buffers_of = [&](const LegacyRank& rank) {
     return path_join(catalog_.root, path_join(rank.directory, kOptimizerFile));
   };
-  const bool has_buffers =
-      std::any_of(ranks_.begin(), ranks_.end(), [&](const LegacyRank& rank) { return path_exists(buffers_of(rank)); });
+  bool has_buffers = false;
+  for (const LegacyRank& rank : ranks_) has_buffers = has_buffers || TRY(path_exists(buffers_of(rank)));
   for (const LegacyRank& rank : ranks_) {
     if (!left_out_.empty()) break;
-    if (has_buffers && !path_exists(buffers_of(rank)))
+    if (has_buffers && !TRY(path_exists(buffers_of(rank))))
       return io_error(buffers_of(rank) +
                       ": file is missing, which other ranks have: a part of the optimizer's state is in it");
     TRY(has_buffers ? read_distributed_optimizer(rank, options) : read_plain_optimizer(rank));

@@ -49,7 +49,7 @@ class NanotronReader : public TensorFileReader {
 
 Result<Json> NanotronReader::read_json(std::string_view name) {
   const std::string path = path_join(catalog_.root, name);
-  if (!path_exists(path)) return io_error(path + ": file is missing");
+  if (!TRY(path_exists(path))) return io_error(path + ": file is missing");
   catalog_.metadata_files.emplace_back(name);
   Json json = TRY(parse_json(TRY(read_whole_file(path, kMaxJsonBytes)), path));
   TRY(json.as_object().context(path));

@@ -40,7 +40,7 @@ Result<Leaf> leaf_of(const Json& json) {
   }
   if (const Json* const value = json.find("value_metadata")) {
     if (const auto type = value->get_string("value_type")) out.type = *type;
-    if (const auto skipped = value->get_bool("skip_deserialize")) out.is_empty = *skipped;
+    if (const auto skipped = value->get_bool("skip_deserialize"); skipped.has_value()) out.is_empty = *skipped;
   }
   return out;
 }

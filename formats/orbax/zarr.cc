@@ -132,7 +132,7 @@ std::optional<double> special_number(const Json& value) {
 // empty for others.
 std::vector<std::byte> fill_of(const Json* value, DType dtype) {
   if (!value || value->is_null()) return bytes_of_number(dtype, 0);
-  if (const auto flag = value->as_bool()) {
+  if (const auto flag = value->as_bool(); flag.has_value()) {
     if (dtype != DType::kBool) return bytes_of_number(dtype, *flag ? 1 : 0);
     return {std::byte{*flag}};
   }

@@ -13,7 +13,7 @@ Result<IndexedFiles> IndexedFiles::open(const std::string& root, const std::stri
   out.files_ = out.index_.files();
   out.seen_.resize(out.index_.entries().size());
   for (const std::string& file : out.files_) {
-    if (path_exists(path_join(root, file))) continue;
+    if (TRY(path_exists(path_join(root, file)))) continue;
     std::vector<std::string> tensors;
     for (const WeightIndex::Entry& e : out.index_.entries())
       if (e.file == file) tensors.push_back(e.name);

@@ -24,7 +24,7 @@ std::string name_in(const std::string& item, const std::string& name) {
 }
 
 // Describes the gaps of an unfinished save: per-rank files that are empty or missing.
-std::string gaps_of(const std::vector<DirectoryEntry>& entries, const std::string& directory) {
+Result<std::string> gaps_of(const std::vector<DirectoryEntry>& entries, const std::string& directory) {
   std::map<std::string, std::set<Index>> ranks;  // by item and extension
   std::set<Index> all;
   std::vector<std::string> empty, missing;
@@ -35,7 +35,7 @@ std::string gaps_of(const std::vector<DirectoryEntry>& entries, const std::strin
     if (!file) continue;
     ranks[file->item + "_*" + file->extension].insert(file->rank);
     all.insert(file->rank);
-    const auto node = look_at(path_join(directory, e.name));
+    const auto node = TRY(node_at(path_join(directory, e.name)));
     if (node && node->size == 0) empty.push_back(e.name);
   }
   if (!has_metadata) missing.emplace_back(kMetadataFile);
@@ -90,11 +90,11 @@ Status StepReader::check_finished(const PathSnapshot& directory) {
   if (name.starts_with(kUnfinished))
     return corrupt(path + ": a save that did not finish: torch_checkpointing renames it to '" +
                    printable(name.substr(kUnfinished.size())) + "' when every rank has written" +
-                   gaps_of(directory.entries(), path) + ". Take an earlier step");
+                   TRY(gaps_of(directory.entries(), path)) + ". Take an earlier step");
   if (!directory.has_file(kMetadataFile))
     return corrupt(path + ": a save without " + std::string(kMetadataFile) +
                    ", which describes its tensors: it did not finish, or was not copied completely" +
-                   gaps_of(directory.entries(), path));
+                   TRY(gaps_of(directory.entries(), path)));
   return {};
 }
 
@@ -102,7 +102,7 @@ Status StepReader::check_files() const {
   std::vector<std::string> missing, empty;
   for (const auto& [name, item] : metadata_.items)
     for (const std::string& file : item.files) {
-      const auto node = look_at(path_join(catalog_.root, file));
+      const auto node = TRY(node_at(path_join(catalog_.root, file)));
       if (!node) missing.push_back(file);
       if (node && node->is_regular() && node->size == 0) empty.push_back(file);
     }

@@ -7,7 +7,6 @@
 #include "lib/base/file.h"
 #include "lib/base/parallel.h"
 #include "lib/base/storage/sha256.h"
-#include "lib/base/syscalls.h"
 
 namespace reshard {
 namespace {
@@ -30,7 +29,7 @@ Result<std::string> sum_of(const std::string& path, const RunOptions& run) {
 }
 
 // Returns a file's path from a directory; absolute if one of the two is and the other is not.
-std::string path_from(const std::string& directory, const std::string& file) {
+Result<std::string> path_from(const std::string& directory, const std::string& file) {
   const std::filesystem::path relative = std::filesystem::path(file).lexically_normal().lexically_relative(
       std::filesystem::path(directory).lexically_normal());
   return relative.empty() ? real_path(file) : relative.string();
@@ -40,7 +39,7 @@ std::string path_from(const std::string& directory, const std::string& file) {
 Status add_config(const Catalog& catalog, const std::string& config, std::vector<FileSum>& sums,
                   const RunOptions& run) {
   if (config.empty()) return {};
-  const std::string path = path_from(catalog.root, config);
+  const std::string path = TRY(path_from(catalog.root, config));
   const auto place = std::lower_bound(sums.begin(), sums.end(), path,
                                       [](const FileSum& sum, const std::string& wanted) { return sum.path < wanted; });
   if (path.empty() || (place != sums.end() && place->path == path)) return {};

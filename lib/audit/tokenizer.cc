@@ -136,14 +136,17 @@ TokenizerAudit audit_tokenizer(const std::string& directory, const std::string& 
   };
   for (const auto& [name, read] : {Source{"tokenizer.json", read_tokenizer}, Source{"added_tokens.json", read_map}}) {
     const std::string path = path_join(directory, name);
-    if (!path_exists(path)) continue;
-    const auto text = read_whole_file(path, kMaxFileBytes);
-    const Status status = text ? read(*text, path, tokens) : Status(text.error());
-    if (!status) {
+    const auto add = [&, read = read]() -> Result<bool> {
+      if (!TRY(path_exists(path))) return false;
+      TRY(read(TRY(read_whole_file(path, kMaxFileBytes)), path, tokens));
+      return true;
+    };
+    const Result<bool> status = add();
+    if (!status.has_value()) {
       out.skipped = status.error().message();
       return out;
     }
-    files.emplace_back(name);
+    if (*status) files.emplace_back(name);
   }
   out.tokens = tokens.count;
   if (files.empty()) out.skipped = "there is no tokenizer.json next to the config";

@@ -196,7 +196,8 @@ void skip_absent_config(Reader& reader, const VerifyOptions& options, VerifyRepo
   if (!file) return skip_config("", "config.json cannot be read", report);
   if (!file->is_there()) return skip_config("", "no config.json found; give one with --config", report);
   const auto is_of_model = file->is_of_model();
-  skip_config(file->path, is_of_model && !*is_of_model ? "it has no model_type" : "it cannot be read", report);
+  skip_config(file->path, is_of_model.has_value() && !*is_of_model ? "it has no model_type" : "it cannot be read",
+              report);
 }
 
 // Fails if the config was given by the user and belongs to a family whose names no tensor has.

@@ -18,7 +18,7 @@ namespace {
 
 // Returns nothing if there is no manifest.
 Result<std::optional<Json>> read_manifest(const Opened& opened, const std::string& path, const std::string& manifest) {
-  if (!is_directory(path) && !opened.checkpoint.format->is_file) return std::optional<Json>();
+  if (!TRY(is_directory(path)) && !opened.checkpoint.format->is_file) return std::optional<Json>();
   const auto text = TRY(opened.reader().side_file(std::string(kManifestFile), kMaxManifestBytes));
   return text ? std::optional(TRY(parse_json(*text, manifest))) : std::optional<Json>();
 }

@@ -32,7 +32,7 @@ void DirectoryEvents::watch(const std::string& directory, int levels, const std:
   const auto entries = list_directory(directory);
   if (!entries) return;
   for (const DirectoryEntry& entry : *entries)
-    if (const std::string path = path_join(directory, entry.name); is_directory(path)) watch(path, levels - 1, without);
+    if (entry.is_directory) watch(path_join(directory, entry.name), levels - 1, without);
 }
 
 bool DirectoryEvents::wait(std::chrono::milliseconds longest) {

@@ -12,7 +12,9 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
+#include <memory>
 
 #include "lib/base/memory_limit.h"
 #include "lib/base/sandbox.h"
@@ -229,7 +231,7 @@ Result<Directory> open_directory(const std::string& path) {
 }  // namespace
 
 Status replace_file(const std::string& path, std::string_view text, bool replace) {
-  if (const auto there = look_at(path); replace && there && !there->is_regular()) return write_through(path, text);
+  if (const auto there = TRY(node_at(path)); replace && there && !there->is_regular()) return write_through(path, text);
   const std::string temporary = path + ".partial-" + std::to_string(::getpid());
   const auto put = [&]() -> Status {
     File file = TRY(File::create(temporary));
@@ -249,6 +251,16 @@ namespace {
 DirectoryEntry entry_of(const std::string& name, const struct stat& st) {
   return {name, S_ISDIR(st.st_mode), S_ISREG(st.st_mode) ? static_cast<Index>(st.st_size) : 0,
           static_cast<Index>(st.st_mtim.tv_sec) * 1'000'000'000 + st.st_mtim.tv_nsec};
+}
+
+// Whether errno says that a path leads to nothing.
+bool is_nothing_there() { return errno == ENOENT || errno == ENOTDIR; }
+
+// Fills `out`; returns whether there is something to describe.
+Result<bool> stat_at(const std::string& path, int flags, struct stat& out) {
+  if (sys().fstatat(AT_FDCWD, path.c_str(), &out, flags) == 0) return true;
+  if (is_nothing_there()) return false;
+  return errno_error(path, "cannot stat");
 }
 }  // namespace
 
@@ -273,16 +285,19 @@ Result<std::vector<DirectoryEntry>> list_directory(const std::string& path) {
   return out;
 }
 
+Result<bool> may_be_listed(const std::string& directory) {
+  if (is_url(directory) || Directory(sys().opendir(directory.c_str()))) return true;
+  if (errno == EACCES) return false;
+  return errno_error(directory, "cannot list");
+}
+
 Result<std::optional<DirectoryEntry>> entry_at(const std::string& path) {
   if (is_url(path)) {
     const auto object = TRY(find_stored(path));
     return object ? std::optional(object->entry) : std::nullopt;
   }
   struct stat st {};
-  if (sys().fstatat(AT_FDCWD, path.c_str(), &st, 0) != 0) {
-    if (errno == ENOENT || errno == ENOTDIR) return std::optional<DirectoryEntry>();
-    return errno_error(path, "cannot stat");
-  }
+  if (!TRY(stat_at(path, 0, st))) return std::optional<DirectoryEntry>();
   if (!S_ISDIR(st.st_mode) && !S_ISREG(st.st_mode)) return std::optional<DirectoryEntry>();
   return std::optional(entry_of(base_name(path), st));
 }
@@ -294,14 +309,14 @@ bool Node::is_link() const { return S_ISLNK(mode); }
 namespace {
 
 // Of a URL: its version takes the inode's place.
-Result<Node> look_at_stored(const std::string& path) {
+Result<std::optional<Node>> stored_node_at(const std::string& path) {
   const auto object = TRY(find_stored(path));
-  if (!object) return io_error(path + ": cannot stat: not found");
+  if (!object) return std::optional<Node>();
   Node node{"", 0, std::hash<std::string>()(object->version), 0};
   node.mode = object->entry.is_directory ? S_IFDIR | 0555 : S_IFREG | 0444;
   node.size = object->entry.size;
   node.mtime_ns = object->entry.mtime_ns;
-  return node;
+  return std::optional(node);
 }
 
 // Returns the sorted names in a directory, without following links.
@@ -314,15 +329,20 @@ Result<std::vector<std::string>> names_below(const std::string& directory) {
 
 }  // namespace
 
-Result<Node> look_at(const std::string& path) {
-  if (is_url(path)) return look_at_stored(path);
+Result<std::optional<Node>> node_at(const std::string& path) {
+  if (is_url(path)) return stored_node_at(path);
   struct stat st {};
-  if (sys().fstatat(AT_FDCWD, path.c_str(), &st, AT_SYMLINK_NOFOLLOW) != 0) return errno_error(path, "cannot stat");
+  if (!TRY(stat_at(path, AT_SYMLINK_NOFOLLOW, st))) return std::optional<Node>();
   Node node{"", st.st_dev, st.st_ino, st.st_mode};
-  if (node.is_directory()) return node;
+  if (node.is_directory()) return std::optional(node);
   node.size = st.st_size;
   node.mtime_ns = static_cast<Index>(st.st_mtim.tv_sec) * 1'000'000'000 + st.st_mtim.tv_nsec;
-  return node;
+  return std::optional(node);
+}
+
+Result<Node> look_at(const std::string& path) {
+  if (auto node = TRY(node_at(path))) return std::move(*node);
+  return io_error(path + ": cannot stat: " + (is_url(path) ? "not found" : std::strerror(ENOENT)));
 }
 
 Result<std::vector<Node>> list_tree(const std::string& directory) {
@@ -342,36 +362,24 @@ Result<std::vector<Node>> list_tree(const std::string& directory) {
   return out;
 }
 
-bool lies_in(const std::string& path, const std::string& directory) {
+Result<bool> lies_in(const std::string& path, const std::string& directory) {
   if (is_url(path) || is_url(directory)) return is_url(path) && (path + "/").starts_with(path_join(directory, ""));
   struct stat st {
   }, wanted{};
-  std::string at = real_path(path);
-  if (at.empty() || sys().fstatat(AT_FDCWD, directory.c_str(), &wanted, 0) != 0) return false;
+  std::string at = TRY(real_path(path));
+  if (at.empty() || !TRY(stat_at(directory, 0, wanted))) return false;
   while (true) {
-    if (sys().fstatat(AT_FDCWD, at.c_str(), &st, 0) == 0 && st.st_dev == wanted.st_dev && st.st_ino == wanted.st_ino)
-      return true;
+    if (TRY(stat_at(at, 0, st)) && st.st_dev == wanted.st_dev && st.st_ino == wanted.st_ino) return true;
     if (at == "/") return false;
     at = parent_path(at);
   }
 }
 
-bool path_exists(const std::string& path) {
-  if (is_url(path)) {
-    const auto object = find_stored(path);
-    return !object || *object;  // if the store gives no reason, reading reports it
-  }
-  struct stat st {};
-  return sys().fstatat(AT_FDCWD, path.c_str(), &st, AT_SYMLINK_NOFOLLOW) == 0;
-}
+Result<bool> path_exists(const std::string& path) { return TRY(node_at(path)).has_value(); }
 
-bool is_directory(const std::string& path) {
-  if (is_url(path)) {
-    const auto object = find_stored(path);
-    return object && *object && (*object)->entry.is_directory;
-  }
-  struct stat st {};
-  return sys().fstatat(AT_FDCWD, path.c_str(), &st, 0) == 0 && S_ISDIR(st.st_mode);
+Result<bool> is_directory(const std::string& path) {
+  const auto entry = TRY(entry_at(path));
+  return entry && entry->is_directory;
 }
 
 std::string path_join(std::string_view directory, std::string_view name) {
@@ -399,17 +407,27 @@ std::string base_name(const std::string& path) {
   return p.substr(p.rfind('/') + 1);  // npos + 1 is 0
 }
 
-std::string by_own_name(const std::string& path) {
-  const std::string last = base_name(path);
-  const std::string real = last == "." || last == ".." ? real_path(path) : "";
-  return real.empty() ? path : real;
+Result<std::string> real_path(const std::string& path) {
+  const std::unique_ptr<char, decltype(&std::free)> real(sys().realpath(path.c_str(), nullptr), &std::free);
+  if (real) return std::string(real.get());
+  if (is_nothing_there()) return std::string();
+  return errno_error(path, "cannot resolve");
 }
 
-bool is_mount_point(const std::string& path) {
+Result<std::string> by_own_name(const std::string& path) {
+  const std::string last = base_name(path);
+  std::string real = last == "." || last == ".." ? TRY(real_path(path)) : "";
+  return real.empty() ? path : std::move(real);
+}
+
+Result<bool> is_mount_point(const std::string& path) {
   constexpr std::uint64_t kMountRoot = 0x2000;  // STATX_ATTR_MOUNT_ROOT, since Linux 5.8
   struct statx st {};
-  if (sys().statx(AT_FDCWD, path.c_str(), AT_SYMLINK_NOFOLLOW, STATX_TYPE, &st) != 0) return false;
-  return (st.stx_attributes & kMountRoot) != 0;
+  if (sys().statx(AT_FDCWD, path.c_str(), AT_SYMLINK_NOFOLLOW, STATX_TYPE, &st) == 0)
+    return (st.stx_attributes & kMountRoot) != 0;
+  // Some containers refuse this call; a rename to a mount point fails anyway, with a worse message.
+  if (is_nothing_there() || errno == EPERM || errno == ENOSYS) return false;
+  return errno_error(path, "cannot stat");
 }
 
 bool is_safe_relative_path(std::string_view name) {
@@ -438,13 +456,15 @@ Status rename_no_replace(const std::string& from, const std::string& to) {
   if (sys().rename(from.c_str(), to.c_str(), RENAME_NOREPLACE) == 0) return {};
   // The file system, for example NFS, does not support the flag. A hard link never replaces an existing name.
   if (errno == EINVAL) {
-    if (!is_directory(from) && sys().link(from.c_str(), to.c_str()) == 0) {
+    if (!TRY(is_directory(from)) && sys().link(from.c_str(), to.c_str()) == 0) {
       const Status removed = remove_file(from);
       if (!removed) sys().unlink(to.c_str());  // what is reported as failed must not be there
       return removed;
     }
-    if (!path_exists(to) && sys().rename(from.c_str(), to.c_str(), 0) == 0) return {};
-    if (path_exists(to)) errno = EEXIST;
+    if (TRY(path_exists(to)))
+      errno = EEXIST;
+    else if (sys().rename(from.c_str(), to.c_str(), 0) == 0)
+      return {};
   }
   return errno_error(to, "cannot move the finished output into place");
 }
@@ -471,8 +491,7 @@ Status remove_directory(const std::string& path) {
 Status remove_tree(const std::string& path) {
   for (const std::string& name : TRY(names_in(TRY(open_directory(path)).get(), path))) {
     const std::string child = path_join(path, name);
-    const auto node = look_at(child);
-    if (node) TRY(node->is_directory() ? remove_tree(child) : remove_file(child));
+    if (const auto node = TRY(node_at(child))) TRY(node->is_directory() ? remove_tree(child) : remove_file(child));
   }
   return remove_directory(path);
 }

@@ -92,6 +92,8 @@ struct DirectoryEntry {
 // Returns the regular files and directories in a directory, sorted by name, without "." and "..". Follows links and
 // leaves out those that lead nowhere.
 Result<std::vector<DirectoryEntry>> list_directory(const std::string& path);
+// Returns false if the permissions of a directory keep this process from listing it.
+Result<bool> may_be_listed(const std::string& directory);
 // Returns the entry of a file or directory, following links, or nothing if there is none.
 Result<std::optional<DirectoryEntry>> entry_at(const std::string& path);
 
@@ -108,20 +110,28 @@ struct Node {
   friend bool operator==(const Node&, const Node&) = default;
 };
 Result<Node> look_at(const std::string& path);  // leaves `name` empty
+// Returns the same, or nothing if there is no such entry.
+Result<std::optional<Node>> node_at(const std::string& path);
 // Returns everything below a directory, with names relative to it. A directory precedes its contents.
 Result<std::vector<Node>> list_tree(const std::string& directory);
-// Returns whether `path` is `directory` or is inside it, following links. False if `path` does not exist.
-bool lies_in(const std::string& path, const std::string& directory);
 
-bool path_exists(const std::string& path);  // true for a dangling link
-bool is_directory(const std::string& path);
+// The following answer questions about paths. Only ENOENT and ENOTDIR mean that nothing is there; after any other
+// failure the answer is unknown, which is an error.
+
+// Returns whether `path` is `directory` or is inside it, following links. False if one of them does not exist.
+Result<bool> lies_in(const std::string& path, const std::string& directory);
+Result<bool> path_exists(const std::string& path);   // true for a dangling link
+Result<bool> is_directory(const std::string& path);  // follows links
+// Returns whether `path` is a mount point, so that nothing else can be renamed to it.
+Result<bool> is_mount_point(const std::string& path);
+// Returns the absolute path without links; empty if it leads to nothing.
+Result<std::string> real_path(const std::string& path);
+// Returns the real path if `path` ends in "." or "..", so that it ends in the directory's own name; otherwise `path`.
+Result<std::string> by_own_name(const std::string& path);
+
 std::string path_join(std::string_view directory, std::string_view name);
 std::string parent_path(const std::string& path);  // "a/b/" -> "a", "b" -> ".", "s3://bucket" -> itself
 std::string base_name(const std::string& path);    // "a/b/" -> "b"
-// Returns the real path if `path` ends in "." or "..", so that it ends in the directory's own name; otherwise `path`.
-std::string by_own_name(const std::string& path);
-// Returns whether `path` is a mount point, so that nothing else can be renamed to it.
-bool is_mount_point(const std::string& path);
 
 // Returns whether a name found inside a checkpoint (relative_path, weight_map) stays inside its directory: not empty,
 // not absolute, no "..", no NUL, no backslash.

@@ -115,7 +115,8 @@ template <class Get>
 auto Json::get(std::string_view key, std::string_view wanted, Get as) const -> decltype(as(*this)) {
   if (const Json* value = find(key)) {
     auto result = as(*value);
-    return result ? std::move(result) : std::move(result).context(name_of(key));  // builds the message only on an error
+    return result.has_value() ? std::move(result)
+                              : std::move(result).context(name_of(key));  // builds the message only on an error
   }
   const std::string_view got = is_object() ? "nothing" : "a value that is not an object";
   return expected(wanted, got).context(name_of(key));

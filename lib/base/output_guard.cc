@@ -8,7 +8,9 @@
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <optional>
 #include <set>
@@ -37,18 +39,28 @@ struct Identity {
   }
 };
 
+Error cannot_look(const std::string& path) {
+  return io_error(printable(path) + ": cannot tell whether this job reads it: " + std::strerror(errno));
+}
+
 // Returns the identity of the file that `path` leads to, or nothing if it does not exist.
-std::optional<Identity> identity_of(const std::string& path) {
+// `is_found`: it is a name found in an input, where a link in a circle leads to nothing, and what this process may not
+// look at it cannot read either.
+Result<std::optional<Identity>> identity_of(const std::string& path, bool is_found = false) {
   struct stat st {};
-  if (sys().fstatat(AT_FDCWD, path.c_str(), &st, 0) != 0) return std::nullopt;
-  return Identity{st.st_dev, st.st_ino, S_ISDIR(st.st_mode)};
+  if (sys().fstatat(AT_FDCWD, path.c_str(), &st, 0) == 0)
+    return std::optional(Identity{st.st_dev, st.st_ino, S_ISDIR(st.st_mode)});
+  if (errno == ENOENT || errno == ENOTDIR) return std::optional<Identity>();
+  if (is_found && (errno == ELOOP || errno == EACCES)) return std::optional<Identity>();
+  return cannot_look(path);
 }
 
 // Returns the path that writing to `path` would create or open: links are followed, even to a missing file.
-std::string end_of_links(std::string path) {
+Result<std::string> end_of_links(std::string path) {
   std::array<char, 4096> to{};
   for (int n = 0; n < kMostLinks; ++n) {
     const ssize_t length = sys().readlink(path.c_str(), to.data(), to.size());
+    if (length < 0 && errno != EINVAL && errno != ENOENT && errno != ENOTDIR) return cannot_look(path);
     if (length <= 0) break;
     const std::string_view target(to.data(), length);
     path = target.starts_with('/') ? std::string(target) : path_join(parent_path(path), target);
@@ -59,33 +71,38 @@ std::string end_of_links(std::string path) {
 // The identities of an output and of the directories that contain it.
 class Written {
  public:
-  explicit Written(const std::string& path) : path_(path) {
-    if (const auto there = identity_of(path)) {
-      (there->is_directory ? directory_ : file_) = *there;
-      if (there->is_directory) around_.insert(*there);
+  static Result<Written> look(const std::string& path) {
+    Written out(path);
+    if (const auto there = TRY(identity_of(path))) {
+      (there->is_directory ? out.directory_ : out.file_) = *there;
+      if (there->is_directory) out.around_.insert(*there);
     }
-    add_around(parent_path(path));
-    if (const std::string end = end_of_links(path); end != path) add_around(parent_path(end));
+    TRY(out.add_around(parent_path(path)));
+    if (const std::string end = TRY(end_of_links(path)); end != path) TRY(out.add_around(parent_path(end)));
+    return out;
   }
 
-  bool holds(const std::string& input) const { return directory_ && lies_in(input, path_); }
+  Result<bool> holds(const std::string& input) const { return directory_ ? lies_in(input, path_) : false; }
   bool is(const Identity& input) const { return input == file_ || input == directory_; }
   bool is_in(const Identity& directory) const { return around_.contains(directory); }
   // Returns whether only comparing inodes of regular files can tell.
   bool is_file() const { return file_.has_value(); }
 
  private:
+  explicit Written(std::string path) : path_(std::move(path)) {}
+
   // Adds `directory`, or its nearest existing ancestor, and everything above it.
-  void add_around(std::string directory) {
-    while (!reshard::is_directory(directory) && directory != "/" && directory != ".")
+  Status add_around(std::string directory) {
+    while (directory != "/" && directory != "." && !TRY(reshard::is_directory(directory)))
       directory = parent_path(directory);
-    for (std::string at = real_path(directory); !at.empty(); at = parent_path(at)) {
-      if (const auto there = identity_of(at)) around_.insert(*there);
+    for (std::string at = TRY(real_path(directory)); !at.empty(); at = parent_path(at)) {
+      if (const auto there = TRY(identity_of(at))) around_.insert(*there);
       if (at == "/") break;
     }
+    return {};
   }
 
-  const std::string path_;
+  std::string path_;
   std::optional<Identity> file_, directory_;
   std::set<Identity> around_;
 };
@@ -100,30 +117,43 @@ class Search {
     std::string path;
     bool is_inside = false, is_held = false;
   };
-  std::optional<Found> find(const std::string& directory, bool behind_link = false, int depth = kDeepest) {
-    const auto self = identity_of(directory);
-    if (!self || depth == 0 || !seen_.insert(*self).second) return std::nullopt;
-    if (!behind_link && written_.is_in(*self)) return Found{directory, true};
+  Result<std::optional<Found>> find(const std::string& directory, bool behind_link = false, int depth = kDeepest) {
+    const auto self = TRY(identity_of(directory, true));
+    if (!self || depth == 0 || !seen_.insert(*self).second) return std::optional<Found>();
+    if (!behind_link && written_.is_in(*self)) return std::optional(Found{directory, true});
     std::vector<std::pair<std::string, bool>> below;  // path, and whether it is reached by a link
-    const std::unique_ptr<DIR, int (*)(DIR*)> open(sys().opendir(directory.c_str()), &::closedir);
-    while (const dirent* entry = open ? sys().readdir(open.get()) : nullptr) {
-      const std::string_view name = entry->d_name;
-      if (name == "." || name == ".." || ++names_ > kMostNames) continue;
-      if (entry->d_type == DT_REG && !written_.is_file()) continue;
-      std::string path = path_join(directory, name);
-      const auto node = look_at(path);
+    for (const std::string& path : TRY(paths_in(directory))) {
+      const auto there = TRY(identity_of(path, true));
+      if (!there) continue;
+      const auto node = TRY(node_at(path));
       const bool is_link = node && node->is_link();
-      if (is_link && written_.holds(path)) return Found{path, false, true};
-      const auto there = identity_of(path);
-      if (there && written_.is(*there)) return Found{path};
-      if (there && there->is_directory) below.emplace_back(std::move(path), behind_link || is_link);
+      if (is_link && TRY(written_.holds(path))) return std::optional(Found{path, false, true});
+      if (written_.is(*there)) return std::optional(Found{path});
+      if (there->is_directory) below.emplace_back(path, behind_link || is_link);
     }
     for (const auto& [path, is_link] : below)
-      if (auto found = find(path, is_link, depth - 1)) return found;
-    return std::nullopt;
+      if (auto found = TRY(find(path, is_link, depth - 1))) return std::optional(std::move(*found));
+    return std::optional<Found>();
   }
 
  private:
+  // Returns the paths in a directory that the output could be or could change.
+  Result<std::vector<std::string>> paths_in(const std::string& directory) {
+    std::vector<std::string> out;
+    const std::unique_ptr<DIR, int (*)(DIR*)> open(sys().opendir(directory.c_str()), &::closedir);
+    if (!open && (errno == EACCES || errno == ENOENT)) return out;
+    if (!open) return cannot_look(directory);
+    errno = 0;
+    while (const dirent* entry = sys().readdir(open.get())) {
+      const std::string_view name = entry->d_name;
+      if (name == "." || name == ".." || ++names_ > kMostNames) continue;
+      if (entry->d_type == DT_REG && !written_.is_file()) continue;
+      out.push_back(path_join(directory, name));
+    }
+    if (errno != 0) return cannot_look(directory);
+    return out;
+  }
+
   const Written& written_;
   std::set<Identity> seen_;
   Index names_ = 0;
@@ -158,18 +188,18 @@ Status check_spares_urls(const std::string& output, const std::vector<std::strin
 
 Status check_spares_inputs(const std::string& output, const std::vector<std::string>& inputs) {
   if (is_url(output)) return check_spares_urls(output, inputs);
-  const Written written(output);
+  const Written written = TRY(Written::look(output));
   const auto refused = [&](const std::string& how, const std::string& input, const std::string& advice) {
     return usage_error(printable(output) + ": " + how + " " + printable(input) + ", which this job reads; " + advice);
   };
   const std::string kept = "it will not be replaced";
   for (const std::string& input : inputs) {
-    const auto there = input.empty() ? std::nullopt : identity_of(input);
+    const auto there = input.empty() ? std::nullopt : TRY(identity_of(input));
     if (!there) continue;
     if (written.is(*there)) return refused("is", input, kept);
-    if (written.holds(input)) return refused("holds", input, kept);
+    if (TRY(written.holds(input))) return refused("holds", input, kept);
     if (!there->is_directory) continue;
-    const auto found = Search(written).find(input);
+    const auto found = TRY(Search(written).find(input));
     if (!found) continue;
     if (found->is_inside) return refused("is inside", input, "choose a place outside it");
     return refused(found->is_held ? "holds" : "is", found->path, kept);

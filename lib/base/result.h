@@ -62,7 +62,8 @@ class [[nodiscard]] Result {
   Result(Error error) : state_(std::in_place_index<1>, std::move(error)) {}  // NOLINT(google-explicit-constructor)
 
   bool has_value() const { return state_.index() == 0; }
-  explicit operator bool() const { return has_value(); }
+  // Not for a Result<bool>: `if (path_exists(p))` would be true for the answer no.
+  explicit operator bool() const requires(!std::same_as<T, bool>) { return has_value(); }
 
   T& value() & { return std::get<0>(state_); }
   const T& value() const& { return std::get<0>(state_); }

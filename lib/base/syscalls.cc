@@ -6,8 +6,6 @@
 #include <unistd.h>
 
 #include <cstdio>
-#include <cstdlib>
-#include <memory>
 
 namespace reshard {
 namespace {
@@ -40,11 +38,6 @@ Syscalls table = {
 }  // namespace
 
 const Syscalls& sys() { return table; }
-
-std::string real_path(const std::string& path) {
-  const std::unique_ptr<char, decltype(&std::free)> real(table.realpath(path.c_str(), nullptr), &std::free);
-  return real ? real.get() : "";
-}
 
 ScopedSyscalls::ScopedSyscalls(const Syscalls& replacement) : saved_(table) { table = replacement; }
 ScopedSyscalls::~ScopedSyscalls() { table = saved_; }

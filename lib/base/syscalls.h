@@ -10,7 +10,6 @@
 
 #include <cerrno>
 #include <cstddef>
-#include <string>
 
 namespace reshard {
 
@@ -50,9 +49,6 @@ auto retry(Call call) {
   } while (r < 0 && (errno == EINTR || errno == EAGAIN));
   return r;
 }
-
-// Returns the absolute path without links, or an empty text with errno set.
-std::string real_path(const std::string& path);
 
 // Replaces the table during its lifetime. For tests; no other thread may be inside a call.
 class ScopedSyscalls {

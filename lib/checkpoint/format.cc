@@ -31,7 +31,7 @@ Result<std::string> read_start_once(const std::string& path, Index length) {
 
 Result<std::optional<std::string>> Reader::side_file(const std::string& name, Index limit) {
   for (const std::string& directory : side_directories())
-    if (const std::string path = path_join(directory, name); path_exists(path))
+    if (const std::string path = path_join(directory, name); TRY(path_exists(path)))
       return std::optional<std::string>(TRY(read_whole_file(path, limit)));
   const auto made = name == kConfigFile ? TRY(made_config()) : std::nullopt;
   return made ? std::optional<std::string>(python_text(*made)) : std::nullopt;
@@ -39,7 +39,7 @@ Result<std::optional<std::string>> Reader::side_file(const std::string& name, In
 
 Result<std::optional<std::string>> Reader::side_file_start(const std::string& name, Index length) {
   for (const std::string& directory : side_directories())
-    if (const std::string path = path_join(directory, name); path_exists(path))
+    if (const std::string path = path_join(directory, name); TRY(path_exists(path)))
       return std::optional<std::string>(TRY(read_start_once(path, length)));
   return std::optional<std::string>();
 }

@@ -149,7 +149,7 @@ class SingleFile {
  public:
   virtual ~SingleFile() = default;
   // Returns whether the file at `path` is of this format and may be replaced.
-  virtual bool is_own_file(const std::string& path) const = 0;
+  virtual Result<bool> is_own_file(const std::string& path) const = 0;
   // Stores a side file inside the output. Call before seal().
   virtual Status add_side_file(const std::string& name, std::string_view contents) = 0;
   // Returns the length of the sealed file, which differs from the catalog's if data was encoded or added.

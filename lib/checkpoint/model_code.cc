@@ -14,9 +14,13 @@ namespace {
 
 constexpr Index kMaxTextBytes = Index{16} << 20;  // of a config or a Python file
 
-std::string text_of(const std::string& directory, const std::string& name) {
-  auto text = read_whole_file(path_join(directory, name), kMaxTextBytes);
-  return text ? *std::move(text) : std::string();
+// Returns nothing of a file that is missing or too long.
+Result<std::string> text_of(const std::string& directory, std::string_view name) {
+  const std::string path = path_join(directory, name);
+  if (!TRY(path_exists(path))) return std::string();
+  auto text = read_whole_file(path, kMaxTextBytes);
+  if (!text && text.error().code() == ErrorCode::kCorrupt) return std::string();
+  return text;
 }
 
 // Returns "modeling_own.py" for "modeling_own.OwnModel", or nothing if the reference is to another repository
@@ -66,16 +70,16 @@ void add_imports(std::string_view code, std::set<std::string>& out) {
   }
 }
 
-std::set<std::string> named_in_configs(const std::string& directory) {
+Result<std::set<std::string>> named_in_configs(const std::string& directory) {
   static constexpr std::array<std::string_view, 6> kConfigs = {
       "config.json",           "tokenizer_config.json",          "preprocessor_config.json",
       "processor_config.json", "video_preprocessor_config.json", "generation_config.json"};
   std::set<std::string> out;
   for (const std::string_view name : kConfigs) {
-    const auto json = parse_json(text_of(directory, std::string(name)), name);
+    const auto json = parse_json(TRY(text_of(directory, name)), name);
     if (const Json* map = json ? json->find("auto_map") : nullptr) add_references(*map, out);
   }
-  const auto modules = parse_json(text_of(directory, "modules.json"), "modules.json");
+  const auto modules = parse_json(TRY(text_of(directory, "modules.json")), "modules.json");
   if (const auto list = modules ? modules->as_array() : Result<std::span<const Json>>(modules.error()))
     for (const Json& module : *list)
       if (const Json* type = module.find("type")) add_references(*type, out);
@@ -84,13 +88,13 @@ std::set<std::string> named_in_configs(const std::string& directory) {
 
 }  // namespace
 
-std::set<std::string> model_code(const std::string& directory) {
-  std::set<std::string> out, next = named_in_configs(directory);
+Result<std::set<std::string>> model_code(const std::string& directory) {
+  std::set<std::string> out, next = TRY(named_in_configs(directory));
   while (!next.empty()) {
     std::set<std::string> imported;
     for (const std::string& name : next)
-      if (path_exists(path_join(directory, name)) && out.insert(name).second)
-        add_imports(text_of(directory, name), imported);
+      if (TRY(path_exists(path_join(directory, name))) && out.insert(name).second)
+        add_imports(TRY(text_of(directory, name)), imported);
     next.clear();
     for (const std::string& name : imported)
       if (!out.contains(name)) next.insert(name);

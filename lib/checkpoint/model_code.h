@@ -6,10 +6,12 @@
 #include <set>
 #include <string>
 
+#include "lib/base/result.h"
+
 namespace reshard {
 
 // Returns the names of the files in `directory` that auto_map in a config or the module types of sentence-transformers'
-// modules.json refer to, and those that these import ("from .layers import"). Unreadable files are skipped.
-std::set<std::string> model_code(const std::string& directory);
+// modules.json refer to, and those that these import ("from .layers import").
+Result<std::set<std::string>> model_code(const std::string& directory);
 
 }  // namespace reshard

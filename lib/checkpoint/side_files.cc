@@ -3,7 +3,7 @@
 
 #include "lib/base/file.h"
 #include "lib/base/json.h"
-#include "lib/base/syscalls.h"
+#include "lib/base/storage/url.h"
 #include "lib/base/text.h"
 
 namespace reshard {
@@ -12,12 +12,13 @@ Result<std::string> SideFile::read() const { return path.empty() ? text : TRY(re
 
 Result<Index> SideFile::size() const { return path.empty() ? std::ssize(text) : TRY(TRY(File::open(path)).size()); }
 
-std::optional<std::string> leads_out(const std::string& path, const std::string& directory) {
-  const std::string real = real_path(path);
-  if (real.empty() || lies_in(real, directory)) return std::nullopt;
-  for (std::string at = real_path(directory); at.size() > 1; at = parent_path(at))
-    if (base_name(at) == "snapshots" && parent_path(real) == path_join(parent_path(at), "blobs")) return std::nullopt;
-  return real;
+Result<std::optional<std::string>> leads_out(const std::string& path, const std::string& directory) {
+  using Outside = std::optional<std::string>;
+  const std::string real = is_url(path) ? "" : TRY(real_path(path));
+  if (real.empty() || TRY(lies_in(real, directory))) return Outside();
+  for (std::string at = TRY(real_path(directory)); at.size() > 1; at = parent_path(at))
+    if (base_name(at) == "snapshots" && parent_path(real) == path_join(parent_path(at), "blobs")) return Outside();
+  return Outside(real);
 }
 
 Result<std::vector<std::string>> files_like(const std::string& directory, std::span<const std::string_view> patterns) {
@@ -42,7 +43,7 @@ Result<std::vector<std::string>> files_like(const std::string& directory, std::s
 
 Result<std::optional<std::vector<std::string>>> files_of_manifest(const std::string& directory) {
   const std::string path = path_join(directory, kManifestFile);
-  if (!path_exists(path)) return std::optional<std::vector<std::string>>();
+  if (!TRY(path_exists(path))) return std::optional<std::vector<std::string>>();
   const Json json = TRY(parse_json(TRY(read_whole_file(path, kMaxManifestBytes)), path));
   const Json* const files = json.find("files");
   if (files == nullptr) return std::optional<std::vector<std::string>>();
@@ -50,7 +51,7 @@ Result<std::optional<std::vector<std::string>>> files_of_manifest(const std::str
   for (const Json::Member& member : TRY(files->as_object().context(path))) {
     if (!is_safe_relative_path(member.key)) continue;
     const auto size = member.value.as_index();
-    const auto there = look_at(path_join(directory, member.key));
+    const auto there = TRY(node_at(path_join(directory, member.key)));
     if (size && there && there->is_regular() && there->size == *size) out.push_back(member.key);
   }
   return std::optional(std::move(out));

@@ -33,7 +33,7 @@ inline constexpr Index kMaxManifestBytes = Index{1} << 30;
 
 // Returns the real path of the file at `path`, found in `directory`, if it is outside: neither below the directory nor,
 // for a snapshot of the Hugging Face cache, among its blobs (snapshots/REVISION/file -> ../../blobs/HASH).
-std::optional<std::string> leads_out(const std::string& path, const std::string& directory);
+Result<std::optional<std::string>> leads_out(const std::string& path, const std::string& directory);
 
 // Returns the files in a directory and its subdirectories that match one of the patterns, as relative paths:
 // "tokenizer.json", "1_Pooling/config.json". glob_match() is applied to each path component. In the order of the

@@ -49,9 +49,9 @@ Result<Conversion::Outcome> Conversion::upload(OutputPath destination) {
   how.divides_files = !target_->wants_crcs() && !draft_.merge;
   how.workers = memory.workers;
   how.reads_ahead = reads_ahead;
-  how.is_own_file = [this](const std::string& url) {
+  how.is_own_file = [this](const std::string& url) -> Result<bool> {
     const SingleFile* const file = target_->single_file();
-    return file && file->is_own_file(url);
+    return file && TRY(file->is_own_file(url));
   };
   const auto upload = TRY(Upload::create(std::move(destination), files.files, std::move(how)));
   prove_share(shown->image(), files, *upload);

@@ -43,7 +43,7 @@ Result<Index> version_of(Reader& model) {
   constexpr std::string_view kState = ".weight_sync/state.json";  // sglang/srt/weight_sync/disk_delta.py
   constexpr Index kMostBytes = 4096;
   const std::string path = path_join(model.catalog().root, std::string(kState));
-  if (path_exists(path)) {
+  if (TRY(path_exists(path))) {
     const Json state = TRY(parse_json(TRY(read_whole_file(path, kMostBytes)), path));
     return parse_number(TRY(state.get_string("version").context(path))).value_or(0);
   }

@@ -17,7 +17,7 @@ Status check_is_model(const Catalog& source, const ConversionOptions& o) {
   if (source.delta_of.empty() || o.takes_delta) return {};
   return unsupported(source.root + ": a delta, not a model: it has what changed since " + printable(source.delta_of) +
                      ". Apply it to that model: reshard patch " +
-                     (path_exists(source.delta_of) ? shell_path(source.delta_of) : "OLD") + " " +
+                     (TRY(path_exists(source.delta_of)) ? shell_path(source.delta_of) : "OLD") + " " +
                      shell_path(o.source_path) + " DST");
 }
 

@@ -141,7 +141,7 @@ Result<Lineage> check_lineage(const RecordedMerge& recorded, const Opener& open,
   MergeOptions merge = recorded.merge;
   merge.applies_deltas = merge.sources.front().name == kDeltaBase && merge.expression.find('^') != std::string::npos;
   for (const MergeSource& source : merge.sources)
-    if (!path_exists(source.path))
+    if (!TRY(path_exists(source.path)))
       return io_error(recorded.path + ": source " + source.name + ", " + source.path +
                       ": not found; if it was moved, add --source " + source.name + "=DIR");
   const OpenOptions how{.own_family = choice.families.own()};

@@ -590,13 +590,13 @@ Result<std::vector<SideFile>> find_side_files(const Catalog& source, const std::
                                               const Format& format, ConversionNotes& notes) {
   std::vector<std::string> places = {source.root, parent_path(source.root)};
   if (!config_path.empty()) places.insert(places.begin(), parent_path(config_path));
-  const bool is_models = path_exists(path_join(source.root, kConfigFile));
+  const bool is_models = TRY(path_exists(path_join(source.root, kConfigFile)));
   std::vector<SideFile> out;
   std::set<std::string> seen;
   const auto add = [&](const std::string& place, const std::string& name) -> Status {
     const std::string path = path_join(place, name);
     if (!seen.insert(name).second) return {};
-    if (const auto real = leads_out(path, place)) {
+    if (const auto real = TRY(leads_out(path, place))) {
       notes.warnings.push_back(path + " is a link out of the checkpoint, to " + printable(*real) +
                                ": it is not copied");
       return {};
@@ -613,16 +613,19 @@ Result<std::vector<SideFile>> find_side_files(const Catalog& source, const std::
   for (const std::string_view pattern : format.side_files) {
     if (!means_one(pattern)) several.push_back(pattern);
     if (!means_one(pattern)) continue;
-    const auto place = std::find_if(places.begin(), places.end(), [&](const std::string& p) {
-      return path_exists(path_join(p, std::string(pattern)));
-    });
-    if (place != places.end()) TRY(add(*place, std::string(pattern)));
+    for (const std::string& place : places) {
+      if (!TRY(path_exists(path_join(place, std::string(pattern))))) continue;
+      TRY(add(place, std::string(pattern)));
+      break;
+    }
   }
   const std::string beside = !config_path.empty() ? parent_path(config_path) : is_models ? source.root : "";
-  if (!several.empty() && !beside.empty() &&
-      list_directory(beside))  // a directory that may not be listed counts as empty
-    for (const std::string& name : TRY(files_like(beside, several)))
-      if (!name.ends_with(".py") || model_code(beside).contains(name)) TRY(add(beside, name));
+  if (!several.empty() && !beside.empty() && TRY(may_be_listed(beside))) {
+    const std::set<std::string> code = TRY(model_code(beside));
+    const std::vector<std::string> names = TRY(files_like(beside, several));
+    for (const std::string& name : names)
+      if (!name.ends_with(".py") || code.contains(name)) TRY(add(beside, name));
+  }
   if (format.side_files.empty() || !is_models) return out;
   if (config_path.empty() && source.has_model_names) {
     const std::size_t before = out.size();

@@ -370,7 +370,7 @@ Json llama3_rope_scaling(double factor) {
       .set("rope_type", "llama3");
 }
 
-std::string find_beside(const Catalog& catalog, std::string_view name) {
+Result<std::string> find_beside(const Catalog& catalog, std::string_view name) {
   std::vector<std::string> places = {catalog.root};
   for (std::uint32_t file = 0; file < catalog.files.size(); ++file)
     if (std::string place = parent_path(catalog.file_path(file)); place != places.back())
@@ -379,8 +379,8 @@ std::string find_beside(const Catalog& catalog, std::string_view name) {
   if (!catalog.latest_file.empty()) places.push_back(parent_path(path_join(catalog.root, catalog.latest_file)));
   places.push_back(parent_path(catalog.root));
   for (const std::string& place : places)
-    if (const std::string path = path_join(place, std::string(name)); path_exists(path)) return path;
-  return {};
+    if (std::string path = path_join(place, std::string(name)); TRY(path_exists(path))) return path;
+  return std::string();
 }
 
 Result<bool> ConfigFile::is_of_model() const { return names_model_type(TRY(parse_json(text, path))); }
@@ -393,7 +393,7 @@ Result<ConfigFile> find_config_file(Reader& reader, const std::string& given, Fa
   ConfigFile out;
   out.families = families;
   out.is_given = !given.empty();
-  out.path = out.is_given ? given : find_beside(reader.catalog(), kConfigFile);
+  out.path = out.is_given ? given : TRY(find_beside(reader.catalog(), kConfigFile));
   if (!out.path.empty()) {
     out.text = TRY(read_whole_file(out.path, kMaxConfigBytes));
   } else if (auto kept = TRY(reader.side_file(std::string(kConfigFile), kMaxConfigBytes))) {

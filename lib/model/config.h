@@ -132,7 +132,7 @@ Json llama3_rope_scaling(double factor);
 
 // Returns the path of a file next to a checkpoint: in its directory, next to its files, or in the directory's parent.
 // Empty if there is none.
-std::string find_beside(const Catalog& catalog, std::string_view name);
+Result<std::string> find_beside(const Catalog& catalog, std::string_view name);
 
 // The config.json of an open checkpoint. An empty text means there is none.
 struct ConfigFile {

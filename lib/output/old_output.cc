@@ -50,7 +50,7 @@ namespace {
 constexpr std::string_view kRefusal = "; it will not be replaced";
 
 Status check_not_mounted(const std::string& destination) {
-  if (!is_mount_point(destination)) return {};
+  if (!TRY(is_mount_point(destination))) return {};
   return usage_error(
       destination +
       ": a file system is mounted there, so nothing can be moved to this path; name a new directory inside it");
@@ -76,7 +76,7 @@ Result<OldOutput> replaceable(const OutputPath& to, const std::string& destinati
   if (!file) return replaceable_directory(to, destination);
   TRY(check_not_mounted(destination));
   OldOutput old = TRY(look_at_old(destination));
-  if (old.self.is_regular() && file->is_own_file(destination)) return old;
+  if (old.self.is_regular() && TRY(file->is_own_file(destination))) return old;
   return usage_error(destination + ": the destination is not a file of this format" + std::string(kRefusal));
 }
 

@@ -103,7 +103,7 @@ Status sync_files(FilePool& files, const std::vector<std::string>& paths) {
 
 Output::Output(OutputPath destination, Target& target, Transport* ranks, std::optional<ResumeOptions> continuation)
     : to_(std::move(destination)),
-      destination_(by_own_name(without_slash(to_.path))),
+      destination_(to_.path),
       work_(work_directory(destination_)),
       publishing_(publishing_directory(destination_)),
       target_(target),
@@ -123,10 +123,11 @@ Output::~Output() {
 
 Result<std::unique_ptr<Output>> Output::create(OutputPath destination, Target& target, Space space, Transport* ranks,
                                                std::optional<ResumeOptions> continuation) {
+  destination.path = TRY(by_own_name(without_slash(destination.path)));
   std::unique_ptr<Output> out(new Output(std::move(destination), target, ranks, std::move(continuation)));
   if (rank_of(ranks) == 0) TRY(out->prepare(space));
   TRY(barrier(ranks));
-  if (rank_of(ranks) > 0 && !path_exists(path_join(out->work_, kMarker)))
+  if (rank_of(ranks) > 0 && !TRY(path_exists(path_join(out->work_, kMarker))))
     return io_error(
         out->work_ +
         ": rank 0 created this directory, but this rank cannot see it; all ranks need the destination under the "
@@ -138,7 +139,7 @@ Result<std::unique_ptr<Output>> Output::create(OutputPath destination, Target& t
 
 Status Output::prepare(Space space) {
   for (const std::string& path : {destination_, work_, publishing_}) TRY(check_spares_inputs(path, to_.inputs));
-  if (path_exists(destination_)) {
+  if (TRY(path_exists(destination_))) {
     if (!to_.files_of_checkpoint) return usage_error(destination_ + ": the destination exists; --force replaces it");
     old_ = TRY(replaceable(to_, destination_, target_));
   }
@@ -160,11 +161,11 @@ Status Output::prepare(Space space) {
 // Resumes from the leftover of a killed run, or removes it.
 Status Output::take_leftover() {
   const Resume resume = continuation_ ? continuation_->resume : Resume::kNever;
-  if (path_exists(publishing_)) {
+  if (TRY(path_exists(publishing_))) {
     const DirectoryLock lock = TRY(claim_work(publishing_));
     TRY(remove_work(publishing_));
   }
-  if (!path_exists(work_)) {
+  if (!TRY(path_exists(work_))) {
     if (resume != Resume::kRequire) return {};
     return usage_error(work_ + ": nothing to resume; leave --resume require out to start from the beginning");
   }
@@ -236,15 +237,18 @@ Status Output::sync_written() {
 
 Error Output::give_up(const Error& error) {
   const bool may_pass = error.code() == ErrorCode::kIo || error.code() == ErrorCode::kPeer;
-  const bool is_there = path_exists(path_join(work_, kMarker));
-  if (!journal_ || !is_there) return error;
+  const auto is_there = path_exists(path_join(work_, kMarker));
+  if (!journal_ || (is_there.has_value() && !*is_there)) return error;
   // The next run would fail in the same way.
   if (!may_pass) {
     made_work_ = made_work_ || continued_.has_value();
     return error;
   }
-  const bool is_begun =
-      continued_ || journal_->bytes() > 0 || (rank_of(ranks_) == 0 && !journals_of_ranks(work_).empty());
+  const auto has_others = [&] {
+    const auto others = journals_of_ranks(work_);
+    return !others || !others->empty();  // what cannot be looked at is kept
+  };
+  const bool is_begun = continued_ || journal_->bytes() > 0 || (rank_of(ranks_) == 0 && has_others());
   if (!is_begun) return error;
   (void)journal_->close_group();
   made_work_ = false;
@@ -252,14 +256,14 @@ Error Output::give_up(const Error& error) {
                             ": rerun the same command to resume, or add --resume never to start over"};
 }
 
-Index Output::held_by_leftover(const std::string& destination) {
-  const std::string own = by_own_name(without_slash(destination));
+Result<Index> Output::held_by_leftover(const std::string& destination) {
+  const std::string own = TRY(by_own_name(without_slash(destination)));
   Index sum = 0;
   for (const std::string& directory : {work_directory(own), publishing_directory(own)}) {
-    const auto inside = path_exists(path_join(directory, kMarker)) ? list_tree(directory)
-                                                                   : Result<std::vector<Node>>(std::vector<Node>());
-    for (std::size_t i = 0; inside && i < inside->size(); ++i)
-      if ((*inside)[i].is_regular()) sum += (*inside)[i].size;
+    if (!TRY(path_exists(path_join(directory, kMarker)))) continue;
+    const std::vector<Node> inside = TRY(list_tree(directory));
+    for (const Node& node : inside)
+      if (node.is_regular()) sum += node.size;
   }
   return sum;
 }
@@ -391,7 +395,7 @@ Status Output::put(std::uint32_t f, Index offset, Bytes bytes, MutableBytes scra
 Status Output::add_file(const std::string& name, std::string_view contents) {
   if (SingleFile* const file = target_.single_file()) return file->add_side_file(name, contents);
   const std::string path = path_join(work_, name), directory = parent_path(path);
-  if (!path_exists(directory)) TRY(make_directory(directory));
+  if (!TRY(path_exists(directory))) TRY(make_directory(directory));
   File file = TRY(File::create(path));
   TRY(file.write_at(0, as_bytes(contents)));
   TRY(file.sync_data());
@@ -518,18 +522,18 @@ Status Output::clear_gaps(FileGaps& gaps) {
 // Moves the finished output to the destination. Returns whether `made` now is the old destination that create() saw.
 // Anything else that has appeared at the destination stays there or is put back.
 Result<bool> Output::take_place(const std::string& made) {
-  if (!old_ || !path_exists(destination_)) {
+  if (!old_ || !TRY(path_exists(destination_))) {
     const Status moved = rename_no_replace(made, destination_);
     if (moved) return false;
-    return path_exists(destination_) ? keep_finished(made, moved.error()) : moved.error();
+    return TRY(path_exists(destination_)) ? keep_finished(made, moved.error()) : moved.error();
   }
   const Error changed = io_error(destination_ + ": changed while this job ran, so it was not replaced");
   const auto is_old = [&](const std::string& path) -> Result<bool> { return TRY(look_at_old(path)) == *old_; };
   if (!TRY(is_old(destination_))) return keep_finished(made, changed);
   TRY(exchange_paths(made, destination_));
   const Result<bool> is_replaced = is_old(made);
-  if (is_replaced && *is_replaced) return true;
-  if (!is_replaced && exchange_paths(made, destination_)) return is_replaced.error();
+  if (is_replaced.has_value() && *is_replaced) return true;
+  if (!is_replaced.has_value() && exchange_paths(made, destination_)) return is_replaced.error();
   // What appeared in between is neither ours nor the next run's to remove.
   made_work_ = made_publishing_ = false;
   (void)remove_markers(around());

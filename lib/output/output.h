@@ -112,7 +112,7 @@ class Output {
   Error give_up(const Error& error);
 
   // Returns the bytes that an earlier run has reserved in the work directory of this destination, 0 if there is none.
-  static Index held_by_leftover(const std::string& destination);
+  static Result<Index> held_by_leftover(const std::string& destination);
 
  private:
   Output(OutputPath destination, Target& target, Transport* ranks, std::optional<ResumeOptions> continuation);

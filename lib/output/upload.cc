@@ -105,7 +105,7 @@ std::string Upload::uploads_place() const { return to_.state.empty() ? work_dire
 Status Upload::remove_journal() {
   const std::string path = journal_path();
   if (is_url(path)) return writer_.remove(parse_url(path).key);
-  return path_exists(path) ? remove_file(path) : Status();
+  return TRY(path_exists(path)) ? remove_file(path) : Status();
 }
 
 Result<std::unique_ptr<Upload>> Upload::create(OutputPath to, std::vector<UploadFile> files, Options options) {
@@ -129,7 +129,7 @@ Result<std::unique_ptr<Upload>> Upload::create(OutputPath to, std::vector<Upload
 
 Status Upload::prepare() {
   const std::string work = uploads_place();
-  if (!to_.state.empty() && !path_exists(to_.state)) TRY(make_directory(to_.state));
+  if (!to_.state.empty() && !TRY(path_exists(to_.state))) TRY(make_directory(to_.state));
   forget_stored(to_.path);
   forget_stored(work_directory(to_.path));
   const std::optional<Journal> left = TRY(read_journal());
@@ -226,7 +226,7 @@ Status Upload::look_at_destination(const std::optional<Journal>& left) {
     return usage_error(to_.path + ": the destination is " + (is_file ? "a directory" : "an object") +
                        "; it will not be replaced");
   if (is_file) {
-    if (!options_.is_own_file || !options_.is_own_file(to_.path))
+    if (!options_.is_own_file || !TRY(options_.is_own_file(to_.path)))
       return usage_error(to_.path + ": the destination is not a file of this format; it will not be replaced");
     old_ = TRY(look_at_old(to_.path));
     return {};

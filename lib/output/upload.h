@@ -52,7 +52,7 @@ class Upload {
     Transport* ranks = nullptr;
     bool divides_files = true;  // whether several ranks may send parts of one file
     // Returns whether an existing object may be replaced by an output that is one file. Null: none may.
-    std::function<bool(const std::string& url)> is_own_file = nullptr;
+    std::function<Result<bool>(const std::string& url)> is_own_file = nullptr;
   };
   // Returns the size of the parts of an output, which a resumed run must not change.
   static Index part_bytes(const std::vector<UploadFile>& files);

@@ -55,7 +55,7 @@ Result<DirectoryLock> make_work(const std::string& work) {
 Result<DirectoryLock> claim_work(const std::string& work) {
   DirectoryLock lock = TRY(DirectoryLock::take(work));
   // A run may have been killed before it made the marker; an empty directory is nobody's loss.
-  const bool is_ours = path_exists(path_join(work, kMarker)) || TRY(list_tree(work)).empty();
+  const bool is_ours = TRY(path_exists(path_join(work, kMarker))) || TRY(list_tree(work)).empty();
   if (!is_ours) return usage_error(work + ": exists and was not created by reshard; move it elsewhere");
   if (!lock.is_held()) return usage_error(work + ": another reshard process is writing there");
   return lock;
@@ -73,28 +73,29 @@ std::vector<std::string> journals_among(const std::vector<DirectoryEntry>& entri
 
 }  // namespace
 
-std::vector<std::string> journals_of_ranks(const std::string& work) {
-  const auto entries = list_directory(work);
-  return entries ? journals_among(*entries) : std::vector<std::string>();
+Result<std::vector<std::string>> journals_of_ranks(const std::string& work) {
+  return journals_among(TRY(list_directory(work)));
 }
 
 namespace {
 
 // Returns the number of hard links of a file, 0 if it does not exist.
-Index names_of(const std::string& path) {
+Result<Index> names_of(const std::string& path) {
   struct stat st {};
-  return sys().fstatat(AT_FDCWD, path.c_str(), &st, AT_SYMLINK_NOFOLLOW) == 0 ? static_cast<Index>(st.st_nlink) : 0;
+  if (sys().fstatat(AT_FDCWD, path.c_str(), &st, AT_SYMLINK_NOFOLLOW) == 0) return static_cast<Index>(st.st_nlink);
+  if (errno == ENOENT || errno == ENOTDIR) return 0;
+  return io_error(path + ": cannot stat: " + std::strerror(errno));
 }
 
 }  // namespace
 
 Result<Leftover> read_leftover(const std::string& work, const Target& target, const std::string& facts) {
   const std::string marker = path_join(work, kMarker);
-  const auto file = path_exists(marker) ? File::open(marker) : Result<File>(io_error("none"));
   std::optional<JournalText> text;
-  if (file) text = TRY(read_journal(*file));
+  if (TRY(path_exists(marker))) text = TRY(read_journal(TRY(File::open(marker))));
   // Rank 0 may have been killed before any of its slabs was recorded.
-  for (const std::string& name : journals_of_ranks(work)) {
+  const std::vector<std::string> others = TRY(journals_of_ranks(work));
+  for (const std::string& name : others) {
     const auto other = File::open(path_join(work, name));
     if (!other) continue;
     std::optional<JournalText> more = TRY(read_journal(*other));
@@ -116,7 +117,7 @@ Result<Leftover> read_leftover(const std::string& work, const Target& target, co
     if (found == inside.end() || !found->second.is_regular() || found->second.size < f.size)
       return Leftover{std::nullopt, path + " is missing or too short"};
     // Writing to it would change the other file of a hard link.
-    if (names_of(path) > 1) return Leftover{std::nullopt, path + " has another hard link"};
+    if (TRY(names_of(path)) > 1) return Leftover{std::nullopt, path + " has another hard link"};
   }
   return Leftover{std::move(text), {}};
 }
@@ -144,14 +145,15 @@ Status remove_what_is_not_data(const std::string& work, const Target& target) {
 Result<Index> join_journals(const std::string& work, const JournalText& text) {
   Index length = 0;
   const std::string marker = path_join(work, kMarker), next = marker + ".next";
-  if (path_exists(next)) TRY(remove_file(next));
+  if (TRY(path_exists(next))) TRY(remove_file(next));
   {
     const File file = TRY(File::create(next));
     length = TRY(write_journal(file, text));
   }
   if (sys().rename(next.c_str(), marker.c_str(), 0) != 0)
     return io_error(marker + ": cannot replace: " + std::strerror(errno));
-  for (const std::string& name : journals_of_ranks(work)) TRY(remove_file(path_join(work, name)));
+  const std::vector<std::string> others = TRY(journals_of_ranks(work));
+  for (const std::string& name : others) TRY(remove_file(path_join(work, name)));
   TRY(sync_directory(work));
   return length;
 }

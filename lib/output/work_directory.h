@@ -50,7 +50,7 @@ Result<DirectoryLock> make_work(const std::string& work);
 Result<DirectoryLock> claim_work(const std::string& work);
 
 // Returns the names of the other ranks' journals.
-std::vector<std::string> journals_of_ranks(const std::string& work);
+Result<std::vector<std::string>> journals_of_ranks(const std::string& work);
 
 // What earlier runs have finished of an output, or why a run with these `facts` (journal.h) cannot resume from it.
 struct Leftover {

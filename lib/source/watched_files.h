@@ -31,10 +31,10 @@ class WatchedFiles {
     Index size = 0, mtime_ns = 0;
     friend bool operator==(const State&, const State&) = default;
   };
-  static std::optional<State> state_of(const std::string& path);
+  static Result<std::optional<State>> state_of(const std::string& path);
 
   std::vector<std::string> paths_;
-  std::vector<std::optional<State>> states_;
+  std::vector<Result<std::optional<State>>> states_;  // at the beginning; errors of files that could not be looked at
   Index newest_ns_ = 0;
 };
 

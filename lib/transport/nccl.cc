@@ -214,7 +214,7 @@ class Communicator {
       const std::lock_guard lock(mutex_);
       // Kernels of an aborted communicator end early, and their events look successful.
       if (!comm_) return job_is_over();
-      if (!reached) return give_up(reached.error());
+      if (!reached.has_value()) return give_up(reached.error());
       if (*reached) return {};
       ncclResult_t async = ncclSuccess;
       const ncclResult_t asked = nccl_.async_error(comm_, &async);

@@ -113,7 +113,7 @@ TEST(Cli, DevicesAndTransportsAreCheckedBeforeAnythingIsDone) {
   const CommandResult nccl = convert(source, dir / "out", {"--to", "hf", "--transport", "nccl"});
   EXPECT_EQ(nccl.exit_code, 2);
   EXPECT_THAT(nccl.err, HasSubstr("--transport nccl moves GPU memory; it needs --device cuda"));
-  EXPECT_FALSE(path_exists(dir / "out"));
+  EXPECT_FALSE(*path_exists(dir / "out"));
   expect_success(convert(source, dir / "out", {"--to", "hf", "--device", "auto"}));
 }
 

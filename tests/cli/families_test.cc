@@ -143,7 +143,7 @@ TEST(FamiliesOnDisk, OlmoCoreNamesAloneAreOfNoFamily) {
   const CommandResult unknown = reshard_cli({"convert", dir / "ck", dir / "hf", "--to", "hf"});
   EXPECT_EQ(unknown.exit_code, 4);
   EXPECT_THAT(unknown.err, HasSubstr("its tensors have OLMo-core names, which several families share"));
-  EXPECT_FALSE(path_exists(dir / "hf"));
+  EXPECT_FALSE(*path_exists(dir / "hf"));
 
   std::string text = read_file(saved + "/config.json");
   const std::string reordered = "reordered_norm";
@@ -153,7 +153,7 @@ TEST(FamiliesOnDisk, OlmoCoreNamesAloneAreOfNoFamily) {
   EXPECT_EQ(refused.exit_code, 4);
   EXPECT_THAT(refused.err,
               AllOf(HasSubstr(dir / "ck/config.json"), HasSubstr("block.name 'default'"), HasSubstr("--config")));
-  EXPECT_FALSE(path_exists(dir / "out"));
+  EXPECT_FALSE(*path_exists(dir / "out"));
 }
 
 // The names are a family's, but no model of it has these shapes.
@@ -172,7 +172,7 @@ TEST(FamiliesOnDisk, ShapesThatContradictEachOtherAreRefusedWithoutAConfigToo) {
   EXPECT_THAT(refused.err, AllOf(HasSubstr("has the tensor names of family llama, but not its shapes: tensor "
                                            "'model.layers.0.mlp.down_proj.weight' [24, 16]: expected hidden_size 16"),
                                  HasSubstr("--family none")));
-  EXPECT_FALSE(path_exists(dir / "out"));
+  EXPECT_FALSE(*path_exists(dir / "out"));
   const CommandResult audit = reshard_cli({"verify", dir / "ck"});
   EXPECT_EQ(audit.exit_code, 1);
   EXPECT_THAT(audit.out, HasSubstr("'model.layers.0.mlp.down_proj.weight' [24, 16]: expected hidden_size 16"));
@@ -204,7 +204,7 @@ TEST(FamiliesOnDisk, AModelHasTheHeadOfItsClass) {
   const auto expect_refused = [&](const std::string& architecture, int code) {
     const TempDir dir;
     EXPECT_EQ(converted(architecture, dir.path()).exit_code, code);
-    EXPECT_FALSE(path_exists(dir / "out"));
+    EXPECT_FALSE(*path_exists(dir / "out"));
   };
   expect_written("LlamaModel");
   expect_refused(causal, 3);
@@ -256,7 +256,7 @@ class WrongExperts : public testing::Test {
       const CommandResult r = reshard_cli({"convert", dir / "ck", dir / "out", "--to", "hf", "--names", names});
       EXPECT_EQ(r.exit_code, 3) << names << ": " << r.out << r.err;
       EXPECT_THAT(r.err, message) << names;
-      EXPECT_FALSE(path_exists(dir / "out")) << names;
+      EXPECT_FALSE(*path_exists(dir / "out")) << names;
     }
   }
 

@@ -143,7 +143,7 @@ TEST_F(MergeTest, RefusesWhatDoesNotFit) {
     const CommandResult r = merge(args);
     EXPECT_EQ(r.exit_code, code) << r.out << r.err;
     EXPECT_THAT(r.err, message);
-    EXPECT_FALSE(path_exists(dir_ / "out"));
+    EXPECT_FALSE(*path_exists(dir_ / "out"));
   };
   const std::string out = dir_ / "out";
   refused({a, b, out}, 2, HasSubstr("expected exactly one of --average, --weights, --ema and --expression"));

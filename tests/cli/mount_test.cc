@@ -254,7 +254,7 @@ TEST_F(Mount, ANewerStepChangesNothing) {
     const CommandResult r = mount(source, "hf");
     ASSERT_EQ(r.exit_code, 0) << r.err;
     for (const char* const name : {"latest", "latest_checkpointed_iteration.txt"})
-      if (const std::string latest = source + "/" + name; path_exists(latest)) write_file(latest, "7");
+      if (const std::string latest = source + "/" + name; *path_exists(latest)) write_file(latest, "7");
     EXPECT_EQ(error_of_reading(seen_ + "/model.safetensors"), 0) << run;
     end();
   }

@@ -76,7 +76,7 @@ TEST(MpiRanks, WriteTheCompressedFileThatOneProcessWrites) {
   const RanksResult run = reshard_ranks(3, archive("out.h5"), job.dir / "logs");
   ASSERT_EQ(run.command.exit_code, 0) << run.command.err;
   EXPECT_TRUE(read_file(job.dir / "out.h5") == read_file(job.dir / "alone.h5"));
-  EXPECT_FALSE(path_exists(job.dir / "out.h5.partial"));
+  EXPECT_FALSE(*path_exists(job.dir / "out.h5.partial"));
 }
 
 TEST(MpiRanks, AreRefusedByAProgramWithoutMpi) {
@@ -153,8 +153,8 @@ TEST_P(OneRankFails, EndsAllWithItsError) {
       EXPECT_EQ(count(err, "error: "), 1) << err;
       EXPECT_THAT(err, HasSubstr(GetParam().says));
     }
-    EXPECT_FALSE(path_exists(job.out));
-    EXPECT_FALSE(path_exists(job.out + ".partial"));
+    EXPECT_FALSE(*path_exists(job.out));
+    EXPECT_FALSE(*path_exists(job.out + ".partial"));
   }
 }
 
@@ -175,7 +175,7 @@ TEST_P(OneRankIsKilled, NothingIsPublished) {
   EXPECT_THAT(run.command.err, HasSubstr("on signal 9")) << "mpirun says which";
   for (std::size_t r = 0; r < run.err.size(); ++r)
     EXPECT_LE(count(run.err[r], "error: "), std::to_string(r) == killed ? 0 : 1) << run.err[r];
-  EXPECT_FALSE(path_exists(job.out));
+  EXPECT_FALSE(*path_exists(job.out));
   const RanksResult again = job.convert(3, "exchange", "");
   EXPECT_EQ(again.command.exit_code, 0) << again.command.err;
   EXPECT_TRUE(all_files(job.out) == expected);
@@ -207,7 +207,7 @@ TEST(MpiRanks, EndWhicheverOfThemDiesWherever) {
             } else {
               ++deaths;
               longest = std::max(longest, time.count());
-              ASSERT_FALSE(path_exists(job.out));
+              ASSERT_FALSE(*path_exists(job.out));
               if (deaths % 8 == 0) {
                 const RanksResult again = job.convert(ranks, strategy, "");
                 ASSERT_EQ(again.command.exit_code, 0) << again.command.err;
@@ -240,7 +240,7 @@ TEST(MpiRanks, ARankThatGivesNoSignOfLifeIsGivenUp) {
   // The first rank to give up ends the others, which may be about to give up too.
   EXPECT_THAT(run.err[0] + run.err[2], HasSubstr("another rank did not respond for 1 s"));
   for (const std::size_t r : {0, 2}) EXPECT_EQ(count(run.err[r], "error: "), 1) << run.err[r];
-  EXPECT_FALSE(path_exists(job.out));
+  EXPECT_FALSE(*path_exists(job.out));
 }
 
 // Ranks with different command lines would wait for each other forever.
@@ -263,8 +263,8 @@ TEST(MpiRanks, WithDifferentCommandLinesAreRefused) {
       EXPECT_EQ(run.command.exit_code, 6) << run.command.err;
       for (const std::string& err : run.err)
         EXPECT_THAT(err, HasSubstr("rank 1 has a different command line from rank 0: "));
-      EXPECT_FALSE(path_exists(dir / "out"));
-      EXPECT_FALSE(path_exists(dir / "out.partial"));
+      EXPECT_FALSE(*path_exists(dir / "out"));
+      EXPECT_FALSE(*path_exists(dir / "out.partial"));
     }
   // Each rank has its own memory limit.
   const RanksResult run = program_ranks(

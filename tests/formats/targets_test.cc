@@ -408,7 +408,7 @@ class BareTensors : public Targets {
   }
   // Returns the files of a checkpoint: those below a directory, or the single file.
   static std::vector<std::string> files_of(const std::string& path) {
-    if (!is_directory(path)) return {path};
+    if (!*is_directory(path)) return {path};
     std::vector<std::string> out;
     for (const auto& [name, bytes] : all_files(path)) out.push_back(path_join(path, name));
     return out;
@@ -439,7 +439,7 @@ TEST_P(BareTensors, ReadsWhatItWrites) {
   const std::string path = dir_ / "a";
   ASSERT_NO_FATAL_FAILURE(write(path));
   EXPECT_TRUE(recognises(format(), path));
-  EXPECT_EQ(is_directory(path), !format().is_file);
+  EXPECT_EQ(*is_directory(path), !format().is_file);
   EXPECT_EQ(*recognised_format(*PathSnapshot::look(path)), &format() == &kToyFormat ? nullptr : &format())
       << "a row before it takes it";
   const auto reader = open_with(format(), path);

@@ -129,8 +129,8 @@ Result<std::unique_ptr<Reader>> open_with(const Format& format, const std::strin
 bool recognises(const Format& format, const std::string& path) {
   if (!format.recognises) return false;
   const auto found = format.recognises(*PathSnapshot::look(path));
-  EXPECT_TRUE(found) << found.error().message();
-  return found && *found;
+  EXPECT_TRUE(found.has_value()) << found.error().message();
+  return found.has_value() && *found;
 }
 
 std::string error_of_opening(const std::string& path) {

@@ -27,7 +27,7 @@ void expect_golden(const std::string& name, const std::string& got) {
     ASSERT_TRUE(replace_file(path, got));
     return;
   }
-  ASSERT_TRUE(path_exists(path)) << path << ": run with RESHARD_UPDATE_GOLDEN=1 to make it";
+  ASSERT_TRUE(*path_exists(path)) << path << ": run with RESHARD_UPDATE_GOLDEN=1 to make it";
   EXPECT_EQ(got, read_file(path)) << "run with RESHARD_UPDATE_GOLDEN=1 if this is as it should be";
 }
 

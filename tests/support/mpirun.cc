@@ -12,7 +12,7 @@
 
 namespace reshard {
 
-bool has_mpirun() { return path_exists(RESHARD_MPIRUN); }
+bool has_mpirun() { return *path_exists(RESHARD_MPIRUN); }
 
 RanksResult reshard_ranks(int ranks, const std::vector<std::string>& args, const std::string& logs,
                           const std::string& fault, double seconds, const std::vector<std::string>& environment) {
@@ -42,7 +42,7 @@ RanksResult program_ranks(int ranks, const std::vector<std::string>& program, co
   for (int r = 0; r < ranks; ++r) {
     // Open MPI pads rank numbers to the digits of the largest rank.
     const std::string path = logs + "/1/rank." + std::to_string(r) + "/stderr";
-    out.err.push_back(path_exists(path) ? read_file(path) : "");
+    out.err.push_back(*path_exists(path) ? read_file(path) : "");
   }
   return out;
 }

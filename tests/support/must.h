@@ -13,7 +13,7 @@ namespace reshard {
 
 template <class T>
 T must(Result<T> r) {
-  if (!r) {
+  if (!r.has_value()) {
     ADD_FAILURE() << r.error().message();
     std::abort();
   }

@@ -85,7 +85,7 @@ Result<ConfigFile> read_config_file(Reader& source, const Request& wanted, Conve
     notes.warnings.push_back(out.path + " has no model_type, so it does not describe a model and is ignored");
     return ConfigFile();
   }
-  if (const auto real = leads_out(out.path, parent_path(out.path))) {
+  if (const auto real = TRY(leads_out(out.path, parent_path(out.path)))) {
     out.is_copied = false;
     notes.warnings.push_back(out.path + " is a link out of the checkpoint, to " + printable(*real) +
                              ": it is used, but not copied unless --config names it");

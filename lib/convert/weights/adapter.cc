@@ -87,7 +87,7 @@ class AdapterReader {
 
   Result<Adapter> read(const SourceView& view, const Translation& names) {
     TRY(find_operands());
-    const std::string path = find_adapter_config();
+    const std::string path = TRY(find_adapter_config());
     if (!path.empty()) {
       text_ = TRY(read_whole_file(path, kMaxConfigBytes));
       config_ = TRY(parse_json(text_, path));
@@ -186,23 +186,23 @@ class AdapterReader {
 
   // Returns the path of adapter_config.json: next to the checkpoint, or in a directory for the adapter (lora_adapter in
   // verl, adapter in our own outputs, default in PEFT, or the only one that has it); empty if there is none.
-  std::string find_adapter_config() const {
+  Result<std::string> find_adapter_config() const {
     const std::string file(kAdapterConfigFile);
     for (const std::string& name : {file, "lora_adapter/" + file, "adapter/" + file, "default/" + file})
-      if (std::string path = find_beside(reader_.catalog(), name); !path.empty()) return path;
+      if (std::string path = TRY(find_beside(reader_.catalog(), name)); !path.empty()) return path;
     return only_below(reader_.catalog().root, file);
   }
 
   // Returns the path of a file that exactly one directory in `root` has; empty if none or several have it.
-  static std::string only_below(const std::string& root, const std::string& file) {
+  static Result<std::string> only_below(const std::string& root, const std::string& file) {
     std::string found;
-    const auto entries = list_directory(root);
-    if (!entries) return {};
-    for (const DirectoryEntry& entry : *entries) {
+    if (!TRY(is_directory(root))) return found;
+    const auto entries = TRY(list_directory(root));
+    for (const DirectoryEntry& entry : entries) {
       if (!entry.is_directory) continue;
       std::string path = path_join(path_join(root, entry.name), file);
-      if (!path_exists(path)) continue;
-      if (!found.empty()) return {};
+      if (!TRY(path_exists(path))) continue;
+      if (!found.empty()) return std::string();
       found = std::move(path);
     }
     return found;

@@ -15,7 +15,7 @@ namespace reshard {
 
 Result<cufile::Functions> load_cufile(const std::string& library, const std::vector<std::string>& needs) {
   for (const std::string& path : needs)
-    if (!path_exists(path)) return unsupported("cufile: not found: " + path);
+    if (!TRY(path_exists(path))) return unsupported("cufile: not found: " + path);
   void* opened = ::dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (!opened) return unsupported("cufile: cannot open " + library + ": " + ::dlerror());
   const std::string what = "cufile: " + library;

@@ -123,7 +123,7 @@ TEST(AdamState, IsCompleteOrRefused) {
   EXPECT_EQ(*has_adam(request, "X"), false);
   for (const char* const state : {"exp_avg", "exp_avg_sq"}) add("optimizer.state.w." + std::string(state));
   const auto partial = has_adam(request, "X");
-  ASSERT_FALSE(partial);
+  ASSERT_FALSE(partial.has_value());
   EXPECT_THAT(partial.error().message(), HasSubstr("no moments, or no master, of 'w'"));
 }
 

@@ -8,12 +8,19 @@
 
 #include <atomic>
 #include <cerrno>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <functional>
+#include <map>
 #include <sstream>
 #include <thread>
 
+#include "lib/base/output_guard.h"
 #include "lib/base/syscalls.h"
+#include "lib/checkpoint/model_code.h"
+#include "lib/checkpoint/side_files.h"
+#include "lib/source/watched_files.h"
 #include "tests/support/temp_dir.h"
 
 namespace reshard::file_test {
@@ -33,6 +40,11 @@ std::string read_text(const File& file, Index offset, std::size_t n) {
   std::string out(n, '?');
   const Status s = file.read_at(offset, {reinterpret_cast<std::byte*>(out.data()), n});
   return s ? out : "error: " + s.error().message();
+}
+
+template <class T>
+std::string why(const Result<T>& result) {
+  return result.has_value() ? "no error" : result.error().message();
 }
 
 std::string message_of(const Status& s) { return s ? "fine" : s.error().message(); }
@@ -158,7 +170,7 @@ TEST(File, CreateNeverTouchesWhatIsThere) {
   EXPECT_EQ(get(dir / "f"), "precious");
   fs::create_symlink(dir / "elsewhere", dir / "link");
   EXPECT_FALSE(File::create(dir / "link"));
-  EXPECT_FALSE(path_exists(dir / "elsewhere"));
+  EXPECT_FALSE(*path_exists(dir / "elsewhere"));
 }
 
 TEST(File, AnAnonymousFileLeavesNoName) {
@@ -404,10 +416,10 @@ TEST(Directory, WhatLiesInIt) {
   dir.write("a/b/f", "");
   fs::create_directory_symlink(dir / "a/b", dir / "link");
   for (const std::string inside : {"a", "a/b", "a/b/f", "link", "link/f", "a/../a/b"})
-    EXPECT_TRUE(lies_in(dir / inside, dir / "a")) << inside;
-  EXPECT_TRUE(lies_in(dir / "a/b/f", dir / "link"));
+    EXPECT_TRUE(*lies_in(dir / inside, dir / "a")) << inside;
+  EXPECT_TRUE(*lies_in(dir / "a/b/f", dir / "link"));
   for (const std::string outside : {"", "a/..", "no", "a/no"})
-    EXPECT_FALSE(lies_in(dir / outside, dir / "a")) << outside;
+    EXPECT_FALSE(*lies_in(dir / outside, dir / "a")) << outside;
 }
 
 TEST(Directory, RemoveTreeFollowsNoLinks) {
@@ -419,7 +431,7 @@ TEST(Directory, RemoveTreeFollowsNoLinks) {
   fs::create_directory_symlink(dir / "outside", dir / "tree/sub/link");
   fs::create_symlink("nowhere", dir / "tree/dangling");
   ASSERT_TRUE(remove_tree(dir / "tree"));
-  EXPECT_FALSE(path_exists(dir / "tree"));
+  EXPECT_FALSE(*path_exists(dir / "tree"));
   EXPECT_EQ(get(dir / "outside/precious"), "p");
 }
 
@@ -449,7 +461,7 @@ TEST(Directory, RemoveTreeSaysWhatItCannotRemove) {
 TEST(Directory, MakeDirectoryRefusesWhatIsThere) {
   const TempDir dir;
   ASSERT_TRUE(make_directory(dir / "d"));
-  EXPECT_TRUE(is_directory(dir / "d"));
+  EXPECT_TRUE(*is_directory(dir / "d"));
   EXPECT_EQ(message_of(make_directory(dir / "d")), dir / "d: cannot create the directory: File exists");
   EXPECT_TRUE(sync_directory(dir / "d"));
   EXPECT_FALSE(sync_directory(dir / "absent"));
@@ -522,9 +534,77 @@ TEST(Paths, ANameFromMetadataMustStayInsideTheDirectory) {
 TEST(Paths, ADanglingLinkExists) {
   const TempDir dir;
   fs::create_symlink("nowhere", dir / "link");
-  EXPECT_TRUE(path_exists(dir / "link"));
-  EXPECT_FALSE(path_exists(dir / "nowhere"));
-  EXPECT_FALSE(is_directory(dir / "link"));
+  EXPECT_TRUE(*path_exists(dir / "link"));
+  EXPECT_FALSE(*path_exists(dir / "nowhere"));
+  EXPECT_FALSE(*is_directory(dir / "link"));
+}
+
+// What cannot be looked at is not missing.
+TEST(Paths, ALookThatFailsIsAnError) {
+  const TempDir dir;
+  dir.write("d/f", "x");
+  static int code;
+  static std::string unseen;
+  static const auto failing = [](std::string_view path) { return path.find(unseen) != std::string_view::npos; };
+  Syscalls calls = sys();
+  static const Syscalls real = calls;
+  calls.fstatat = [](int directory, const char* path, struct stat* out, int flags) {
+    return failing(path) ? (errno = code, -1) : real.fstatat(directory, path, out, flags);
+  };
+  calls.statx = [](int directory, const char* path, int flags, unsigned mask, struct statx* out) {
+    return failing(path) ? (errno = code, -1) : real.statx(directory, path, flags, mask, out);
+  };
+  calls.opendir = [](const char* path) -> DIR* { return failing(path) ? (errno = code, nullptr) : real.opendir(path); };
+  calls.readlink = [](const char* path, char* buffer, std::size_t n) -> ssize_t {
+    return failing(path) ? (errno = code, -1) : real.readlink(path, buffer, n);
+  };
+  calls.realpath = [](const char* path, char* resolved) -> char* {
+    return failing(path) ? (errno = code, nullptr) : real.realpath(path, resolved);
+  };
+  const std::string d = dir / "d", f = dir / "d/f", other = dir / "other";
+  const std::map<std::string, std::function<std::string()>> questions = {
+      {"path_exists", [&] { return why(path_exists(f)); }},
+      {"is_directory", [&] { return why(is_directory(f)); }},
+      {"lies_in", [&] { return why(lies_in(f, dir.path())); }},
+      {"lies_in, the directory", [&] { return why(lies_in(dir.path(), f)); }},
+      {"is_mount_point", [&] { return why(is_mount_point(f)); }},
+      {"real_path", [&] { return why(real_path(f)); }},
+      {"by_own_name", [&] { return why(by_own_name(f + "/.")); }},
+      {"may_be_listed", [&] { return why(may_be_listed(f)); }},
+      {"entry_at", [&] { return why(entry_at(f)); }},
+      {"node_at", [&] { return why(node_at(f)); }},
+      {"look_at", [&] { return why(look_at(f)); }},
+      {"list_directory", [&] { return why(list_directory(d)); }},
+      {"list_tree", [&] { return why(list_tree(d)); }},
+      {"remove_tree", [&] { return why(remove_tree(d)); }},
+      {"replace_file", [&] { return why(replace_file(f, "new")); }},
+      {"check_spares_inputs, of the output", [&] { return why(check_spares_inputs(f, {other})); }},
+      {"check_spares_inputs, of an input", [&] { return why(check_spares_inputs(other, {f})); }},
+      {"check_spares_inputs, inside an input", [&] { return why(check_spares_inputs(other, {d})); }},
+      {"WatchedFiles", [&] { return why(WatchedFiles(std::vector<std::string>{f}).check(0)); }},
+      {"leads_out", [&] { return why(leads_out(f, d)); }},
+      {"files_of_manifest", [&] { return why(files_of_manifest(f)); }},
+      {"model_code", [&] { return why(model_code(f)); }}};
+  unseen = "d/f";
+  put(other, "x");
+  const ScopedSyscalls scoped(calls);
+  for (const int error : {EIO, ESTALE, EMFILE, ETIMEDOUT, EINVAL})
+    for (const auto& [name, ask] : questions) {
+      code = error;
+      unseen = name == "list_directory" ? "/d" : "d/f";
+      EXPECT_NE(ask().find(std::strerror(error)), std::string::npos) << name << ": " << ask();
+    }
+  for (const int error : {ENOENT, ENOTDIR}) {
+    code = error;
+    unseen = "d/f";
+    EXPECT_FALSE(*path_exists(f));
+    EXPECT_FALSE(*is_directory(f));
+    EXPECT_FALSE(*lies_in(f, d));
+    EXPECT_FALSE(*is_mount_point(f));
+    EXPECT_EQ(*real_path(f), "");
+    EXPECT_FALSE(*node_at(f));
+  }
+  EXPECT_EQ(get(f), "x");
 }
 
 // ---- FilePool

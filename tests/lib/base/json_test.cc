@@ -28,7 +28,7 @@ std::string refusal(std::string_view text, const JsonLimits& limits = {}) {
 
 template <class T>
 std::string message(const Result<T>& result) {
-  return result ? "fine" : result.error().message();
+  return result.has_value() ? "fine" : result.error().message();
 }
 
 TEST(Json, ReadsEveryKindOfValue) {

@@ -41,7 +41,7 @@ Status convert_on(Device* device, const std::string& from, const std::string& in
   o.source_path = "the source";  // for the manifest
   o.model.detect = job.is_model;
   const std::string config = path_join(parent_path(from), "config.json");
-  o.config_path = path_exists(config) ? config : "";
+  o.config_path = *path_exists(config) ? config : "";
   if (!job.mesh.empty()) o.placement.mesh = TRY(Mesh::parse(job.mesh));
   o.typing.dtype = job.dtype;
   o.run.memory = Index{1} << 30;

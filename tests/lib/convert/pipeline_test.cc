@@ -369,7 +369,7 @@ TEST_F(Pipeline, ForcesManyFilesToDiskAtOnceAndEachOfThem) {
     failing = nth;
     const Status status = write_checkpoint(made_up, kDcpFormat, request, dir / "out", ample(2), &proofs);
     EXPECT_EQ(status.has_value(), nth == 0);
-    EXPECT_EQ(path_exists(dir / "out"), nth == 0);
+    EXPECT_EQ(*path_exists(dir / "out"), nth == 0);
     if (nth > 0) continue;
     EXPECT_TRUE(was_shared);
     EXPECT_EQ(synced, 65) << "files of 64 ranks, and the metadata";
@@ -443,8 +443,8 @@ TEST_F(Pipeline, EndsWhenInterrupted) {
   const Status s = write_checkpoint(made_up, kDcpFormat, request, dir / "a", options, &proofs);
   ASSERT_FALSE(s.has_value());
   EXPECT_EQ(s.error().message(), "interrupted");
-  EXPECT_FALSE(path_exists(dir / "a"));
-  EXPECT_FALSE(path_exists(dir / "a.partial"));
+  EXPECT_FALSE(*path_exists(dir / "a"));
+  EXPECT_FALSE(*path_exists(dir / "a.partial"));
 }
 
 TEST_F(Pipeline, ComparesTwoSourcesBoxByBox) {

@@ -43,7 +43,7 @@ Status convert_one(const std::string& from, const std::string& into, const Reque
   auto source = TRY(open_checkpoint(from));
   ConversionOptions o;
   o.source_path = "the source";  // for the manifest
-  o.config_path = path_exists(parent_path(from) + "/config.json") ? parent_path(from) + "/config.json" : "";
+  o.config_path = *path_exists(parent_path(from) + "/config.json") ? parent_path(from) + "/config.json" : "";
   if (!job.mesh.empty()) o.placement.mesh = TRY(Mesh::parse(job.mesh));
   o.typing.dtype = job.dtype;
   o.compression = job.compression;
@@ -99,7 +99,7 @@ TEST_P(Ranks, WriteWhatOneProcessWrites) {
     Conversion::Outcome one;
     ASSERT_TRUE(convert_one(source, alone, job, nullptr, &one));
     const auto read = [&](const std::string& path) {
-      return is_directory(path) ? all_files(path) : std::map<std::string, std::string>{{"", read_file(path)}};
+      return *is_directory(path) ? all_files(path) : std::map<std::string, std::string>{{"", read_file(path)}};
     };
     const auto expected = read(alone);
     for (const Strategy strategy : {Strategy::kDirect, Strategy::kExchange})
@@ -434,8 +434,8 @@ TEST_F(ManySlabs, AFailingRankLeavesNothing) {
       ASSERT_FALSE(status);
       EXPECT_EQ(status.error().code(), ErrorCode::kUsage) << status.error().message();
       EXPECT_EQ(failed, failing);
-      EXPECT_FALSE(path_exists(out));
-      EXPECT_FALSE(path_exists(out + ".partial"));
+      EXPECT_FALSE(*path_exists(out));
+      EXPECT_FALSE(*path_exists(out + ".partial"));
     }
 }
 
@@ -464,7 +464,7 @@ TEST_F(ManySlabs, ACompressedFileIsThatOfOneProcess) {
       const Status status = convert_on(n, dir_ / "rows", out, job);
       ASSERT_TRUE(status) << status.error().message();
       EXPECT_TRUE(read_file(out) == expected) << strategy_name(strategy) << " on " << n << " ranks differs";
-      EXPECT_FALSE(path_exists(out + ".partial"));
+      EXPECT_FALSE(*path_exists(out + ".partial"));
     }
 }
 

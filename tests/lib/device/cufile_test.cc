@@ -80,13 +80,13 @@ class CuFile : public testing::Test {
   // Expects that all bytes of the file are read.
   void expect_read(const std::shared_ptr<const File>& file, Index offset, Index n) {
     const auto read_it = read(file, offset, n);
-    ASSERT_TRUE(read_it) << read_it.error().message();
+    ASSERT_TRUE(read_it.has_value()) << read_it.error().message();
     EXPECT_TRUE(*read_it);
     EXPECT_TRUE(got_ == bytes_.substr(static_cast<std::size_t>(offset), static_cast<std::size_t>(n)));
   }
   void expect_refused() {
     const auto read_it = read(file_, 0, 100);
-    ASSERT_TRUE(read_it) << read_it.error().message();
+    ASSERT_TRUE(read_it.has_value()) << read_it.error().message();
     EXPECT_FALSE(*read_it);
   }
 

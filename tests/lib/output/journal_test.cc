@@ -183,7 +183,7 @@ TEST(Journal, NobodyWaitsForAGroupThatThereWasNoMemoryFor) {
   EXPECT_TRUE(of_other);  // the thread that met the error reports it
   EXPECT_TRUE(journal.close_group());
   EXPECT_EQ(journal.bytes(), 0);
-  EXPECT_FALSE(path_exists(dir / "journal"));
+  EXPECT_FALSE(*path_exists(dir / "journal"));
 }
 
 TEST(Journal, NamesTheFactsThatChanged) {

@@ -300,7 +300,7 @@ class FileTarget : public Target, private SingleFile {
   Status seal(const PayloadCrc&, const EmitBytes&) const override { return {}; }
 
  private:
-  bool is_own_file(const std::string& path) const override { return text_of(path) == "old"; }
+  Result<bool> is_own_file(const std::string& path) const override { return text_of(path) == "old"; }
   Status add_side_file(const std::string&, std::string_view) override { return {}; }
   Index sealed_size() const override { return 8; }
 };
@@ -601,7 +601,7 @@ TEST(Output, WritesAnyBoxesToAnyStrides) {
       std::vector<std::byte> data(static_cast<std::size_t>(volume(box) * byte_size(dtype)));
       fill_pattern("w", dtype, shape, box, data);
       const auto s = (*output)->write(placed.list, index, box, byte_size(dtype), data, scratch);
-      ASSERT_TRUE(s) << s.error().message();
+      ASSERT_TRUE(s.has_value()) << s.error().message();
     }
     const Status s = (*output)->commit();
     ASSERT_TRUE(s) << s.error().message();
