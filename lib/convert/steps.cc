@@ -16,6 +16,7 @@
 #include "lib/checkpoint/side_files.h"
 #include "lib/convert/view/row_edits.h"
 #include "lib/convert/weights/adapter.h"
+#include "lib/convert/weights/packed_matrix.h"
 #include "lib/device/convert.h"
 #include "lib/layout/padded_vocabulary.h"
 #include "lib/layout/stages.h"
@@ -32,6 +33,23 @@ namespace {
 // Returns the rule of a key's parameter.
 std::optional<ParsedName> parse_key(const Family* family, const StateKey& key) {
   return family && !key.parameter.empty() ? parse_name(*family, key.parameter) : std::nullopt;
+}
+
+// Fails if the config describes a plain weight that the source has packed.
+Status check_described_packed(const SourceView& view, const Family& family, const ModelConfig& config) {
+  if (!config.quantization.empty()) return {};
+  const SourceView::Packed* first = nullptr;
+  for (const auto& [name, part] : view.packed)
+    if (!part.name.empty() && !is_known_to_families(part.packing) && (!first || natural_less(part.name, first->name)) &&
+        !view.catalog.find(canonical_key(family, part.name)))
+      first = &part;
+  if (!first) return {};
+  return unsupported(view.catalog.root + ": '" + printable(first->name) + "' is packed as " +
+                     std::string(packing_title(first->packing)) + ", and " + config.path +
+                     " describes a plain weight; " +
+                     (can_unpack(first->packing) ? "add --dtype bfloat16 to unpack it"
+                                                 : "this quantization is not unpacked, so convert plain weights") +
+                     ", or add --family none to copy the packed tensors unchanged");
 }
 
 }  // namespace
@@ -68,6 +86,7 @@ Result<std::optional<Identity>> repair(SourceView& view, FilePool& files, const 
   const auto fits = check_against_config(view.catalog, *options.family, *options.config, complete);
   if (fits) return fits->present > 0 ? std::optional(*fits) : std::nullopt;
   const Error& error = fits.error();
+  if (!allow) TRY(check_described_packed(view, *options.family, *options.config));
   if (!allow)
     return Error(error.code(), error.message() + "; reshard verify explains it; add --allow config to write it anyway");
   notes.warnings.push_back(error.message());

@@ -105,6 +105,26 @@ bool tells_of_packing(std::string_view leaf) {
                      [&](std::string_view word) { return leaf.find(word) != std::string_view::npos; });
 }
 
+// Counts the elements of a module whose names have no word of packing. Marlin has a matrix "B" of integers and a
+// smaller one "s" of scales; an ordinary module with integers, such as indices, has a weight.
+class ModuleElements {
+ public:
+  void add(std::string_view role, const Tensor& tensor) {
+    const bool is_matrix = tensor.shape.rank() == 2 || tensor.shape.rank() == 3;
+    if (is_floating(tensor.dtype)) {
+      floats_ += tensor.elements();
+      has_weight_ = has_weight_ || role == kWeight;
+    } else if (is_matrix && may_be_packed(tensor.dtype)) {
+      integers_ = std::max(integers_, tensor.elements());
+    }
+  }
+  bool look_packed() const { return !has_weight_ && floats_ > 0 && floats_ < integers_; }
+
+ private:
+  Index integers_ = 0, floats_ = 0;
+  bool has_weight_ = false;
+};
+
 class Finder {
  public:
   Finder(const Catalog& catalog, const ModelConfig* config)
@@ -247,6 +267,7 @@ class Finder {
       if (is_activation_scale(entry.first)) continue;
       PackedWeight out{Packing::kUnknown, std::string(entry.first), {{"values", entry.second}}, {}};
       bool is_told = false;
+      ModuleElements elements;
       const auto add = [&](std::string_view prefix, const Keys::Entry& other) {
         const std::string_view role = other.first.substr(prefix.size());
         if (other.second == entry.second || role == "bias" || is_taken_[other.second]) return;
@@ -260,9 +281,12 @@ class Finder {
       const std::string_view module = module_of(entry.first);
       if (!module.empty() && seen.insert(module).second)
         keys_.with_prefix(module, [&](const Keys::Entry& other) {
-          if (other.first.find('.', module.size()) == std::string_view::npos) add(module, other);
+          const std::string_view role = other.first.substr(module.size());
+          if (role.find('.') != std::string_view::npos) return;
+          if (role != "bias" && !is_activation_scale(other.first)) elements.add(role, keys_.tensor(other));
+          add(module, other);
         });
-      if (is_told) take(std::move(out));
+      if (is_told || elements.look_packed()) take(std::move(out));
     }
   }
 
@@ -374,6 +398,20 @@ std::string_view packing_title(Packing packing) {
   for (const PackedLayout& layout : packed_layouts())
     if (layout.packing == packing) return layout.title;
   return "an unknown quantization";
+}
+
+std::vector<std::size_t> unknown_beside(const Catalog& catalog, const PackedWeights& packed) {
+  std::set<std::string_view> modules;  // of packed weights
+  for (const PackedWeight& weight : packed.weights)
+    if (const std::string_view name = weight.name; name.substr(module_of(name).size()) == kWeight)
+      modules.insert(module_of(name));
+  std::vector<std::size_t> out;
+  for (std::size_t i = 0; i < catalog.tensors().size(); ++i) {
+    const std::string_view key = catalog.tensors()[i].key(), module = module_of(key);
+    if (packed.is_of(i) || key.substr(module.size()) == "bias" || !modules.contains(module)) continue;
+    if (state_kind(key) == StateKind::kModel) out.push_back(i);
+  }
+  return out;
 }
 
 std::string packed_text(const PackedWeights& packed) {

@@ -105,5 +105,8 @@ constexpr bool is_known_to_families(Packing packing) {
 std::string_view packing_title(Packing packing);
 // Returns "14 weights packed as GPTQ", or "1 weight packed as AWQ, 2 as float8 with scales".
 std::string packed_text(const PackedWeights& packed);
+// Returns the tensors next to a packed weight that belong to neither a packed weight nor its activations and are not
+// its bias. They may change what the weight means: ModelOpt's pre_quant_scale multiplies the weight's inputs.
+std::vector<std::size_t> unknown_beside(const Catalog& catalog, const PackedWeights& packed);
 
 }  // namespace reshard

@@ -105,6 +105,22 @@ TEST_F(PackedTest, DtypeLeavesEveryTensorOfThemAlone) {
   }
 }
 
+// ModelOpt's pre_quant_scale multiplies the inputs of a weight, so the unpacked weight alone would be another one.
+TEST_F(PackedTest, AreNotUnpackedNextToWhatIsNotUnderstood) {
+  const std::vector<std::string> unknown = {"pre_quant_scale", "smooth_factor", "perm"};
+  for (std::size_t layer = 0; layer < modules_.size(); ++layer) {
+    if (!can_unpack(modules_[layer].packing)) continue;
+    const std::string& beside = unknown[layer % unknown.size()];
+    values_.clear();
+    for (const PackedModule::Part& part : modules_[layer].parts)
+      add(module_name(layer) + part.name, part.dtype, part.shape);
+    add(module_name(layer) + beside, DType::kFloat32, {64});
+    const CommandResult r = run("convert", {"--to", "hf", "--family", "none", "--dtype", "bfloat16"});
+    EXPECT_EQ(r.exit_code, 4) << modules_[layer].title << r.out;
+    EXPECT_THAT(r.err, AllOf(HasSubstr(beside), HasSubstr("next to a packed weight")));
+  }
+}
+
 TEST_F(PackedTest, AreNotMerged) {
   for (std::vector<std::string> options : std::vector<std::vector<std::string>>{
            {"--average"}, {"--average", "--others-from", "s1"}, {"--expression", "s1 + 0.5*(s2 - s1)"}}) {

@@ -223,6 +223,14 @@ inline std::vector<PackedModule> packed_modules() {
        Packing::kUnknown,
        R"({"quant_method": "of-next-year"})",
        {{"wcodes", D::kUint8, {64, 32}}, {"lut", f16, {64, 16}}, {"wscale", f16, {64}}}},
+      {"marlin",
+       Packing::kUnknown,
+       R"({"quant_method": "gptq", "checkpoint_format": "marlin"})",
+       {{"B", D::kInt32, {4, 128}}, {"s", f16, {1, 64}}}},
+      {"unknown_without_words",
+       Packing::kUnknown,
+       R"({"quant_method": "of-next-year"})",
+       {{"a_idx", D::kInt32, {64}}, {"weight_q", D::kUint8, {64, 64}}, {"weight_s", D::kFloat32, {64, 1}}}},
   };
 }
 

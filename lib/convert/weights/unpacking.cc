@@ -95,6 +95,14 @@ Status check_complete(const Catalog& source, const PackedWeight& weight) {
                  "' is missing");
 }
 
+Status check_understood(const Catalog& source, const PackedWeights& packed) {
+  const std::vector<std::size_t> unknown = unknown_beside(source, packed);
+  if (unknown.empty()) return {};
+  return unsupported(source.root + ": " + tensor_text(source.tensors()[unknown.front()].name) +
+                     " is next to a packed weight, and it is not known whether it changes the weight's values; drop "
+                     "--dtype to keep the weights packed");
+}
+
 // Returns whether the plain model stores a weight [in, out], whose packed values are [out, in]. Fails (usage) if its
 // name leaves that open and there is no config.
 Result<bool> is_plain_transposed(const Catalog& source, const std::string& weight,
@@ -123,6 +131,7 @@ Result<std::unique_ptr<Unpacking>> Unpacking::make(Reader& source, const Request
   if (!is_asked)
     return usage_error(stored.root + ": " + packed_text(packed) +
                        ": adapters can be merged only into plain weights; add --dtype bfloat16 to unpack them");
+  TRY(check_understood(stored, packed));
   Json plain, quantization;
   if (config.is_there())
     if (const auto json = parse_json(config.text, config.path); json && json->is_object())

@@ -66,6 +66,11 @@ TEST(Gguf, QuantizedBlocksArePackedWeights) {
   EXPECT_THAT(r.out, HasSubstr("2 weights packed as quantized blocks of GGUF"));
   const CommandResult against = reshard_cli({"verify", data("llama-q8.gguf"), "--against", data("llama")});
   EXPECT_THAT(against.out, AllOf(HasSubstr("19 of 19 tensors"), HasSubstr("'blk.0.ffn_down.weight:Q8_0' is only in")));
+  const TempDir dir;
+  const CommandResult converted = reshard_cli({"convert", data("llama-q8.gguf"), dir / "out", "--to", "hf"});
+  EXPECT_EQ(converted.exit_code, 4);
+  EXPECT_THAT(converted.err, AllOf(HasSubstr("'blk.0.ffn_down.weight' is packed as quantized blocks of GGUF"),
+                                   HasSubstr("this quantization is not unpacked")));
 }
 
 TEST(Gguf, TheConfigOfTheHeaderIsThatOfTheModel) {

@@ -92,6 +92,10 @@ TEST(Quantization, OrdinaryModelsHaveNone) {
   add(catalog, "attn.logit_scale", DType::kFloat32, {4, 1, 1});
   add(catalog, "attn.relative_position_index", DType::kInt64, {49, 49});
   add(catalog, "logit_scale", DType::kFloat32, {});
+  add(catalog, "mlp.gate.tid2eid", DType::kInt32, {96, 4});  // DeepSeek-V4's routing by tokens
+  add(catalog, "mlp.gate.weight", DType::kFloat32, {4, 64});
+  add(catalog, "tree.parents", DType::kInt32, {8, 2});
+  add(catalog, "tree.values", DType::kFloat32, {8, 64});
   add(catalog, "plain.weight", DType::kFloat8E4M3, {64, 64});  // cast to float8, without scales
   EXPECT_TRUE(find_packed(catalog, nullptr).empty());
   const ModelConfig config = config_with(R"({"quant_method": "fp8"})");
