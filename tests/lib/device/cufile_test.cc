@@ -185,14 +185,14 @@ TEST_F(CuFile, AnErrorOfReadingNamesThePlaceAndTheReason) {
   fake_.read_result = -1;
   fake_.read_errno = EIO;
   const auto failed = read(file_, 4321, 10);
-  ASSERT_FALSE(failed);
+  ASSERT_FALSE(failed.has_value());
   EXPECT_EQ(failed.error().code(), ErrorCode::kIo);
   EXPECT_EQ(failed.error().message(), at(file_->path(), 4321) + ": cannot read with cuFile: " + std::strerror(EIO));
 }
 
 TEST_F(CuFile, AnEndOfFileIsCorruptAndSaysHowMuchWasThere) {
   const auto failed = read(file_, 99990, 100);
-  ASSERT_FALSE(failed);
+  ASSERT_FALSE(failed.has_value());
   EXPECT_EQ(failed.error().code(), ErrorCode::kCorrupt);
   EXPECT_EQ(failed.error().message(),
             at(file_->path(), 99990) + ": expected 100 bytes, got 10 before the end of the file");
