@@ -14,10 +14,17 @@ namespace {
 
 constexpr Index kMaxTextBytes = Index{16} << 20;  // of a config or a Python file
 
+// Returns whether a directory contains a file of this name, which may come from a config.
+Result<bool> has_file(const std::string& directory, std::string_view name) {
+  if (!is_safe_relative_path(name)) return false;
+  const auto entry = TRY(entry_at(path_join(directory, name)));
+  return entry && !entry->is_directory;
+}
+
 // Returns nothing of a file that is missing or too long.
 Result<std::string> text_of(const std::string& directory, std::string_view name) {
   const std::string path = path_join(directory, name);
-  if (!TRY(path_exists(path))) return std::string();
+  if (!TRY(has_file(directory, name))) return std::string();
   auto text = read_whole_file(path, kMaxTextBytes);
   if (!text && text.error().code() == ErrorCode::kCorrupt) return std::string();
   return text;
@@ -93,7 +100,7 @@ Result<std::set<std::string>> model_code(const std::string& directory) {
   while (!next.empty()) {
     std::set<std::string> imported;
     for (const std::string& name : next)
-      if (TRY(path_exists(path_join(directory, name))) && out.insert(name).second)
+      if (TRY(has_file(directory, name)) && out.insert(name).second)
         add_imports(TRY(text_of(directory, name)), imported);
     next.clear();
     for (const std::string& name : imported)

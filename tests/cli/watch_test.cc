@@ -136,7 +136,9 @@ TEST_F(Watch, KeepsAnOutputUntilANewerOneIsThere) {
   for (const int step : {100, 200}) save(step);
   ASSERT_EQ(watch({}).exit_code, 0);
   save(300);
-  std::filesystem::resize_file(source(300) + "/__0_0.distcp", 100);  // the newest is damaged
+  std::string data = read_file(source(300) + "/__0_0.distcp");
+  data[data.size() / 2] ^= 1;  // the newest is damaged
+  write_file(source(300) + "/__0_0.distcp", data);
   EXPECT_EQ(watch({"--keep-last", "1", "--prune-source"}).exit_code, 1);
   EXPECT_THAT(names(models_), ElementsAre("step-200"));
   EXPECT_THAT(names(run_), ElementsAre("step-200", "step-300"));

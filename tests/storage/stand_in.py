@@ -167,6 +167,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
         elif not {"host", "x-amz-date", "x-amz-content-sha256"} <= set(given[3].split(";")) or \
                 signature(secret, self, given[2], given[3]) != given[4]:
             self.xml_error(403, "SignatureDoesNotMatch", "The request signature does not match.")
+        elif (region := state.options.region) and given[2].split("/")[1] != region:
+            self.xml_error(400, "AuthorizationHeaderMalformed", "The region is wrong.", {"x-amz-bucket-region": region},
+                           f"<Region>{region}</Region>")
         else:
             return True
         return False
@@ -538,6 +541,7 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("directory")
     parser.add_argument("--key")
+    parser.add_argument("--region", help="the one that requests must be signed for")
     parser.add_argument("--token")
     parser.add_argument("--delay", type=float, default=0)
     parser.add_argument("--deny-list", action="store_true")

@@ -172,6 +172,18 @@ TEST_F(Stores, GetOverFaultsThatPass) {
   }
 }
 
+// Requests that were sent before the region was known are all sent again.
+TEST_F(Stores, AreAskedInTheirRegion) {
+  const StandInServer server(directory_.path(),
+                             {"--key", "test:tester:s3cr3t/+key", "--region", "eu-central-1", "--delay", "0.05"});
+  for (const std::string url : {"s3://org/model/hf", "s3://org/model/hf/", "gs://org/model/hf"}) {
+    std::vector<std::string> variables = kSigned;
+    if (url.starts_with("gs")) variables = {"GS_ACCESS_KEY_ID=test:tester", "GS_SECRET_ACCESS_KEY=s3cr3t/+key"};
+    const CommandResult got = server.run({"verify", url}, variables);
+    EXPECT_EQ(got.exit_code, 0) << url << got.out << got.err;
+  }
+}
+
 TEST_F(Stores, SayWhatToDo) {
   fs::copy(RESHARD_TEST_DATA "/hdf5/odd.h5", local("odd.h5"));
   const StandInServer server(directory_.path(), {"--key", "test:tester:s3cr3t/+key", "--token", "hf_t"});

@@ -55,8 +55,8 @@ void BucketClient::refresh() {
 }
 
 // `body_sum` is the SHA-256 of the body in hex; empty: not known.
-HttpRequest BucketClient::http_request(const Request& request, std::string_view body_sum) const {
-  const S3Access access = this->access();
+HttpRequest BucketClient::http_request(const Request& request, std::string_view body_sum,
+                                       const S3Access& access) const {
   const std::string region = access.region.empty() ? "us-east-1" : access.region;
   std::string base = access.endpoint.empty() ? "https://s3." + region + ".amazonaws.com" : access.endpoint;
   if (is_part_of_host(access)) base = "https://" + name_ + ".s3." + region + ".amazonaws.com";
@@ -88,15 +88,20 @@ Result<HttpReply> BucketClient::send(const Request& request, const IsTrouble& is
   const bool is_plain = access().endpoint.starts_with("http://");
   const std::string sum = request.body.empty() || is_plain ? to_hex(sha256(as_string(request.body))) : std::string();
   for (bool is_first = true;; is_first = false) {
-    HttpReply reply = TRY(send_http(
-        root_, [&]() -> Result<HttpRequest> { return http_request(request, sum); }, is_trouble));
+    std::string used;  // region
+    const auto make = [&]() -> Result<HttpRequest> {
+      const S3Access access = this->access();
+      used = access.region;
+      return http_request(request, sum, access);
+    };
+    HttpReply reply = TRY(send_http(root_, make, is_trouble));
     if (!is_first || (reply.status != 301 && reply.status != 307 && reply.status != 400 && reply.status != 403))
       return reply;
     std::string region(reply.header("x-amz-bucket-region"));
     if (region.empty()) region = xml_text(reply.body, "Region").value_or("");
     const std::lock_guard lock(mutex_);
-    if (region.empty() || region == access_.region) return reply;
-    access_.region = region;
+    if (!region.empty()) access_.region = region;
+    if (access_.region == used) return reply;  // another request may have learnt it meanwhile
   }
 }
 

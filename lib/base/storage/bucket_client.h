@@ -43,7 +43,7 @@ class BucketClient {
   bool is_part_of_host(const S3Access& access) const;
   S3Access access() const;
   void refresh();
-  HttpRequest http_request(const Request& request, std::string_view body_sum) const;
+  HttpRequest http_request(const Request& request, std::string_view body_sum, const S3Access& access) const;
   std::string missing_credentials() const;
 
   const std::string root_, name_;

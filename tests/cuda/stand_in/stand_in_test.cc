@@ -568,7 +568,7 @@ TEST(StandInBench, IsBuiltOfAllThatItIncludes) {
   }
   for (const std::string& source : compiled) add_needed(source, seen, needed);
   needed.erase("lib/transport/nccl.cc");
-  for (const char* part : {"storage", "read_ahead"})  // tests/cuda/no_storage.cc replaces them
+  for (const char* part : {"storage", "likely_reads", "read_ahead"})  // tests/cuda/no_storage.cc replaces them
     needed.erase("lib/base/storage/" + std::string(part) + ".cc");
   EXPECT_TRUE(compiled.contains("lib/transport/nccl_absent.cc"));
   EXPECT_TRUE(compiled.contains("lib/device/cuda/kernels.cu"));
