@@ -416,8 +416,9 @@ Result<std::string> real_path(const std::string& path) {
 
 Result<std::string> by_own_name(const std::string& path) {
   const std::string last = base_name(path);
-  std::string real = last == "." || last == ".." ? TRY(real_path(path)) : "";
-  return real.empty() ? path : std::move(real);
+  if (last != "." && last != "..") return path;
+  const std::string real = TRY(real_path(path));
+  return real.empty() ? path : real;
 }
 
 Result<bool> is_mount_point(const std::string& path) {

@@ -57,19 +57,19 @@ std::optional<DType> dtype_from_torch(std::string_view name) { return find(&DTyp
 std::optional<DType> dtype_from_safetensors(std::string_view name) { return find(&DTypeInfo::safetensors_name, name); }
 std::optional<DType> dtype_from_storage_class(std::string_view name) { return find(&DTypeInfo::storage_class, name); }
 
-std::optional<DType> dtype_from_user(std::string_view text) {
+std::optional<DType> dtype_from_user(std::string_view name) {
   constexpr std::string_view kModule = "torch.";
   // torch's other names.
   static constexpr std::array<std::pair<std::string_view, DType>, 3> kOthers = {
       {{"half", DType::kFloat16}, {"float", DType::kFloat32}, {"double", DType::kFloat64}}};
-  std::string name = cased(text, std::tolower);
-  if (name.starts_with(kModule)) name.erase(0, kModule.size());
+  std::string lower = cased(name, std::tolower);
+  if (lower.starts_with(kModule)) lower.erase(0, kModule.size());
   for (const auto& [other, dtype] : kOthers)
-    if (name == other) return dtype;
-  if (name.starts_with("fp")) name.erase(1, 1);
+    if (lower == other) return dtype;
+  if (lower.starts_with("fp")) lower.erase(1, 1);
   for (const DTypeInfo& row : kTable)
-    if (name == row.torch_name || name == row.short_name) return row.dtype;
-  return find(&DTypeInfo::safetensors_name, cased(name, std::toupper));
+    if (lower == row.torch_name || lower == row.short_name) return row.dtype;
+  return find(&DTypeInfo::safetensors_name, cased(lower, std::toupper));
 }
 
 bool is_floating(DType dtype) {
