@@ -82,7 +82,7 @@ RESHARD_SHA void add_blocks_sha(std::string_view blocks, std::array<std::uint32_
     const __m128i old_abef = abef, old_cdgh = cdgh;
     __m128i w[4];  // the last 16 words of the message schedule
 #pragma GCC unroll 16
-    for (int i = 0; i < 16; ++i) {
+    for (std::size_t i = 0; i < 16; ++i) {
       __m128i& next = w[i % 4];
       if (i < 4) {
         next = _mm_shuffle_epi8(load(blocks.data() + 16 * i), big_endian);
@@ -90,7 +90,7 @@ RESHARD_SHA void add_blocks_sha(std::string_view blocks, std::array<std::uint32_
         const __m128i last = w[(i + 3) % 4], sum = _mm_alignr_epi8(last, w[(i + 2) % 4], 4);
         next = _mm_sha256msg2_epu32(_mm_add_epi32(_mm_sha256msg1_epu32(next, w[(i + 1) % 4]), sum), last);
       }
-      const __m128i round = _mm_add_epi32(next, load(&kRound[4 * static_cast<std::size_t>(i)]));
+      const __m128i round = _mm_add_epi32(next, load(&kRound[4 * i]));
       cdgh = _mm_sha256rnds2_epu32(cdgh, abef, round);
       abef = _mm_sha256rnds2_epu32(abef, cdgh, _mm_shuffle_epi32(round, 0x0E));
     }
