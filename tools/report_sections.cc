@@ -355,7 +355,7 @@ HtmlCell layer_cell(const std::string& name, std::size_t i, std::size_t n) {
   return {swatch + name_cell(name).html, name};
 }
 
-// Draws the change of each layer, and lists that in the steps `shown` beside the colours of the lines.
+// Draws how far each layer moved, with a legend that gives the numbers of the steps `shown`.
 std::string layers_html(const LineChart& chart, const std::set<std::size_t>& shown, const std::string& hint) {
   std::vector<std::string> heads = {"layer"};
   for (const std::size_t step : shown) heads.push_back("#" + chart.steps[step]);

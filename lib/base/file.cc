@@ -253,9 +253,6 @@ DirectoryEntry entry_of(const std::string& name, const struct stat& st) {
           static_cast<Index>(st.st_mtim.tv_sec) * 1'000'000'000 + st.st_mtim.tv_nsec};
 }
 
-// Whether errno says that a path leads to nothing.
-bool is_nothing_there() { return errno == ENOENT || errno == ENOTDIR; }
-
 // Fills `out`; returns whether there is something to describe.
 Result<bool> stat_at(const std::string& path, int flags, struct stat& out) {
   if (sys().fstatat(AT_FDCWD, path.c_str(), &out, flags) == 0) return true;

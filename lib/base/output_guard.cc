@@ -50,7 +50,7 @@ Result<std::optional<Identity>> identity_of(const std::string& path, bool is_fou
   struct stat st {};
   if (sys().fstatat(AT_FDCWD, path.c_str(), &st, 0) == 0)
     return std::optional(Identity{st.st_dev, st.st_ino, S_ISDIR(st.st_mode)});
-  if (errno == ENOENT || errno == ENOTDIR) return std::optional<Identity>();
+  if (is_nothing_there()) return std::optional<Identity>();
   if (is_found && (errno == ELOOP || errno == EACCES)) return std::optional<Identity>();
   return cannot_look(path);
 }
@@ -60,7 +60,7 @@ Result<std::string> end_of_links(std::string path) {
   std::array<char, 4096> to{};
   for (int n = 0; n < kMostLinks; ++n) {
     const ssize_t length = sys().readlink(path.c_str(), to.data(), to.size());
-    if (length < 0 && errno != EINVAL && errno != ENOENT && errno != ENOTDIR) return cannot_look(path);
+    if (length < 0 && errno != EINVAL && !is_nothing_there()) return cannot_look(path);
     if (length <= 0) break;
     const std::string_view target(to.data(), length);
     path = target.starts_with('/') ? std::string(target) : path_join(parent_path(path), target);

@@ -40,6 +40,9 @@ struct Syscalls {
 
 const Syscalls& sys();
 
+// Returns whether errno says, after a call with a path, that the path leads to nothing.
+inline bool is_nothing_there() { return errno == ENOENT || errno == ENOTDIR; }
+
 // Repeats a call that was interrupted by a signal.
 template <class Call>
 auto retry(Call call) {

@@ -83,7 +83,7 @@ namespace {
 Result<Index> names_of(const std::string& path) {
   struct stat st {};
   if (sys().fstatat(AT_FDCWD, path.c_str(), &st, AT_SYMLINK_NOFOLLOW) == 0) return static_cast<Index>(st.st_nlink);
-  if (errno == ENOENT || errno == ENOTDIR) return 0;
+  if (is_nothing_there()) return 0;
   return io_error(path + ": cannot stat: " + std::strerror(errno));
 }
 

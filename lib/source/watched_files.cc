@@ -24,7 +24,7 @@ Result<std::optional<WatchedFiles::State>> WatchedFiles::state_of(const std::str
   struct stat s {};
   if (sys().fstatat(AT_FDCWD, path.c_str(), &s, 0) == 0)
     return Found({s.st_dev, s.st_ino, s.st_size, Index{s.st_mtim.tv_sec} * 1'000'000'000 + s.st_mtim.tv_nsec});
-  if (errno == ENOENT || errno == ENOTDIR) return Found();
+  if (is_nothing_there()) return Found();
   return io_error(printable(path) + ": cannot stat: " + std::strerror(errno));
 }
 

@@ -1,4 +1,4 @@
-"""A real training run under `reshard watch`, both of which are killed again and again.
+"""Trains a model under `reshard watch` and kills both again and again.
 
 usage: watch_run.py RESHARD [--kills N] [--trainer-kills N] [--steps N] [--seed N]
 

@@ -1090,7 +1090,7 @@ class Served(Case):
             self.assertEqual(loader.extra, {"num_threads": 2})
             model = Model()
             loader.load_weights(model, config)
-            self.assertEqual(said, [f"reshard read 0.000000 GB of {self.saved}"])  # lazy tensors, of which none is used yet
+            self.assertEqual(said, [f"reshard read 0.000000 GB of {self.saved}"])  # a lazy tensor is read when it is used
             check(model.loaded)
             with self.assertRaisesRegex(ValueError, "source"):
                 formats["reshard"](types.SimpleNamespace(model_loader_extra_config={}))

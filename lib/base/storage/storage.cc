@@ -113,13 +113,15 @@ Result<std::shared_ptr<const StoredTree::Directory>> StoredTree::directory(const
   return directories_.try_emplace(key, std::move(made)).first->second;
 }
 
+// Returns whether a listing shows that a directory has nothing of this name.
+bool StoredTree::is_absent(const Directory& listed, const std::string& name) const {
+  return listed.is_allowed && !listed.objects.contains(name) && (lists_hidden(root_) || !name.starts_with('.'));
+}
+
 // Returns whether a listing shows that there is nothing with this key, and so nothing below it.
 bool StoredTree::is_ruled_out(const std::string& key) const {
   for (std::string inner = key; !inner.empty(); inner = parent_key(inner)) {
-    const auto listed = known(parent_key(inner));
-    if (!listed) continue;
-    const std::string name = base_name(inner);
-    return listed->is_allowed && !listed->objects.contains(name) && (lists_hidden(root_) || !name.starts_with('.'));
+    if (const auto listed = known(parent_key(inner))) return is_absent(*listed, base_name(inner));
   }
   return false;
 }
@@ -166,8 +168,7 @@ Result<std::optional<StoredObject>> StoredTree::find(const Url& url) {
     const auto at = parent->objects.find(name);
     if (at != parent->objects.end() && at->second.entry.is_directory >= url.is_directory)
       return std::optional(at->second);
-    if (at == parent->objects.end() && parent->is_allowed && (lists_hidden(url.root) || !name.starts_with('.')))
-      return std::optional<StoredObject>();
+    if (is_absent(*parent, name)) return std::optional<StoredObject>();
   }
   std::optional<StoredObject> object = seen && !url.is_directory ? std::nullopt : TRY(ask(url));
   if (!object && holds_known(url.key)) return directory_here();

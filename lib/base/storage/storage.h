@@ -96,6 +96,7 @@ class StoredTree {
   std::shared_ptr<const Directory> known(const std::string& key) const;
   std::optional<std::optional<StoredObject>> found(const std::string& key) const;
   bool is_inside_listed(const std::string& key) const;
+  bool is_absent(const Directory& listed, const std::string& name) const;
   bool is_ruled_out(const std::string& key) const;
   bool holds_listed(const std::string& key) const;
   bool holds_known(const std::string& key) const;

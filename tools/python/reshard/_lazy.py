@@ -167,7 +167,7 @@ def _is_plain(to, dtype):
 
 
 def _in_memory(func, args, kwargs):
-    """Calls an operator with tensors in memory. Lazy tensors that it writes, or of which it returns views, stay there."""
+    """Reads lazy tensors into memory and calls an operator. Those that it writes or returns views of stay in memory."""
     shared = {}  # the lazy tensors that are written, by the identity of what stands for them
     arguments = func._schema.arguments
 

@@ -59,7 +59,7 @@ def stream(path, *, names="hf", chunk_bytes=1 << 30, framework=None, device=None
 
 
 def lazy_stream(path, *, count=lambda nbytes: None, names="hf", chunk_bytes=1 << 30, part="model", **options):
-    """Yields what stream(framework="torch") yields, as tensors of which only the part that is used is read (LazyTensor).
+    """Yields the tensors of stream(framework="torch") as LazyTensors, which read only the part that is used.
 
     Tensors that must be computed, or that options such as dtype= change, are read as stream() does. `count` is called with
     the number of bytes of each read.
