@@ -7,9 +7,9 @@
 //     zero/NAME/{fp32, exp_avg, exp_avg_sq}.pt      {"param": tensor}
 //     zero/NAME/step.pt                             ZeRO 1 and 2 take the step from here
 //     zero/optimizer_state.pt                       the groups; ZeRO 3 takes the step from here
-//     mp_rank_00_model_states.pt                    names, shapes and counters, and whole what was not trained; of
-//                                                   other weights a placeholder, as ZeRO 3 has
-//     zero_pp_rank_0_mp_rank_00_model_states.pt     them: the engine takes the masters. The same, for ZeRO 3
+//     mp_rank_00_model_states.pt                    names, shapes, counters, and what was not trained; a placeholder
+//                                                   for every other weight, as the engine takes the masters
+//     zero_pp_rank_0_mp_rank_00_model_states.pt     the same, for ZeRO 3
 #include <algorithm>
 #include <array>
 #include <functional>

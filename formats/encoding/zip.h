@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Zip archives as torch.save writes them. Members are stored uncompressed, so a tensor can be read in place.
 //
-//   [local header, name, extra, payload, (data descriptor)]...    for each member
-//   [central directory entry, name, extra]...                     for each member: sizes, CRC, offset of its local
-//   header [zip64 end record, 56][zip64 locator, 20]                     always by torch; by others if numbers need it
-//   [end record, 22]                                              the last bytes
+//   [local header, name, extra, payload, (data descriptor)]...   for each member
+//   [central directory entry, name, extra]...                    for each member: sizes, CRC, where its header is
+//   [zip64 end record, 56] [zip64 locator, 20]                   always by torch; by others if numbers need it
+//   [end record, 22]                                             the last bytes
 //
 // A number that does not fit 32 bits is stored as all ones, and its value is in an extra field 0x0001. Offsets count
 // from the archive's first byte. The archive may be a slice of a file: a .distcp file is many archives one after the

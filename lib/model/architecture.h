@@ -6,13 +6,16 @@
 //
 // The file has one line of JSON for each model_type:
 //
-//   {"type":"bert", "prefix": "bert.", "transformers": "5.24.0",
-//    "classes": ["BertModel", "BertForMaskedLM"], "bare": [0],   classes whose names have no prefix
-//    "defaults": {"vocab_size": 30522},                   values of members that a config may leave out
-//    "computed": {"head_dim": "hidden_size/num_heads"},   numbers that are computed if the config lacks them; "?":
-//    unknown "fixed": {"norm": "group"},                          members that were tried with this value only "texts":
-//    ["hidden_size", "hidden_size,intermediate_size", "num_layers"], "base": [{"in": [0, 1], "rows": "..."}, ...], rows
-//    whose names may begin with the prefix "own": [{"in": [1], "rows": "..."}, ...]}            rows whose names do not
+//   {"type": "bert", "prefix": "bert.", "transformers": "5.24.0",
+//    "classes": ["BertModel", "BertForMaskedLM"],
+//    "bare": [0],                                           classes whose names have no prefix
+//    "defaults": {"vocab_size": 30522},                     values of members that a config may leave out
+//    "computed": {"head_dim": "hidden_size/num_heads"},     numbers that are computed if the config lacks them; "?":
+//                                                           unknown
+//    "fixed": {"norm": "group"},                            members that were tried with this value only
+//    "texts": ["hidden_size", "hidden_size,intermediate_size", "num_layers"],
+//    "base": [{"in": [0, 1], "rows": "..."}, ...],          rows whose names may begin with the prefix
+//    "own": [{"in": [1], "rows": "..."}, ...]}              rows whose names do not
 //
 // Rows are separated by spaces, their columns by "|": NAME|DIMENSIONS|COUNTS|CONDITION. The last three are indices into
 // "texts", or empty; empty columns at the end are left out. A name begins with a digit, the number of components that
