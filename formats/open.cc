@@ -99,13 +99,21 @@ Result<std::optional<OpenCheckpoint>> open_if_known(const std::string& path, con
   return open_named(TRY(PathSnapshot::look(path)), options);
 }
 
+Result<std::vector<std::string>> files_if_complete(const std::string& path) {
+  const auto open = TRY(open_if_known(path));
+  if (!open) return corrupt(path + " is no longer a checkpoint");
+  const Catalog& catalog = open->reader->catalog();
+  std::vector<std::string> out;
+  for (std::uint32_t f = 0; f < catalog.files.size(); ++f) {
+    if (catalog.files[f].size < 0) return corrupt(catalog.files[f].path + " is missing");
+    out.push_back(catalog.file_path(f));
+  }
+  return out;
+}
+
 std::string gap_of_checkpoint(const std::string& path) {
-  const auto open = open_if_known(path);
-  if (!open) return open.error().message();
-  if (!*open) return path + " is no longer a checkpoint";
-  for (const CatalogFile& file : (*open)->reader->catalog().files)
-    if (file.size < 0) return file.path + " is missing";
-  return {};
+  const auto files = files_if_complete(path);
+  return files ? std::string() : files.error().message();
 }
 
 Result<std::string> newest_complete(const std::vector<std::string>& checkpoints) {

@@ -19,6 +19,8 @@ Result<std::optional<OpenCheckpoint>> open_if_known(const std::string& path, con
 // which checkpoint to open.
 Result<OpenCheckpoint> open_checkpoint(const std::string& path, const OpenOptions& options = {});
 
+// Returns the paths of the files that the checkpoint at `path` reads. Fails with its gap if it is incomplete.
+Result<std::vector<std::string>> files_if_complete(const std::string& path);
 // Returns why the checkpoint at `path` is incomplete; empty if it opens and all its files are there.
 std::string gap_of_checkpoint(const std::string& path);
 // Returns the last complete one of a training run's checkpoints (checkpoints_of_run). Fails with the gap of the last

@@ -385,21 +385,71 @@ Status join_optimizers(const PathSnapshot& place, OpenCheckpoint& open) {
   return {};
 }
 
+namespace {
+
+// Returns the number that `text` begins with, after one of the characters "-_=" or none; nothing if there is none.
+std::optional<Index> number_after_word(std::string_view text) {
+  if (!text.empty() && std::string_view("-_=").find(text.front()) != std::string_view::npos) text.remove_prefix(1);
+  return take_number(text);
+}
+
+// Returns the number after the last of a word in a name.
+std::optional<Index> number_after(std::string_view name, std::string_view word) {
+  for (std::size_t at; (at = name.rfind(word)) != std::string_view::npos; name = name.substr(0, at))
+    if (const auto number = number_after_word(name.substr(at + word.size()))) return number;
+  return std::nullopt;
+}
+
+// Returns whether a file's name is that of a step, and not of one rank's part of it.
+bool names_step(std::string_view name) {
+  constexpr std::string_view kWords[] = {"step", "iter", "iteration", "epoch", "ckpt", "checkpoint"};
+  return name.find("rank") == std::string_view::npos &&
+         std::any_of(std::begin(kWords), std::end(kWords),
+                     [&](std::string_view word) { return number_after(name, word).has_value(); });
+}
+
+bool is_checkpoint(const std::string& path) {
+  const auto place = PathSnapshot::look(path);
+  const auto format = place ? recognised_format(*place) : Result<const Format*>(place.error());
+  return format && (*format || (place->is_directory() && !parts_of(place->entries()).models.empty()));
+}
+
+// Returns the contents of a directory of a run: none if it may not be listed, or has been removed meanwhile.
+Result<std::vector<DirectoryEntry>> list_inside(const std::string& directory) {
+  auto entries = list_directory(directory);
+  if (!entries && (!TRY(path_exists(directory)) || !TRY(may_be_listed(directory))))
+    return std::vector<DirectoryEntry>();
+  return entries;
+}
+
+}  // namespace
+
+Index step_in_name(std::string_view name) {
+  if (const auto step = number_after(name, "step")) return *step;
+  const std::size_t end = name.find_last_of("0123456789");
+  if (end == std::string_view::npos) return -1;
+  std::size_t begin = end;
+  while (begin > 0 && is_digits(name.substr(begin - 1, 1))) --begin;
+  return parse_number(name.substr(begin, end + 1 - begin)).value_or(-1);
+}
+
 Result<std::vector<std::string>> checkpoints_of_run(const std::string& path) {
   forget_stored(path);
   std::vector<std::string> out;
   std::vector<std::string> level = {path};
   for (int depth = 0; depth < 2 && out.empty(); ++depth) {
-    std::vector<std::string> next;
+    std::vector<std::string> next, files;
     for (const std::string& directory : level)
-      for (const DirectoryEntry& entry : TRY(list_directory(directory)))
-        if (entry.is_directory && next.size() < kMaxSteps) next.push_back(path_join(directory, entry.name));
+      for (const DirectoryEntry& entry : TRY(depth == 0 ? list_directory(directory) : list_inside(directory)))
+        if ((entry.is_directory || names_step(entry.name)) && next.size() + files.size() < kMaxSteps)
+          (entry.is_directory ? next : files).push_back(path_join(directory, entry.name));
     std::sort(next.begin(), next.end(), natural_less);
-    std::copy_if(next.begin(), next.end(), std::back_inserter(out), [](const std::string& child) {
-      const auto place = PathSnapshot::look(child);
-      const auto format = place ? recognised_format(*place) : Result<const Format*>(place.error());
-      return format && (*format || !parts_of(place->entries()).models.empty());
+    std::sort(files.begin(), files.end(), natural_less);
+    std::stable_sort(files.begin(), files.end(), [](const std::string& a, const std::string& b) {
+      return step_in_name(base_name(a)) < step_in_name(base_name(b));
     });
+    std::copy_if(next.begin(), next.end(), std::back_inserter(out), is_checkpoint);
+    std::copy_if(files.begin(), files.end(), std::back_inserter(out), is_checkpoint);
     level = std::move(next);
   }
   return out;

@@ -10,10 +10,13 @@
 //   step1000/model_and_optim/       one Distributed Checkpoint, next to the other files of that step
 //                                                (olmo_core/train/checkpoint.py)
 //   outputs/{step-100, step-200}/   a run of several steps: an error names the newest complete one
+//   checkpoints/epoch=1-step=200.ckpt                    a step as a file
+//   (lightning/pytorch/callbacks/model_checkpoint.py)
 #pragma once
 
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "formats/registry.h"
@@ -33,7 +36,11 @@ Result<const PathSnapshot*> checkpoint_of_step(const PathSnapshot& place);
 // opened and its model is next to it. Ignores files that cannot be read.
 Status join_optimizers(const PathSnapshot& place, OpenCheckpoint& open);
 
-// Returns the checkpoints below a run's directory, one or two levels down, in the order of their steps. Opens none, and
-// skips directories that may not be listed.
+// Returns the checkpoints below a run's directory, one or two levels down, in the order of their steps: directories,
+// and files whose names have the number of a step. Opens none, and skips directories that may not be listed.
 Result<std::vector<std::string>> checkpoints_of_run(const std::string& path);
+
+// Returns the step in a checkpoint's name: the number after the last "step", or else the last number. Returns -1 if the
+// name has no number.
+Index step_in_name(std::string_view name);
 }  // namespace reshard

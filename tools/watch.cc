@@ -19,10 +19,17 @@
 // it records that. The record is replaced atomically after each change. If it is lost, outputs are found again by their
 // names, and --then runs again.
 //
-// Between two passes it waits for --interval, or until the run's directories have changed and are quiet again.
+// A trainer that starts again, or a link that leads to another run, may put another checkpoint in the place of one that
+// was converted. The record therefore has the size and time of one data file of each. A step whose file differs is not
+// proven any more, and is converted again once it is complete and has not changed for a minute.
+//
+// Between two passes it waits for --interval, or until the run's directories have changed and are quiet again. A run
+// that does not exist yet is waited for.
 #include <algorithm>
+#include <cctype>
 #include <chrono>
 #include <cstdio>
+#include <filesystem>
 #include <map>
 #include <set>
 #include <utility>
@@ -32,7 +39,7 @@
 #include "lib/base/directory_events.h"
 #include "lib/base/file.h"
 #include "lib/base/shell.h"
-#include "lib/base/storage/url.h"
+#include "lib/base/storage/storage.h"
 #include "lib/base/text.h"
 #include "lib/checkpoint/side_files.h"
 #include "lib/output/work_directory.h"
@@ -67,24 +74,24 @@ struct WatchOptions : ConvertOptions {
 // A checkpoint of the run.
 struct Step {
   std::string source;
-  std::string name;   // of its output: the source's path below the run, with '-' for '/'
-  Index number = -1;  // the last number in its name; -1: there is none
+  std::string name;   // of its output: the source's path below the run, with '-' for '/', without a file's extension
+  Index number = -1;  // the step in its name (step_in_name); -1: there is none
 };
-
-Index last_number(std::string_view name) {
-  const std::size_t end = name.find_last_of("0123456789");
-  if (end == std::string_view::npos) return -1;
-  std::size_t begin = end;
-  while (begin > 0 && is_digits(name.substr(begin - 1, 1))) --begin;
-  return parse_number(name.substr(begin, end + 1 - begin)).value_or(-1);
-}
 
 // The record of one step.
 struct Done {
   std::string source;
-  bool proven = false;  // this record's watch has converted it
-  bool then = false;    // --then has succeeded
-  bool small = false;   // the source has no optimizer (any more)
+  bool proven = false;     // this record's watch has converted it
+  bool then = false;       // --then has succeeded
+  bool small = false;      // the source has no optimizer (any more)
+  bool rewriting = false;  // the source is being rewritten without its optimizer
+  bool replaced = false;   // the source is another checkpoint now, which was not converted
+};
+
+// One data file of a step's source at its conversion.
+struct DataFile {
+  std::string path;  // relative to the source; empty: the source is the file
+  Index size = 0, mtime_ns = 0;
 };
 
 // Waits after a failure, longer each time.
@@ -93,6 +100,21 @@ struct Backoff {
   Seconds wait{0};
   std::string why = {};
 };
+
+// Returns a local path without slashes at its end.
+std::string without_slashes(std::string path) {
+  while (!is_url(path) && path.size() > 1 && path.ends_with('/')) path.pop_back();
+  return path;
+}
+
+// Returns a file's name without its extension: at most 12 characters after the last dot, the first of them a letter.
+std::string without_extension(const std::string& name) {
+  constexpr std::size_t kLongest = 12;
+  const std::size_t dot = name.rfind('.');
+  const bool has_one =
+      dot != std::string::npos && dot > 0 && dot + 1 < name.size() && name.size() - dot <= kLongest + 1;
+  return has_one && std::isalpha(static_cast<unsigned char>(name[dot + 1])) != 0 ? name.substr(0, dot) : name;
+}
 
 std::string replaced_braces(const std::string& command, const std::string& path) {
   std::string out;
@@ -104,7 +126,8 @@ std::string replaced_braces(const std::string& command, const std::string& path)
 
 class Watch {
  public:
-  explicit Watch(const WatchOptions& options) : options_(options), run_(options.source), root_(options.destination) {}
+  explicit Watch(const WatchOptions& options)
+      : options_(options), run_(without_slashes(options.source)), root_(options.destination) {}
 
   Result<int> run() {
     TRY(prepare());
@@ -113,7 +136,10 @@ class Watch {
       const Status passed = pass();
       if (options_.once && !passed) return passed.error();
       if (options_.once) return failures_ > 0 ? 1 : 0;
-      if (!passed) tell("failed", {}, passed.error().message());
+      if (!passed)
+        tell_once("failed", passed.error().message());
+      else if (is_there_)
+        told_.clear();
       wait();
       if (interrupted()) return 128 + ending_signal();
     }
@@ -124,8 +150,19 @@ class Watch {
   void watch_directories() {
     constexpr int kLevels = 4;
     std::set<std::string> converted;
-    for (const auto& [name, done] : done_) converted.insert(done.source);
+    for (const auto& [name, done] : done_)
+      if (!done.replaced) converted.insert(done.source);
     events_.watch(run_, kLevels, converted);
+    if (is_url(run_)) return;
+    const auto node = node_at(run_);
+    if (!node || (*node && !(*node)->is_link())) return;
+    std::string above = parent_path(run_);  // where the run will appear, or its link be replaced
+    const auto exists = [&] {
+      const Result<bool> there = is_directory(above);
+      return !there.has_value() || *there;
+    };
+    while (!exists() && parent_path(above) != above) above = parent_path(above);
+    events_.watch(above, 0, {});
   }
 
   // Waits until --interval has passed, or until the run has changed and then not for a moment: a save takes a while.
@@ -146,22 +183,45 @@ class Watch {
       return unsupported(printable(run_) +
                          ": --prune-source and --without-optimizer-after need a run on a file system; " +
                          "a rule of the bucket can remove old steps");
-    if (!TRY(is_directory(run_))) return io_error(printable(run_) + ": not found, or not a directory");
-    if (TRY(lies_in(parent_path(root_), run_)))
-      return usage_error(printable(root_) +
-                         ": is inside the run, so its outputs would be taken for steps; choose another directory");
+    const auto run = TRY(entry_at(run_));
+    if (run ? !run->is_directory : options_.once) return io_error(printable(run_) + ": not found, or not a directory");
+    TRY(check_places());
     if (!TRY(path_exists(root_))) TRY(make_directory(root_));
     lock_ = TRY(DirectoryLock::take(root_));
     if (!lock_->is_held()) return usage_error(printable(root_) + ": another reshard watch writes there");
     is_file_ = TRY(find_format(options_.to))->is_file;
     if (!options_.html.empty()) page_ = TRY(WatchPage::open(options_.html, root_, options_));
     TRY(remove_leftovers(root_));
-    if (options_.changes_sources()) {
-      std::set<std::string> parents{run_};
-      for (const Step& step : TRY(list_steps())) parents.insert(parent_path(step.source));
-      for (const std::string& parent : parents) TRY(remove_leftovers(parent));
-    }
     return read_record();
+  }
+
+  // Fails if DST is inside RUN, also if RUN does not exist yet.
+  Status check_places() const {
+    namespace fs = std::filesystem;
+    const auto plain = [](const std::string& path) { return fs::absolute(path).lexically_normal().string() + "/"; };
+    const bool exists = !is_url(run_) && TRY(is_directory(run_));
+    if (exists ? TRY(lies_in(parent_path(root_), run_)) : !is_url(run_) && plain(root_).starts_with(plain(run_)))
+      return usage_error(printable(root_) +
+                         ": is inside the run, so its outputs would be taken for steps; choose another directory");
+    return {};
+  }
+
+  // Returns whether the run exists. Reports once that it does not. Prepares it when it is seen first or again: it may
+  // be another directory, in which a pass was interrupted.
+  Result<bool> find_run() {
+    const bool was_there = is_there_;
+    forget_stored(run_);
+    is_there_ = TRY(is_directory(run_));
+    if (!is_there_ && options_.once) return io_error(printable(run_) + ": not found, or not a directory");
+    if (!is_there_) tell_once("waiting", run_ + (was_seen_ ? " is gone" : " does not exist yet"));
+    was_seen_ = was_seen_ || is_there_;
+    if (!is_there_ || was_there) return is_there_;
+    TRY(check_places());
+    if (!options_.changes_sources()) return true;
+    std::set<std::string> parents{run_};
+    for (const Step& step : TRY(list_steps())) parents.insert(parent_path(step.source));
+    for (const std::string& parent : parents) TRY(remove_leftovers(parent));
+    return true;
   }
 
   // Removes what an interrupted pass was removing, and the records in DST that it was writing.
@@ -187,12 +247,29 @@ class Watch {
     for (const Json::Member& step : steps) {
       const bool is_proven = TRY(step.value.get_bool("proven").context(path));
       const bool has_run_then = TRY(step.value.get_bool("then").context(path));
-      done_[step.key] = {std::string(TRY(step.value.get_string("source").context(path))), is_proven, has_run_then,
-                         step.value.contains("without_optimizer")};
+      done_[step.key] = {std::string(TRY(step.value.get_string("source").context(path))),
+                         is_proven,
+                         has_run_then,
+                         step.value.contains("without_optimizer"),
+                         step.value.contains("rewriting"),
+                         step.value.contains("replaced")};
     }
+    TRY(read_files(json).context(path));
     if (!json.contains("started")) return {};
     const std::span<const Json::Member> started = TRY(json.get_object("started").context(path));
     for (const Json::Member& step : started) started_[step.key] = TRY(step.value.as_string().context(path));
+    return {};
+  }
+
+  Status read_files(const Json& record) {
+    if (!record.contains("files")) return {};
+    const std::span<const Json::Member> files = TRY(record.get_object("files"));
+    for (const Json::Member& file : files) {
+      DataFile& data = files_[file.key];
+      data.path = TRY(file.value.get_string("path"));
+      data.size = TRY(file.value.get_index("size"));
+      data.mtime_ns = TRY(file.value.get_index("mtime_ns"));
+    }
     return {};
   }
 
@@ -202,19 +279,26 @@ class Watch {
       Json step = Json::object();
       step.set("source", valid_utf8(done.source)).set("proven", done.proven).set("then", done.then);
       if (done.small) step.set("without_optimizer", true);
+      if (done.rewriting) step.set("rewriting", true);
+      if (done.replaced) step.set("replaced", true);
       steps.set(name, std::move(step));
     }
-    Json started = Json::object();
+    Json started = Json::object(), files = Json::object();
     for (const auto& [name, source] : started_) started.set(name, valid_utf8(source));
-    const Json record = Json::object().set("steps", std::move(steps)).set("started", std::move(started));
+    for (const auto& [name, file] : files_)
+      files.set(name, Json::object().set("path", file.path).set("size", file.size).set("mtime_ns", file.mtime_ns));
+    Json record = Json::object();
+    record.set("steps", std::move(steps)).set("started", std::move(started)).set("files", std::move(files));
     return replace_file(path_join(root_, kRecord), to_text(record, 1) + "\n");
   }
 
   Status pass() {
     failures_ = 0;
+    if (!TRY(find_run())) return {};
     const std::vector<Step> steps = TRY(list_steps());
-    std::vector<Step> complete = steps;
-    std::erase_if(complete, [&](const Step& step) { return !is_complete(step); });
+    std::vector<Step> complete;
+    for (const Step& step : steps)
+      if (TRY(is_complete(step))) complete.push_back(step);
     const Status passed = convert_and_remove(complete);
     if (page_ && !interrupted()) TRY(page_->write(run_, TRY(watched(steps))));
     return passed;
@@ -241,7 +325,8 @@ class Watch {
   Status measure(const std::vector<Step>& complete) {
     for (std::size_t i = 0; i < complete.size() && !interrupted(); ++i) {
       const Step& step = complete[i];
-      if (!done_.contains(step.name) || page_->knows(step.name) || !TRY(path_exists(output_of(step.name)))) continue;
+      if (!done_.contains(step.name) || (page_->knows(step.name) && !renewed_.contains(step.name))) continue;
+      if (!TRY(path_exists(output_of(step.name)))) continue;
       std::string before, path;
       if (i > 0) {
         before = complete[i - 1].name;
@@ -250,6 +335,7 @@ class Watch {
       const auto took = seconds_.find(step.name);
       TRY(page_->measure({step.name, step.source, output_of(step.name), step.number},
                          took == seconds_.end() ? -1 : took->second, before, path));
+      renewed_.erase(step.name);
     }
     return {};
   }
@@ -257,7 +343,7 @@ class Watch {
   // Returns the steps of the run, and those of the record whose sources are gone, in the order of their numbers.
   Result<std::vector<WatchedStep>> watched(const std::vector<Step>& steps) const {
     std::vector<WatchedStep> out;
-    for (const auto& [name, done] : done_) out.push_back({name, done.source, output_of(name), last_number(name)});
+    for (const auto& [name, done] : done_) out.push_back({name, done.source, output_of(name), step_in_name(name)});
     for (const Step& step : steps)
       if (!done_.contains(step.name)) out.push_back({step.name, step.source, output_of(step.name), step.number});
     std::stable_sort(out.begin(), out.end(),
@@ -277,22 +363,70 @@ class Watch {
   Result<std::vector<Step>> list_steps() const {
     std::vector<Step> out;
     for (const std::string& source : TRY(checkpoints_of_run(run_))) {
+      const auto entry = TRY(entry_at(source));
+      if (!entry) continue;  // removed meanwhile
       Step step{source, source.substr(std::min(source.size(), run_.size())), -1};
       step.name.erase(0, step.name.find_first_not_of('/'));
+      if (!entry->is_directory) step.name = without_extension(step.name);
       std::replace(step.name.begin(), step.name.end(), '/', '-');
-      step.number = last_number(step.name);
+      step.number = step_in_name(step.name);
       if (step.name.empty() || step.number % options_.every != 0 || base_name(source).starts_with(kRemoved)) continue;
       out.push_back(std::move(step));
     }
     return out;
   }
 
-  // Returns whether a step is complete. Opens each step only until it was complete once, because there may be many.
-  bool is_complete(const Step& step) {
-    if (done_.contains(step.name) || complete_.contains(step.name)) return true;
-    if (!gap_of_checkpoint(step.source).empty()) return false;
-    complete_.insert(step.name);
+  // Returns whether a step is complete. Opens each step only until it was complete once, because there may be many. One
+  // in the place of another that was converted must not have changed for a minute: if metadata and files of both are
+  // mixed, it can look complete.
+  Result<bool> is_complete(const Step& step) {
+    const auto done = done_.find(step.name);
+    if (done != done_.end() && !done->second.replaced) {
+      if (!TRY(is_replaced(step))) return true;
+      complete_.erase(step.name);
+      done->second.replaced = true;
+      done->second.proven = done->second.small = false;
+      TRY(write_record());
+    }
+    if (complete_.contains(step.name)) return true;
+    const auto files = files_if_complete(step.source);
+    if (!files || (done != done_.end() && !TRY(are_quiet(*files)))) return false;
+    complete_[step.name] = files->empty() ? std::string() : files->front();
     return true;
+  }
+
+  // Returns whether another checkpoint is in the place of one that was converted.
+  Result<bool> is_replaced(const Step& step) {
+    const auto file = files_.find(step.name);
+    if (file == files_.end()) return false;
+    Done& done = done_[step.name];
+    const auto entry = TRY(entry_at(step.source + file->second.path));
+    if (entry && entry->size == file->second.size && entry->mtime_ns == file->second.mtime_ns) return done.replaced;
+    if (!done.rewriting) return true;
+    TRY(finish_rewriting(step, done));  // this process was killed when it had just rewritten it
+    return false;
+  }
+
+  static Result<bool> are_quiet(const std::vector<std::string>& files) {
+    constexpr std::chrono::minutes kQuiet{1};
+    const auto now = std::chrono::system_clock::now().time_since_epoch();
+    for (const std::string& file : files)
+      if (const auto entry = TRY(entry_at(file)); !entry || now - std::chrono::nanoseconds(entry->mtime_ns) < kQuiet)
+        return false;
+    return true;
+  }
+
+  // Records a data file of the step's source. Without one, or if its name is not valid UTF-8, a later replacement is
+  // not noticed.
+  Status take_data_file(const Step& step) {
+    std::string path = complete_[step.name];
+    if (path.empty())
+      if (const auto files = files_if_complete(step.source); files && !files->empty()) path = files->front();
+    files_.erase(step.name);
+    if (!path.starts_with(step.source) || valid_utf8(path) != path) return {};
+    if (const auto entry = TRY(entry_at(path)))
+      files_[step.name] = {path.substr(step.source.size()), entry->size, entry->mtime_ns};
+    return {};
   }
 
   // Returns whether a step was converted and --then has not succeeded on its output.
@@ -319,8 +453,8 @@ class Watch {
 
   // Returns whether a line of --keep-best's file is a step's number, its name or the path of its source or output.
   bool means(std::string line, const std::string& name, const std::string& source) const {
-    while (line.size() > 1 && line.ends_with('/')) line.pop_back();
-    const Index number = last_number(name);
+    line = without_slashes(std::move(line));
+    const Index number = step_in_name(name);
     return line == name || line == source || line == output_of(name) ||
            (number >= 0 && parse_number(line).value_or(-1) == number);
   }
@@ -407,19 +541,24 @@ class Watch {
       const bool proven = started != started_.end() && started->second == step.source;
       if (!proven && !TRY(path_exists(path_join(output, kManifestFile))))
         return usage_error(printable(output) + ": exists, and reshard watch has not written it; move it away");
+      if (!proven) TRY(take_data_file(step));
       TRY(set_converted(step, proven));  // this process was killed, or the record was lost
     }
-    if (!TRY(path_exists(output))) {
+    const bool is_replaced = done_.contains(step.name) && done_[step.name].replaced;
+    if (is_replaced || !TRY(path_exists(output))) {
       const auto start = Clock::now();
       ConvertOptions one = options_;
       one.source = step.source;
       one.destination = output;
       one.resources.quiet = true;
       one.as_json = false;
+      one.force = is_replaced;
       started_[step.name] = step.source;
+      TRY(take_data_file(step));
       TRY(write_record());
       TRY(convert(one));
       TRY(set_converted(step, true));
+      if (is_replaced) renewed_.insert(step.name);
       const double seconds = Seconds(Clock::now() - start).count();
       seconds_[step.name] = seconds;
       tell("converted", step, human_seconds(seconds));
@@ -463,7 +602,7 @@ class Watch {
       const auto done = done_.find(step.name);
       if (done == done_.end()) continue;  // never converted here
       if (const std::string output = output_of(step.name); TRY(path_exists(output))) TRY(remove_whole(output, step));
-      if (options_.prune_source && done->second.proven) TRY(remove_whole(step.source, step));
+      if (options_.prune_source && done->second.proven && !TRY(is_replaced(step))) TRY(remove_whole(step.source, step));
     }
     return {};
   }
@@ -476,6 +615,7 @@ class Watch {
       const auto done = done_.find(step.name);
       if (done == done_.end() || !done->second.proven || done->second.small || !TRY(path_exists(step.source))) continue;
       if (failed_.contains(step.name) || TRY(awaits_then(step.name)) || must_wait(not_small_, step)) continue;
+      if (TRY(is_replaced(step))) continue;
       report(not_small_, step, drop_optimizer_of(step, done->second));
       if (interrupted()) return {};
     }
@@ -483,11 +623,20 @@ class Watch {
   }
 
   Status drop_optimizer_of(const Step& step, Done& done) {
+    done.rewriting = true;  // a kill leaves other files, which are no new checkpoint
+    TRY(write_record());
     const bool had = TRY(drop_optimizer(step.source, removed_name(step.source), options_.resources));
     done.small = true;
-    TRY(write_record());
+    TRY(finish_rewriting(step, done));
     if (had) tell("rewritten", step, step.source + " without its optimizer");
     return {};
+  }
+
+  Status finish_rewriting(const Step& step, Done& done) {
+    complete_[step.name].clear();  // its files may have other names
+    TRY(take_data_file(step));
+    done.rewriting = false;
+    return write_record();
   }
 
   // Returns the name that a path gets for its removal, and under which what replaces it is made.
@@ -502,6 +651,12 @@ class Watch {
     TRY(remove(away));
     tell("removed", step, path);
     return {};
+  }
+
+  // Reports what keeps the whole run from being watched, unless that was reported last.
+  void tell_once(const std::string& event, const std::string& text) {
+    if (text != told_) tell(event, {}, text);
+    told_ = text;
   }
 
   void tell(const std::string& event, const Step& step, const std::string& text) const {
@@ -523,16 +678,20 @@ class Watch {
   const WatchOptions& options_;
   const std::string run_, root_;
   std::optional<DirectoryLock> lock_;
-  bool is_file_ = false;                        // an output is one file
-  std::map<std::string, Done> done_;            // by name, as below
-  std::map<std::string, std::string> started_;  // sources of steps whose conversion has started, by name
-  std::set<std::string> complete_;              // steps whose sources have been complete
-  std::map<std::string, double> seconds_;       // of conversions in this process, by name
-  std::map<std::string, Backoff> failed_;       // conversions and commands, by the step's name
-  std::map<std::string, Backoff> not_small_;    // rewrites without the optimizer, likewise
-  int failures_ = 0;                            // of the current pass
-  std::string unknown_best_;                    // the last report of a line of --keep-best's file
-  std::optional<WatchPage> page_;               // with --html
+  bool is_file_ = false;                         // an output is one file
+  std::map<std::string, Done> done_;             // by name, as below
+  std::map<std::string, std::string> started_;   // sources of steps whose conversion has started, by name
+  std::map<std::string, DataFile> files_;        // of steps that were converted or started, by name
+  std::map<std::string, std::string> complete_;  // a data file of steps whose sources have been complete, by name
+  std::set<std::string> renewed_;                // converted again in this process, and not measured since
+  std::map<std::string, double> seconds_;        // of conversions in this process, by name
+  std::map<std::string, Backoff> failed_;        // conversions and commands, by the step's name
+  std::map<std::string, Backoff> not_small_;     // rewrites without the optimizer, likewise
+  int failures_ = 0;                             // of the current pass
+  std::string unknown_best_;                     // the last report of a line of --keep-best's file
+  bool is_there_ = false, was_seen_ = false;     // the run exists; has existed
+  std::string told_;                             // the last report of tell_once(), until a pass succeeds
+  std::optional<WatchPage> page_;                // with --html
   DirectoryEvents events_;
 };
 

@@ -23,9 +23,9 @@ DirectoryEvents::~DirectoryEvents() {
 void DirectoryEvents::watch(const std::string& directory, int levels, const std::set<std::string>& without) {
   if (descriptor_ < 0 || is_url(directory) || without.contains(directory)) return;
   if (std::ssize(watches_) >= kMostDirectories) return;
-  const int number =
-      ::inotify_add_watch(descriptor_, directory.c_str(),
-                          IN_CREATE | IN_CLOSE_WRITE | IN_MOVED_TO | IN_MOVED_FROM | IN_DELETE | IN_ONLYDIR);
+  const int number = ::inotify_add_watch(
+      descriptor_, directory.c_str(),
+      IN_CREATE | IN_CLOSE_WRITE | IN_MOVED_TO | IN_MOVED_FROM | IN_DELETE | IN_MOVE_SELF | IN_ONLYDIR);
   if (number < 0) return;
   watches_.insert(number);
   if (levels == 0) return;

@@ -8,7 +8,9 @@
 #include <sys/wait.h>
 
 #include <chrono>
+#include <cstdlib>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <set>
 #include <string>
@@ -20,6 +22,7 @@
 #include "tests/support/changed_model.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/run_command.h"
+#include "tests/support/stand_in_server.h"
 #include "tests/support/temp_dir.h"
 
 namespace reshard::watch_test {
@@ -275,19 +278,159 @@ TEST_F(Watch, WritesAPageOfAllStepsAndOfWhatMovedBetweenThem) {
   EXPECT_THAT(seen, testing::IsSupersetOf({"model.embed_tokens", "model.layers.0", "model.layers.1", "lm_head"}));
 }
 
+// A shell command that runs in the background until this is destroyed or it is killed.
+class Background {
+ public:
+  explicit Background(std::string command) {
+    command = "exec " + command;
+    std::string shell = "/bin/sh", option = "-c";
+    char* const argv[] = {shell.data(), option.data(), command.data(), nullptr};
+    if (::posix_spawn(&child_, "/bin/sh", nullptr, nullptr, argv, environ) != 0) std::abort();
+  }
+  ~Background() { end(SIGTERM); }
+  Background(const Background&) = delete;
+  Background& operator=(const Background&) = delete;
+  void end(int signal) {
+    if (child_ <= 0) return;
+    ::kill(child_, signal);
+    ::waitpid(child_, nullptr, 0);
+    child_ = 0;
+  }
+
+ private:
+  pid_t child_ = 0;
+};
+
+bool comes_true(const std::function<bool()>& condition) {
+  for (int k = 0; k < 600 && !condition(); ++k) std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  return condition();
+}
+bool appears(const std::string& path) {
+  return comes_true([&] { return std::filesystem::exists(path); });
+}
+std::string watch_command(const std::string& run, const std::string& models, const std::string& more) {
+  return "'" + std::string(RESHARD_BINARY) + "' watch '" + run + "' '" + models + "' --to hf " + more;
+}
+
+// A job starts its watcher first. --interval would find what happens an hour later.
+TEST_F(Watch, WaitsForARunThatDoesNotExist) {
+  std::filesystem::remove(run_);
+  EXPECT_EQ(watch({}).exit_code, 5);  // --once
+  const std::string link = dir_ / "a/current", log = dir_ / "log";
+  EXPECT_EQ(reshard_cli({"watch", link, link + "/models", "--to", "hf"}).exit_code, 2);
+  write_file(dir_ / "file", "");
+  EXPECT_EQ(reshard_cli({"watch", dir_ / "file", models_, "--to", "hf"}).exit_code, 5);
+  Background child(watch_command(link, models_, "--interval 3600 --keep-last 9 --prune-source > '" + log + "'"));
+  const auto logged = [&](const std::string& text) {
+    return comes_true([&] { return read_file(log).find(text) != std::string::npos; });
+  };
+  EXPECT_TRUE(appears(log) && logged("current does not exist yet"));
+  std::filesystem::create_directory(run_);
+  save(1);
+  std::filesystem::rename(run_, dir_ / "first");
+  std::filesystem::create_directory(dir_ / "a");
+  std::filesystem::create_directory_symlink(dir_ / "first", link);
+  EXPECT_TRUE(appears(output(1)));
+  std::filesystem::create_directory(run_);
+  save(2);
+  std::filesystem::rename(run_, dir_ / "second");
+  std::filesystem::create_directory_symlink(dir_ / "second", link + ".new");
+  std::filesystem::rename(link + ".new", link);
+  EXPECT_TRUE(appears(output(2)));
+  std::filesystem::rename(dir_ / "second", dir_ / "away");
+  std::filesystem::remove(link);
+  EXPECT_TRUE(logged("current is gone"));
+  std::filesystem::create_directory(link);
+  std::filesystem::create_directory(run_);
+  save(3);
+  std::filesystem::rename(source(3), link + "/step-3");
+  EXPECT_TRUE(appears(output(3)));
+  child.end(SIGTERM);
+  const std::string text = read_file(log);
+  for (const std::string once : {"does not exist", "is gone"}) EXPECT_EQ(text.find(once), text.rfind(once)) << text;
+}
+
+TEST_F(Watch, WaitsForARunInABucket) {
+  save(1);
+  std::filesystem::create_directories(dir_ / "served/org");
+  const StandInServer server(dir_ / "served");
+  std::string environment = "env";
+  for (const std::string& variable : server.environment()) environment += " '" + variable + "'";
+  EXPECT_EQ(server.run({"watch", "s3://org/run", models_, "--to", "hf", "--once"}).exit_code, 5);
+  const std::string log = dir_ / "log";
+  const Background child(environment + " " +
+                         watch_command("s3://org/run/", models_, "--interval 0.1 > '" + log + "' 2>&1"));
+  EXPECT_TRUE(comes_true([&] { return std::filesystem::exists(log) && !read_file(log).empty(); }));
+  EXPECT_THAT(read_file(log), HasSubstr("does not exist yet"));
+  std::filesystem::rename(run_, dir_ / "served/org/run");
+  EXPECT_TRUE(appears(output(1))) << read_file(log);
+}
+
+// Sets the time of a step's files to an hour ago: a step in the place of another must not be new.
+void make_older(const std::string& step) {
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(step))
+    std::filesystem::last_write_time(entry.path(), std::filesystem::last_write_time(step) - std::chrono::hours(1));
+}
+
+// A trainer that starts again saves other steps under the same names. They are not what was converted.
+TEST_F(Watch, ConvertsAStepThatReplacesAConvertedOne) {
+  const auto model = [&](int step, char change) {
+    write_changed_model(source(step), [&](std::size_t, char byte) { return static_cast<char>(byte ^ change); });
+  };
+  for (const int step : {100, 200, 300}) model(step, 0);
+  const std::string log = dir_ / "log";
+  const std::vector<std::string> options = {"--then", "echo {} >> " + log, "--html", dir_ / "page.html"};
+  ASSERT_EQ(watch(options).exit_code, 0);
+  std::filesystem::remove_all(run_);
+  std::filesystem::create_directory(run_);
+  for (const int step : {100, 200, 300}) model(step, 1);
+  const std::string as_before = read_file(output(100) + "/model.safetensors");
+  // Still being written, so neither converted nor removed.
+  ASSERT_EQ(watch({"--keep-last", "1", "--prune-source"}).exit_code, 0);
+  EXPECT_THAT(names(run_), ElementsAre("step-100", "step-200", "step-300"));
+  EXPECT_THAT(names(models_), ElementsAre("step-100", "step-200", "step-300"));
+  make_older(source(100));
+  make_older(source(300));
+  std::filesystem::resize_file(source(200) + "/model.safetensors", 5000);
+  make_older(source(200));
+  ASSERT_EQ(watch(options).exit_code, 0);
+  EXPECT_NE(read_file(output(100) + "/model.safetensors"), as_before);
+  EXPECT_EQ(reshard_cli({"diff", output(300), source(300)}).exit_code, 0);
+  EXPECT_EQ(read_file(output(200) + "/model.safetensors"), as_before);  // its source is incomplete
+  const std::string once = output(100) + "\n" + output(200) + "\n" + output(300) + "\n";
+  EXPECT_EQ(read_file(log), once + output(100) + "\n" + output(300) + "\n");
+  ASSERT_EQ(watch(options).exit_code, 0);
+  EXPECT_EQ(read_file(log), once + output(100) + "\n" + output(300) + "\n");
+  ASSERT_EQ(watch({"--keep-last", "1", "--prune-source"}).exit_code, 0);
+  EXPECT_THAT(names(run_), ElementsAre("step-200", "step-300"));
+}
+
+// Lightning's names. A file of one rank, and one without a step, are no steps.
+TEST_F(Watch, ConvertsStepsThatAreFiles) {
+  const std::string config = sample("tp8") + "/config.json";
+  ASSERT_EQ(reshard_cli({"synth", dir_ / "made", "--config", config, "--to", "bin"}).exit_code, 0);
+  const std::string state = read_file(dir_ / "made/pytorch_model.bin");
+  for (const std::string name : {"epoch=0-val_loss=0.52-step=1000.ckpt", "epoch=1-val_loss=0.51-step=2000.ckpt",
+                                 "epoch=2-step=900-v1.ckpt", "last.ckpt", "step=3000-rank0.ckpt"})
+    write_file(run_ + "/" + name, state);
+  write_file(run_ + "/epoch=3-step=4000.ckpt", state.substr(0, state.size() / 2));
+  write_file(run_ + "/step=5000.log", "loss 0.5");
+  const std::vector<std::string> options = {"--config", config, "--every", "100"};
+  ASSERT_EQ(watch(options).exit_code, 0);
+  EXPECT_THAT(names(models_),
+              ElementsAre("epoch=0-val_loss=0.52-step=1000", "epoch=1-val_loss=0.51-step=2000", "epoch=2-step=900-v1"));
+  EXPECT_EQ(reshard_cli({"latest", run_}).out, run_ + "/epoch=1-val_loss=0.51-step=2000.ckpt\n");
+  EXPECT_EQ(reshard_cli({"diff", models_ + "/epoch=2-step=900-v1", run_ + "/last.ckpt"}).exit_code, 0);
+  write_file(dir_ / "best", run_ + "/epoch=2-step=900-v1.ckpt\n");
+  ASSERT_EQ(watch({"--keep-last", "1", "--keep-best", dir_ / "best", "--prune-source", "--config", config}).exit_code,
+            0);
+  EXPECT_THAT(names(models_), ElementsAre("epoch=1-val_loss=0.51-step=2000", "epoch=2-step=900-v1"));
+  EXPECT_THAT(names(run_), testing::Not(testing::Contains("epoch=0-val_loss=0.52-step=1000.ckpt")));
+}
+
 // --interval would find the step an hour later.
 TEST_F(Watch, HearsOfNewStepsAtOnceInLocalDirectories) {
-  std::string command = "exec '" + std::string(RESHARD_BINARY) + "' watch '" + run_ + "' '" + models_ +
-                        "' --to hf --interval 3600 > '" + (dir_ / "log") + "'";
-  std::string shell = "/bin/sh", option = "-c";
-  char* const argv[] = {shell.data(), option.data(), command.data(), nullptr};
-  pid_t child = 0;
-  ASSERT_EQ(::posix_spawn(&child, "/bin/sh", nullptr, nullptr, argv, environ), 0);
-  const auto appears = [](const std::string& path) {
-    for (int k = 0; k < 600 && !std::filesystem::exists(path); ++k)
-      std::this_thread::sleep_for(std::chrono::milliseconds(50));
-    return std::filesystem::exists(path);
-  };
+  const Background child(watch_command(run_, models_, "--interval 3600 > '" + (dir_ / "log") + "'"));
   EXPECT_TRUE(appears(models_));
   save(100);
   EXPECT_TRUE(appears(output(100)));
@@ -298,23 +441,15 @@ TEST_F(Watch, HearsOfNewStepsAtOnceInLocalDirectories) {
   EXPECT_FALSE(std::filesystem::exists(output(200)));
   std::filesystem::rename(dir_ / "metadata", source(200) + "/.metadata");
   EXPECT_TRUE(appears(output(200)));
-  ::kill(child, SIGTERM);
-  ::waitpid(child, nullptr, 0);
 }
 
 TEST_F(Watch, ResumesAfterItIsKilledAtAnyTime) {
   for (const int step : {100, 200, 300}) save(step);
   const std::string log = dir_ / "log";
-  std::string command = "exec '" + std::string(RESHARD_BINARY) + "' watch '" + run_ + "' '" + models_ +
-                        "' --to hf --once --then 'echo {} >> " + log + "'";
   for (int k = 0; k < 8; ++k) {
-    std::string shell = "/bin/sh", option = "-c";
-    char* const argv[] = {shell.data(), option.data(), command.data(), nullptr};
-    pid_t child = 0;
-    ASSERT_EQ(::posix_spawn(&child, "/bin/sh", nullptr, nullptr, argv, environ), 0);
+    Background child(watch_command(run_, models_, "--once --then 'echo {} >> " + log + "'"));
     std::this_thread::sleep_for(std::chrono::milliseconds(20 + 25 * k));
-    ::kill(child, SIGKILL);
-    ::waitpid(child, nullptr, 0);
+    child.end(SIGKILL);
     if (!std::filesystem::exists(models_)) continue;
     for (const std::string& name : names(models_)) {
       if (name.find(".p") != std::string::npos) continue;  // .partial, .publishing
