@@ -94,7 +94,9 @@ Status DeltaChain::add_link(const MergeOptions& merge, std::size_t s) {
   if (!recorded && recorded.error().code() == ErrorCode::kCorrupt) return recorded.error();
   const Json* const tensors = recorded ? recorded->manifest.find("tensors") : nullptr;
   if (tensors == nullptr || recorded->merge.expression != delta_options("", "").expression)
-    return unsupported(path + ": not a delta; deltas are written by 'reshard delta OLD NEW D'");
+    return unsupported(
+        path + ": not a delta; deltas are written by 'reshard delta OLD NEW D'. A whole model can only be the " +
+        "first: apply the deltas after it to it");
   const Link link{s, path, recorded->merge.sources.back().path, recorded->merge.sources.front().path, *tensors};
   if (!links_.empty() && links_.back().source + 1 == s)
     for (const Json::Member& tensor : TRY(links_.back().tensors.as_object())) {

@@ -15,7 +15,8 @@ namespace {
 // Fails if the source is a delta where a model is expected.
 Status check_is_model(const Catalog& source, const ConversionOptions& o) {
   if (source.delta_of.empty() || o.takes_delta) return {};
-  return unsupported(source.root + ": a delta, not a model: it has what changed since " + printable(source.delta_of) +
+  return unsupported((o.source_path.empty() ? source.root : printable(o.source_path)) +
+                     ": a delta, not a model: it has what changed since " + printable(source.delta_of) +
                      ". Apply it to that model: reshard patch " +
                      (TRY(path_exists(source.delta_of)) ? shell_path(source.delta_of) : "OLD") + " " +
                      shell_path(o.source_path) + " DST");

@@ -1,4 +1,4 @@
-"""Publishes weight deltas as slime and miles do, with the libraries that they use (safetensors, zstandard, xxhash).
+"""Publishes weight deltas as slime and miles do, with the libraries that they use (safetensors, zstandard, xxhash, blake3).
 
 Written after slime/backends/megatron_utils/update_weight/update_weight_from_disk_delta.py and slime/utils/disk_delta.py.
 A version is a directory `weight_v000001` with the tensors that changed since the version before, over as many files as
@@ -14,10 +14,18 @@ import zstandard
 
 
 def checksum(algorithm, data):
+    if algorithm == "blake3":
+        import blake3
+        return blake3.blake3(data).hexdigest()
     return xxhash.xxh3_128(data).hexdigest() if algorithm == "xxh3-128" else f"{zlib.adler32(data):08x}"
 
 
-def publish(directory, version, old, new, encoding="xor", algorithm="xxh3-128", ranks=2):
+def overwriting(positions, values):
+    """A change in the encoding `overwrite`."""
+    return np.concatenate([np.array([positions.size], "<u4").view(np.uint8), positions.astype("<u4").view(np.uint8), values])
+
+
+def publish(directory, version, old, new, encoding="xor", algorithm="xxh3-128", ranks=2, encode=overwriting):
     """Writes what `new` changes in `old`, both {name: bytes}. Returns the version's directory."""
     out = directory / f"weight_v{version:06d}"
     out.mkdir(parents=True)
@@ -28,8 +36,8 @@ def publish(directory, version, old, new, encoding="xor", algorithm="xxh3-128", 
             continue
         change = before ^ after
         if encoding == "overwrite":
-            at = np.flatnonzero(change).astype("<u4")
-            change = np.concatenate([np.array([at.size], "<u4").view(np.uint8), at.view(np.uint8), after[at]])
+            at = np.flatnonzero(change)
+            change = encode(at, after[at])
         tensors, sums = parts[i % ranks]
         tensors[name] = np.frombuffer(zstandard.ZstdCompressor(level=1).compress(change.tobytes()), dtype=np.uint8)
         sums[name] = checksum(algorithm, new[name])

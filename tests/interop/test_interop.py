@@ -2560,12 +2560,16 @@ class PublishedDeltas(Case):
         return {name: tensor.contiguous().view(torch.uint8).numpy().tobytes() for name, tensor in load_file(model / "model.safetensors").items()}
 
     def test_a_chain_gives_the_model_of_its_last_version(self):
-        for algorithm in ("xxh3-128", "adler32"):
+        cases = [("xxh3-128", "xor", "xor"), ("adler32", "xor", "overwrite"), ("xxh3-128", "overwrite", "xor"),
+                 ("xxh3-128", "overwrite", "overwrite")]
+        if importlib.util.find_spec("blake3"):
+            cases.append(("blake3", "overwrite", "xor"))
+        for case, (algorithm, *encodings) in enumerate(cases):
             shutil.rmtree(self.out("published"), ignore_errors=True)
-            first = self.publish(1, self.models[0], self.models[1], algorithm=algorithm)
-            second = self.publish(2, self.models[1], self.models[2], algorithm=algorithm, ranks=1)
+            first = self.publish(1, self.models[0], self.models[1], algorithm=algorithm, encoding=encodings[0])
+            second = self.publish(2, self.models[1], self.models[2], algorithm=algorithm, encoding=encodings[1], ranks=1)
             for versions, wanted in (((first,), self.models[1]), ((first, second), self.models[2])):
-                out = self.out(f"{algorithm}-{len(versions)}")
+                out = self.out(f"{case}-{len(versions)}")
                 reshard("patch", self.out("base"), *versions, out, "--to", "hf")
                 self.assertEqual(self.bytes_of(out), wanted)
                 reshard("verify", out, "--lineage")
@@ -2618,8 +2622,13 @@ class PublishedDeltas(Case):
         (self.out("base") / ".weight_sync/state.json").write_text('{"version": "000006"}')
         self.assertIn("not the model", reshard("patch", self.out("base"), other, self.out("x"), "--to", "hf", code=4))
         shutil.rmtree(self.out("base") / ".weight_sync")
-        overwritten = self.publish(8, self.models[0], self.models[1], encoding="overwrite")
-        self.assertIn("delta_encoding: expected xor", reshard("patch", self.out("base"), overwritten, self.out("x"), "--to", "hf", code=4))
+        for encoding, algorithm, text in (("copy", "adler32", "delta_encoding: expected xor or overwrite, got 'copy'; publish"),
+                                          ("xor", "md5", "checksum_format: expected xxh3-128, blake3 or adler32, got 'md5'")):
+            unknown = self.publish(8, self.models[0], self.models[1])
+            index = unknown / "model.safetensors.index.json"
+            index.write_text(index.read_text().replace('"xor"', f'"{encoding}"').replace("xxh3-128", algorithm))
+            self.assertIn(text, reshard("patch", self.out("base"), unknown, self.out("x"), "--to", "hf", code=4))
+            shutil.rmtree(unknown)
         file = next(first.glob("*.safetensors"))
         data = bytearray(file.read_bytes())
         data[-20] ^= 1
@@ -2627,6 +2636,31 @@ class PublishedDeltas(Case):
         done = subprocess.run([RESHARD, "patch", self.out("base"), first, self.out("x"), "--to", "hf"], capture_output=True, text=True)
         self.assertIn(done.returncode, (3, 4), done.stderr)
         self.assertFalse(self.out("x").exists())
+
+
+    def test_overwriting_deltas_that_are_wrong(self):
+        import numpy as np
+        from tests.interop import published_deltas
+        made = published_deltas.overwriting
+        wrong = {
+            "its count": (lambda at, new: np.concatenate([np.array([at.size + 1], "<u4").view("u1"), made(at, new)[4:]]), 3, "changed byte"),
+            "its size": (lambda at, new: made(at, new)[:-1], 3, "expected a count, positions and bytes"),
+            "its order": (lambda at, new: made(at[::-1], new[::-1]), 3, "follows"),
+            "a position twice": (lambda at, new: made(np.append(at, at[-1]), np.append(new, new[-1])), 3, "follows"),
+            "a position after the end": (lambda at, new: made(np.append(at, 10**6), np.append(new, new[-1])), 3, "position 1,000,000"),
+            "a byte": (lambda at, new: made(at, new ^ (at == at[0])), 4, "not the model"),
+        }
+        for what, (encode, code, text) in wrong.items():
+            with self.subTest(what):
+                shutil.rmtree(self.out("published"), ignore_errors=True)
+                delta = self.publish(1, self.models[0], self.models[1], encoding="overwrite", encode=encode)
+                self.assertIn(text, reshard("patch", self.out("base"), delta, self.out("x"), "--to", "hf", code=code))
+                self.assertFalse(self.out("x").exists())
+        shutil.rmtree(self.out("published"))
+        first = self.publish(1, self.models[0], self.models[1], encoding="overwrite")
+        config = ROOT / "samples/checkpoints/tp8/config.json"
+        reshard("synth", self.out("other"), "--config", config, "--dtype", "bfloat16", "--to", "hf")
+        self.assertIn("not the model", reshard("patch", self.out("other"), first, self.out("x"), "--to", "hf", code=4))
 
 
 class DeepSpeed(Case):

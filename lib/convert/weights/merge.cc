@@ -161,14 +161,16 @@ class MergedTensor {
 Result<std::vector<OpenCheckpoint>> open_others(MergeOptions& merge, Reader& first, const Opener& open,
                                                 const OpenOptions& how) {
   std::vector<OpenCheckpoint> out;
+  std::vector<Reader*> before;
   for (MergeSource& source : merge.sources) {
     source.reader = &first;
     if (&source != &merge.sources.front()) {
       out.push_back(TRY(open(source.path, how)));
       if (merge.applies_deltas && PublishedDelta::is_one(out.back().reader->catalog()))
-        out.back().reader = TRY(PublishedDelta::open(std::move(out.back().reader), first));
+        out.back().reader = TRY(PublishedDelta::open(std::move(out.back().reader), before));
       source.reader = out.back().reader.get();
     }
+    before.push_back(source.reader);
   }
   return out;
 }

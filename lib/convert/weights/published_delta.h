@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Deltas that trainers publish for inference servers (slime, miles, SGLang's /pull_weights): for each tensor that
-// changed, the exclusive or of its old and new bytes, and a checksum of the new ones. They record no dtypes and shapes,
-// which are those of the model that they change.
+// changed, what changed and a checksum of its new bytes. They record no dtypes and shapes, which are those of the model
+// that they change. What changed is encoded in one of two ways (slime/utils/disk_delta.py):
+//
+//   xor         the exclusive or of the old and new bytes
+//   overwrite   u32 count; u32 positions[count], increasing; u8 new_bytes[count]
 //
 // Their format opens one as flat tensors of bytes with Catalog::delta_of set, and gives these facts: attributes
 // "version", "base_version", "delta_encoding", "compression_format" and "checksum_format", and the checksums under the
@@ -10,6 +13,7 @@
 
 #include <map>
 #include <memory>
+#include <set>
 #include <span>
 #include <string>
 #include <vector>
@@ -23,10 +27,10 @@ namespace reshard {
 class PublishedDelta : public Reader {
  public:
   static bool is_one(const Catalog& catalog);
-  // `base` is the model before the first delta, under the names of Hugging Face; it is used while opening only, and for
-  // side files. Fails (unsupported) if the encoding or the checksum is unknown, or if `base` lacks a tensor or has it
-  // in another size.
-  static Result<std::unique_ptr<Reader>> open(std::unique_ptr<Reader> stored, Reader& base);
+  // `before` are the model before the first delta, under the names of Hugging Face, and the deltas between it and this
+  // one. All must outlive the result. Fails (unsupported) if the encoding or the checksum is unknown, or if the model
+  // lacks a tensor or has it in another size.
+  static Result<std::unique_ptr<Reader>> open(std::unique_ptr<Reader> stored, std::vector<Reader*> before);
 
   const std::string& version() const { return version_; }
   const std::string& base_version() const { return base_version_; }
@@ -41,16 +45,26 @@ class PublishedDelta : public Reader {
   std::string describe(const Blob& blob) override;
 
  private:
-  PublishedDelta(std::unique_ptr<Reader> stored, Reader& base);
+  PublishedDelta(std::unique_ptr<Reader> stored, std::vector<Reader*> before);
   Status read_facts();
   Status take_tensors();
+  Status check_size(const Tensor& change, const Tensor& old) const;
+  // Adds an unnamed file to the catalog, with this name there. Creates it in `spool` at the first call.
+  Result<std::uint32_t> add_file(const std::string& name, const std::string& spool, Index bytes);
+  Status locate_before(const std::string& tensor, int threads, const std::string& spool) const;
+  // Writes the exclusive or of the old and new bytes of a tensor that `change` overwrites, at `offset`.
+  Status write_difference(const Tensor& old, const Tensor& change, const File& to, Index offset);
 
   std::unique_ptr<Reader> stored_;
-  Reader& base_;
+  std::vector<Reader*> before_;
+  Reader& base_;  // the first of them
   std::string version_, base_version_, checksum_format_;
   std::map<std::string, std::string> checksums_;  // by tensor
-  bool has_zeros_ = false;                        // an empty file as long as the largest unchanged tensor
-  Index zeros_bytes_ = 0;                         // its length
+  bool overwrites_ = false;                       // its encoding
+  std::set<std::string> added_;                   // files that exist, by name in the catalog
+  Index zeros_bytes_ = 0;                         // of an empty file as long as the largest unchanged tensor
+  std::map<std::string, Index> differences_;      // of overwritten tensors, their offset in a file, by name
+  Index differences_bytes_ = 0;                   // its length
 };
 
 // Applies the deltas, published and others, to the bytes of `base`, and fails (unsupported) if a tensor then has

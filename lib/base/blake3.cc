@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lib/base/blake3.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstdio>
+#include <cstring>
+
+namespace reshard {
+namespace {
+
+static_assert(std::endian::native == std::endian::little);
+
+constexpr std::array<std::uint32_t, 8> kStart = {0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a,
+                                                 0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19};
+constexpr std::uint32_t kChunkStart = 1, kChunkEnd = 2, kParent = 4, kRoot = 8;
+constexpr std::size_t kBlocksOfChunk = 16;
+constexpr int kRounds = 7;
+using Words = std::array<std::uint32_t, 16>;
+using Schedule = std::array<std::array<std::uint8_t, 16>, kRounds>;  // the words of the block in each round
+
+constexpr Schedule make_schedule() {
+  constexpr std::array<std::uint8_t, 16> kPermutation = {2, 6, 3, 10, 7, 0, 4, 13, 1, 11, 12, 5, 9, 14, 15, 8};
+  Schedule out{};
+  for (std::size_t i = 0; i < 16; ++i) out[0][i] = static_cast<std::uint8_t>(i);
+  for (std::size_t r = 1; r < kRounds; ++r)
+    for (std::size_t i = 0; i < 16; ++i) out[r][i] = out[r - 1][kPermutation[i]];
+  return out;
+}
+constexpr Schedule kSchedule = make_schedule();
+
+inline void mix(Words& s, std::size_t a, std::size_t b, std::size_t c, std::size_t d, std::uint32_t x,
+                std::uint32_t y) {
+  s[a] += s[b] + x;
+  s[d] = std::rotr(s[d] ^ s[a], 16);
+  s[c] += s[d];
+  s[b] = std::rotr(s[b] ^ s[c], 12);
+  s[a] += s[b] + y;
+  s[d] = std::rotr(s[d] ^ s[a], 8);
+  s[c] += s[d];
+  s[b] = std::rotr(s[b] ^ s[c], 7);
+}
+
+}  // namespace
+
+Blake3::Blake3() { start_chunk(); }
+
+void Blake3::start_chunk() {
+  const std::uint64_t counter = blocks_ == 0 ? 0 : block_.counter + 1;
+  block_ = {.chain = kStart, .counter = counter, .flags = kChunkStart};
+  blocks_ = 0;
+}
+
+Blake3::Chain Blake3::compress(const Node& node) {
+  Words m, s;
+  std::memcpy(m.data(), node.block.data(), node.block.size());
+  std::copy(node.chain.begin(), node.chain.end(), s.begin());
+  std::copy(kStart.begin(), kStart.begin() + 4, s.begin() + 8);
+  s[12] = static_cast<std::uint32_t>(node.counter);
+  s[13] = static_cast<std::uint32_t>(node.counter >> 32);
+  s[14] = node.length;
+  s[15] = node.flags;
+  for (const auto& at : kSchedule) {
+    for (std::size_t i = 0; i < 4; ++i) mix(s, i, 4 + i, 8 + i, 12 + i, m[at[2 * i]], m[at[2 * i + 1]]);
+    for (std::size_t i = 0; i < 4; ++i)
+      mix(s, i, 4 + (i + 1) % 4, 8 + (i + 2) % 4, 12 + (i + 3) % 4, m[at[8 + 2 * i]], m[at[9 + 2 * i]]);
+  }
+  Chain out;
+  for (std::size_t i = 0; i < out.size(); ++i) out[i] = s[i] ^ s[i + 8];
+  return out;
+}
+
+Blake3::Node Blake3::parent_of(const Chain& left, const Chain& right) {
+  Node out{.chain = kStart, .length = 64, .flags = kParent};
+  std::memcpy(out.block.data(), left.data(), sizeof left);
+  std::memcpy(out.block.data() + sizeof left, right.data(), sizeof right);
+  return out;
+}
+
+// Joins the new chunk with the complete subtrees of its size: as many as its number of chunks has zeros at the end.
+void Blake3::add_chunk(Chain chunk) {
+  for (std::uint64_t chunks = block_.counter + 1; chunks % 2 == 0; chunks /= 2) {
+    chunk = compress(parent_of(subtrees_.back(), chunk));
+    subtrees_.pop_back();
+  }
+  subtrees_.push_back(chunk);
+}
+
+void Blake3::update(Bytes bytes) {
+  while (!bytes.empty()) {
+    if (block_.length == block_.block.size()) {
+      const bool is_last = ++blocks_ == kBlocksOfChunk;
+      if (is_last) block_.flags |= kChunkEnd;
+      block_.chain = compress(block_);
+      if (is_last) {
+        add_chunk(block_.chain);
+        start_chunk();
+      }
+      block_.length = 0;
+      block_.flags = is_last ? kChunkStart : 0;
+    }
+    const std::size_t n = std::min(bytes.size(), block_.block.size() - block_.length);
+    std::memcpy(block_.block.data() + block_.length, bytes.data(), n);
+    block_.length += static_cast<std::uint32_t>(n);
+    bytes = bytes.subspan(n);
+  }
+}
+
+std::string Blake3::hex() const {
+  Node node = block_;
+  std::fill(node.block.begin() + node.length, node.block.end(), std::byte{0});
+  node.flags |= kChunkEnd;
+  for (auto left = subtrees_.rbegin(); left != subtrees_.rend(); ++left) node = parent_of(*left, compress(node));
+  node.flags |= kRoot;
+  std::string out;
+  for (const std::uint32_t word : compress(node))
+    for (int byte = 0; byte < 4; ++byte) {
+      std::array<char, 3> digits;
+      std::snprintf(digits.data(), digits.size(), "%02x", (word >> (8 * byte)) & 0xff);
+      out += digits.data();
+    }
+  return out;
+}
+
+}  // namespace reshard
