@@ -15,8 +15,8 @@
 // the key in the file is only a label. Global shapes are not stored.
 //
 // A delta that slime or miles publishes (weight_v000002/, formats/encoding/weight_index.h) has the same files. Each
-// tensor that changed is one zstd frame, stored as U8 [its length], of what changed; __metadata__ has the checksum of its
-// new bytes under the tensor's name. It is opened as U8 tensors of the decoded bytes, because dtypes and shapes are
+// tensor that changed is one zstd frame, stored as U8 [its length], of what changed; __metadata__ has the checksum of
+// its new bytes under the tensor's name. It is opened as U8 tensors of the decoded bytes, because dtypes and shapes are
 // those of the model that it changes (lib/convert/weights/published_delta.h).
 #pragma once
 
