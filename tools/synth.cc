@@ -154,7 +154,8 @@ Result<std::pair<std::string, Dims>> parse_shape(const std::string& text) {
   return std::pair(text.substr(0, equals), shape);
 }
 
-// Returns the model under its canonical names, with Adam's state and the faults that the options request.
+// Returns the model under its canonical names, with Adam's state and the faults that the options request, and divided
+// as the view of the target is.
 Result<Catalog> model_catalog(const Subject& subject, const SynthOptions& options) {
   std::vector<std::pair<std::string, Dims>> reshaped;
   for (const std::string& text : options.shapes) reshaped.push_back(TRY(parse_shape(text)));
@@ -184,6 +185,7 @@ Result<Catalog> model_catalog(const Subject& subject, const SynthOptions& option
   for (std::size_t i = 0; i < used.size(); ++i)
     if (!used[i]) return usage_error("--shape: the model has no " + tensor_text(reshaped[i].first));
   catalog.sort_by_name();
+  TRY(divide_columns(catalog, *subject.family, TRY(convention_of(options))));
   return catalog;
 }
 
@@ -253,7 +255,7 @@ Result<Catalog> stored_catalog(const Catalog& model, const Family& family, const
   Catalog out;
   for (const PackedGroup& group : TRY(pack(family, convention, model, all))) {
     std::vector<Dims> shapes;
-    for (const std::size_t part : group.parts) shapes.push_back(model.tensors()[part].shape);
+    for (const std::size_t part : group.parts) shapes.push_back(model.tensors()[part].joined_shape());
     Tensor t;
     t.name = group.name;
     t.dtype = model.tensors()[group.parts[0]].dtype;

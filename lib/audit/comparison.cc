@@ -48,11 +48,11 @@ std::array<KindCount, 3> count_kinds(const Catalog& catalog) {
   return counts;
 }
 
-// Returns how many optimizer tensors have this suffix.
+// Returns how many parameters have optimizer tensors with this suffix.
 Index count_states(const Catalog& catalog, std::string_view suffix) {
   return std::count_if(catalog.tensors().begin(), catalog.tensors().end(), [&](const Tensor& t) {
     const StateKey key = split_state_key(t.key());
-    return key.kind == StateKind::kOptimizer && key.suffix == suffix;
+    return key.kind == StateKind::kOptimizer && key.suffix == suffix && key.prefix.ends_with(".state.");
   });
 }
 
@@ -181,21 +181,22 @@ Status Comparison::make_views() {
         ": they store other values of the same weights, such as queries divided by a root. Convert one " +
         "to the names of the other (reshard convert --names), and compare what comes out");
   const bool hf_rows = a_model_.family && !same_row_order(*a_model_.family, a_model_.convention, b_model_.convention);
-  const auto view_of = [&](const Catalog& catalog, const Model& model) -> Result<Catalog> {
+  const auto view_of = [&](const Catalog& catalog, const Model& model, const Model& other) -> Result<Catalog> {
     if (!model.family && options_.model.is_none()) return catalog;
     if (!model.family) {
       auto plain = plain_view(catalog);
       return plain ? *std::move(plain) : catalog;
     }
-    return canonical_view(catalog, {model.family, model.config_or_null(), hf_rows, true, false, model.convention},
-                          nullptr);
+    const ViewOptions how{model.family, model.config_or_null(), hf_rows,         true,
+                          false,        model.convention,       other.convention};
+    return canonical_view(catalog, how, nullptr);
   };
-  auto a = view_of(a_.catalog(), a_model_), b = view_of(b_.catalog(), b_model_);
+  auto a = view_of(a_.catalog(), a_model_, b_model_), b = view_of(b_.catalog(), b_model_, a_model_);
   if (!(a && b) && a_model_.family &&
       a_model_.convention == b_model_.convention) {  // without a config, names stay as they are
     a_model_.family = b_model_.family = nullptr;
-    a = view_of(a_.catalog(), a_model_);
-    b = view_of(b_.catalog(), b_model_);
+    a = view_of(a_.catalog(), a_model_, b_model_);
+    b = view_of(b_.catalog(), b_model_, a_model_);
   }
   a_view_ = TRY(std::move(a));
   b_view_ = TRY(std::move(b));
@@ -238,7 +239,7 @@ Status Comparison::match() {
   // A run and bare weights, or two formats, each have objects of their own.
   has_own_ = options_.of_two_formats || !compared[static_cast<std::size_t>(StateKind::kOptimizer)];
   has_own_groups_ = has_groups_of_its_own();
-  // One of the two may count the optimizer's steps in its groups, or have no masters apart from float32 weights.
+  // One of the two may count the optimizer's steps for all parameters, or have no masters apart from float32 weights.
   std::set<std::string_view> own_suffixes;
   for (const auto& [suffix, title] : {std::pair(kStepSuffix, "steps"), std::pair(kMasterSuffix, "masters")}) {
     const Index in_a = count_states(a_view_, suffix), in_b = count_states(b_view_, suffix);
@@ -469,8 +470,9 @@ std::vector<std::string> Comparison::structural_differences() const {
   for (const std::size_t i : only_b_)
     out.push_back(tensor_text(b_view_.tensors()[i].name) + " is only in " + b_view_.root);
   for (const Pair& p : reshaped_)
-    out.push_back(tensor_text(a_view_.tensors()[p.a].name) + ": shape " + to_string(a_view_.tensors()[p.a].shape) +
-                  " in " + a_view_.root + ", " + to_string(b_view_.tensors()[p.b].shape) + " in " + b_view_.root);
+    out.push_back(tensor_text(a_view_.tensors()[p.a].name) + ": shape " +
+                  to_string(a_view_.tensors()[p.a].joined_shape()) + " in " + a_view_.root + ", " +
+                  to_string(b_view_.tensors()[p.b].joined_shape()) + " in " + b_view_.root);
   for (std::string& text : objects_of_one()) out.push_back(std::move(text));
   return out;
 }

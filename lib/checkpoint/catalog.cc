@@ -282,6 +282,13 @@ void Catalog::Held::find_places(std::size_t room) {
   by_name.make(room, [this](std::size_t i) { return hash_of(tensors[i].name); });
 }
 
+Dims Tensor::joined_shape() const {
+  if (columns == 1) return shape;
+  Dims out(shape.span().first(static_cast<std::size_t>(shape.rank() - 1)));
+  out[out.rank() - 1] *= columns;
+  return out;
+}
+
 Catalog Catalog::without_tensors() const {
   Catalog out;
   out.root = root;

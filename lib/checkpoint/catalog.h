@@ -198,7 +198,12 @@ struct Tensor {
   KeyPath path;            // empty means {name}
   // Rows whose bytes interleave in the file (one attention head). Work is best split between groups.
   Index row_group = 1;
+  // The last dimension of `shape`, if a view divides a dimension of n elements into [n / columns, columns], because
+  // another naming convention stores these columns as separate tensors (StoredRule::columns). 1: not divided.
+  Index columns = 1;
 
+  // Returns the shape with divided dimensions joined again.
+  Dims joined_shape() const;
   const std::string& key() const { return plain_key.empty() ? name : plain_key; }
   Index elements() const { return volume(shape); }
   Index bytes() const { return elements() * byte_size(dtype); }

@@ -20,7 +20,7 @@ class ConversionSource {
   ConversionSource(const ConversionSource&) = delete;
   ConversionSource& operator=(const ConversionSource&) = delete;
 
-  bool computes() const { return merges_adapter_ || requantizes_ || unpacks_ || changes_ || digests_; }
+  bool computes() const { return merges_adapter_ || requantizes_ || unpacks_ || changes_ || digests_ || divides_; }
   TensorSource& tensors();
   // The sources of a merge, this one first; empty if it is not a merge. digests() are those of what was read from each.
   const std::vector<TensorSource*>& merged() const { return merged_; }
@@ -46,12 +46,13 @@ class ConversionSource {
 
   void merge(const Draft& draft, bool check);
 
-  bool merges_adapter_, requantizes_, unpacks_, changes_;
+  bool merges_adapter_, requantizes_, unpacks_, changes_, divides_;
   // Each is made of those above it:
   Stored packed_, stored_, operands_;  // in the source's files: packed weights, others; an adapter's matrices
   ComputedSource plain_;               // with weights unpacked, and quantized as the output has them
   ComputedSource computed_;            // merged with the adapter, or with the other sources
   ComputedSource changed_;             // with the values that the output's convention stores
+  ComputedSource divided_;             // with columns divided as the output stores them
   std::vector<std::unique_ptr<ConversionSource>> others_;
   std::vector<TensorSource*> merged_;
   std::unique_ptr<MergeDigests> digests_;  // null: not a merge

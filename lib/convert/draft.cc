@@ -8,6 +8,7 @@
 #include "lib/base/shell.h"
 #include "lib/base/text.h"
 #include "lib/convert/adam.h"
+#include "lib/model/view.h"
 
 namespace reshard {
 namespace {
@@ -87,6 +88,19 @@ Status check_whole(const Draft& draft, const MergeSource& source) {
                      "then merge the result");
 }
 
+// Divides columns that the output stores as separate tensors, so that the plan copies boxes of them.
+Status divide(Draft& d) {
+  if (!d.names.renames()) return {};
+  const Catalog before = d.view.catalog;
+  TRY(divide_columns(d.view.catalog, *d.names.model.family, *d.names.to));
+  const bool computes =
+      d.unpacking || d.requantized.stored || d.changes.before || (d.adapter && d.adapter->is_merged());
+  if (computes && !std::equal(before.tensors().begin(), before.tensors().end(), d.view.catalog.tensors().begin(),
+                              [](const Tensor& a, const Tensor& b) { return a.columns == b.columns; }))
+    d.undivided = std::make_unique<Catalog>(before);
+  return {};
+}
+
 // Makes the drafts of the other sources of a merge, to the same names, rows and shapes, and matches them with `first`.
 Status match_merge(Draft& first, const Format& format, const ConversionOptions& options) {
   const std::vector<MergeSource>& sources = options.merge->sources;
@@ -120,7 +134,7 @@ Status match_merge(Draft& first, const Format& format, const ConversionOptions& 
 //   6. Values: weights that are dequantized, quantized or changed by an adapter as they are read.
 //   7. Rows that the target framework adds: a padded vocabulary, repeated key-value heads. The view is final then.
 //   8. Values that the output's convention stores otherwise (value_changes.h).
-//   9. The output's names, dtypes and shapes, and their placement on the mesh.
+//   9. The output's names, dtypes and shapes, and their placement on the mesh. Columns are divided as it stores them.
 //  10. Files next to the weights: the config, the tokenizer, an adapter that is not merged.
 Result<Draft> make_draft(Reader& source, const Format& format, const ConversionOptions& o) {
   Draft d;
@@ -164,6 +178,7 @@ Result<Draft> make_draft(Reader& source, const Format& format, const ConversionO
   d.changes = TRY(change_values(d.view, d.names, d.notes));
   d.output = TRY(name_tensors(d.view, d.names, o.typing, d.notes));
   TRY(place(d.output, d.view, model, o.placement, format, d.notes));
+  TRY(divide(d));
   if (o.merge) TRY(match_merge(d, format, o));
 
   d.side_files = TRY(find_side_files(source.catalog(), d.config.path, format, d.notes));

@@ -56,8 +56,11 @@ struct Draft {
   std::optional<Adapter> adapter;    // the adapter to write or merge
   Requantization requantized;        // weights computed from other weights
   ValueChanges changes;              // values that the output's convention stores otherwise
-  std::optional<Index> step;         // of the optimizer, for Holds::kAdam
-  OutputTensors output;              // placed; empty for a format that shows tensors in place
+  // The view before columns were divided as the output stores them (divide_columns()), in which values are computed.
+  // Null: none are computed, or nothing was divided.
+  std::unique_ptr<Catalog> undivided;
+  std::optional<Index> step;  // of the optimizer, for Holds::kAdam
+  OutputTensors output;       // placed; empty for a format that shows tensors in place
   // Of a merge: how its sources match, and the drafts of those after the first.
   std::optional<Merge> merge;
   std::vector<std::shared_ptr<const Draft>> others;

@@ -38,7 +38,7 @@ std::string line_of(const Conversion& c, std::size_t i, const TensorProof& proof
   const Tensor& from = c.source_view().tensors()[c.plan().tensors[i].from];
   const Tensor& to = c.target_view().tensors()[c.plan().tensors[i].to];
   Json shape = Json::array();
-  for (const Index extent : to.shape) shape.push_back(extent);
+  for (const Index extent : to.joined_shape()) shape.push_back(extent);
   Json entry = Json::object();
   entry.set("dtype", info(to.dtype).torch_name).set("shape", std::move(shape)).set("digest", proof.target.hex());
   if (from.dtype != to.dtype)

@@ -418,10 +418,10 @@ Status OutputNamer::add(const PackedGroup& group) {
   TargetTensor t;
   t.name = group.name;
   t.dtype = TRY(dtype_of(group));
-  t.shape = first.shape;
+  t.shape = first.joined_shape();
   if (group.stored && first.shape.rank() > 0) {
     std::vector<Dims> shapes;
-    for (const std::size_t part : group.parts) shapes.push_back(view_.catalog.tensors()[part].shape);
+    for (const std::size_t part : group.parts) shapes.push_back(view_.catalog.tensors()[part].joined_shape());
     const ModelConfig* const config = names_.model.config_or_null();
     t.shape = TRY(packed_shape(*group.stored, shapes, config).context(tensor_text(group.name)));
   }
@@ -577,7 +577,8 @@ std::optional<HeadCounts> head_counts(const Model& model) {
 Result<Catalog> view_target(const Catalog& target, const Translation& names) {
   if (!names.renames()) return target;
   const Model& model = names.model;
-  return canonical_view(target, {model.family, model.config_or_null(), names.hf_rows, true, true, *names.to}, nullptr);
+  const ViewOptions how{model.family, model.config_or_null(), names.hf_rows, true, true, *names.to, model.convention};
+  return canonical_view(target, how, nullptr);
 }
 
 // ---- files next to the output

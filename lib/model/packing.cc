@@ -107,17 +107,14 @@ void add_remainders(std::vector<AxisRun>& out, Index quotient, Index all, Index 
 
 // Returns the runs along dimension `dim` of the part in a fragment of a tensor of shape `stored`.
 std::vector<AxisRun> runs_of(const Fragment& f, const Dims& stored, const PackedPart& part, int dim) {
+  if (part.columns > 1 && dim == part.shape.rank() - 1) return {{part.first, 1, 0, 1}};
   std::vector<int> at;
   for (std::size_t a = 0; a < part.axes.size(); ++a)
     if (part.axes[a].dim == dim) at.push_back(static_cast<int>(a));
   const int last = at.back();
   const Index begin = f.box.begin(last), count = f.box.shape[last], stride = f.strides[last];
+  if (at.size() == 1) return {{begin, count, 0, stride}};
   std::vector<AxisRun> out;
-  if (at.size() == 1) {
-    if (part.columns == 1 || dim != part.shape.rank() - 1) return {{begin, count, 0, stride}};
-    for (Index i = 0; i < count; ++i) out.push_back({(begin + i) * part.columns + part.first, 1, i * stride, stride});
-    return out;
-  }
   const int first = at.front();
   const Index all = stored[last], quotients = f.box.shape[first], step = f.strides[first];
   if (!part.pairs && count == all && step == all * stride)
@@ -466,7 +463,7 @@ class Unpacker {
       if (!axis.size.empty() && config_)
         TRY(check_axis(a, TRY(evaluate(axis.size, config_->numbers()).context(config_->path)), axis.size));
     }
-    out[rank - 1] *= stored.columns;
+    if (stored.columns > 1) out.push_back(stored.columns);
     return out;
   }
 
@@ -532,6 +529,7 @@ Tensor PackedParts::unpack(const PackedPart& part, std::string name) const {
   out.path = packed.path;
   out.located = packed.located;
   out.row_group = part.row_group;
+  out.columns = part.columns;
   return out;
 }
 

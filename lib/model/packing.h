@@ -33,8 +33,8 @@ struct PackedPart {
   bool transposed = false;       // whether its last two dimensions are swapped, after the rows were selected
   Index row_group = 1;           // as in Tensor
   Index first = 0;               // offset in the last dimension of `shape`, after the above
-  // For Form::kAxes, instead of the above: the stored axes, the indices along the axes of layers and experts, and the
-  // columns of `shape` that are stored: `first`, `first` + columns, ...
+  // For Form::kAxes, instead of the above: the stored axes and the indices along the axes of layers and experts. With
+  // `columns` > 1, the last dimension of `shape` has so many elements (Tensor::columns), and `first` is the stored one.
   std::span<const StoredAxis> axes = {};
   Index layer = 0, expert = 0, columns = 1;
   bool pairs = false;  // the remainder of a split axis is in rotary pairs

@@ -6,7 +6,6 @@
 #include <map>
 #include <set>
 
-#include "lib/base/memory_limit.h"
 #include "lib/base/names.h"
 #include "lib/base/text.h"
 #include "lib/layout/flat_boxes.h"
@@ -44,6 +43,7 @@ class ViewBuilder {
     if (!unknown_.empty()) return unknown_error();
     if (!twice_.empty()) return twice_error();
     TRY(check_sections());
+    TRY(divide_columns(out_, *options_.family, options_.other));
     add_tied_head();
     out_.sort_by_name();
     return std::move(out_);
@@ -148,23 +148,10 @@ class ViewBuilder {
     const auto parts = TRY(parts_of(parsed, tensor.shape, options_.config, options_.hf_rows, what(tensor)));
     const PackedParts joined(tensor, parts);
     for (const PackedPart& part : parts) {
-      TRY(check_columns(tensor, part, std::ssize(parts)));
       TRY(is_section ? put_section(joined.unpack(part, key.prefix + part.name + key.suffix), parsed)
                      : put(joined.unpack(part, key.prefix + part.name + key.suffix)));
     }
     return {};
-  }
-
-  // Fails if the pieces of one of `count` parts would exceed the memory granted: a part whose columns take turns with
-  // another's has a piece for each column of each stored piece.
-  static Status check_columns(const Tensor& tensor, const PackedPart& part, Index count) {
-    constexpr Index kBytesOfPiece = 200;  // in the view and in the plan
-    if (part.columns == 1) return {};
-    const Index stored = tensor.fragments.size() + tensor.replicas.size();
-    const Index pieces = ceil_div(stored, count) * tensor.shape[tensor.shape.rank() - 1];
-    return may_take(pieces * kBytesOfPiece, [&] {
-      return what(tensor) + ", whose columns alternate with another's: " + count_of(pieces, "piece");
-    });
   }
 
   // Adds the section's boxes to those of the sections seen before.
@@ -270,6 +257,63 @@ class ViewBuilder {
 
 }  // namespace
 
+namespace {
+
+// Returns the fragments with the last dimension divided into [n / columns, columns]: one for each, and one more for
+// each end that is inside a row of columns.
+FragmentList divided(const FragmentList& list, int rank, Index columns, Index element_bytes) {
+  FragmentList out(rank + 1);
+  const int last = rank - 1;
+  for (std::size_t i = 0; i < list.size(); ++i) {
+    const Fragment f = list.get(i);
+    const Index begin = f.box.begin(last), end = f.box.end(last), stride = f.strides[last];
+    for (Index at = begin; at < end;) {
+      const Index column = at % columns, left = end - at;
+      const bool is_whole = column == 0 && left >= columns;
+      const Index taken = is_whole ? left / columns * columns : std::min(left, columns - column);
+      Fragment part = f;
+      part.box.origin[last] = at / columns;
+      part.box.shape[last] = is_whole ? taken / columns : 1;
+      part.strides[last] = stride * columns;
+      part.box.origin.push_back(column);
+      part.box.shape.push_back(is_whole ? columns : taken);
+      part.strides.push_back(stride);
+      part.start += (at - begin) * stride * element_bytes;
+      out.add(part);
+      at += taken;
+    }
+  }
+  return out;
+}
+
+}  // namespace
+
+Status divide_columns(Catalog& catalog, const Family& family, Convention convention) {
+  const auto table = std::find_if(family.conventions.begin(), family.conventions.end(),
+                                  [&](const ConventionTable& t) { return t.convention == convention; });
+  if (table == family.conventions.end() ||
+      std::none_of(table->rules.begin(), table->rules.end(), [](const StoredRule& rule) { return rule.columns > 1; }))
+    return {};
+  for (std::size_t i = 0; i < catalog.tensors().size(); ++i) {
+    const Tensor& t = catalog.tensors()[i];
+    const auto parsed = parse_name(family, split_state_key(t.key()).parameter);
+    if (!parsed || parsed->is_of_quantized() || t.columns > 1 || t.shape.rank() == 0) continue;
+    const StoredRule* const stored = stored_rule(family, *parsed->rule, convention, parsed->layer);
+    if (!stored || stored->columns == 1) continue;
+    const Index n = t.shape[t.shape.rank() - 1];
+    if (n % stored->columns != 0 || t.shape.rank() == kMaxRank)
+      return corrupt(catalog.root + ": " + tensor_text(t.name) + " " + to_string(t.shape) +
+                     ": expected a last dimension of " + count_of(stored->columns, "column") + " in turn");
+    Tensor& made = catalog.tensor(i);
+    for (FragmentList* list : {&made.fragments, &made.replicas})
+      *list = divided(*list, made.shape.rank(), stored->columns, byte_size(made.dtype));
+    made.shape[made.shape.rank() - 1] = n / stored->columns;
+    made.shape.push_back(stored->columns);
+    made.columns = stored->columns;
+  }
+  return {};
+}
+
 bool same_values(const Family& family, Convention a, Convention b) {
   const auto change = [&](const NameRule& rule, Convention convention) {
     const StoredRule* const stored = stored_rule(family, rule, convention);
@@ -322,7 +366,7 @@ Result<Identity> check_against_config(const Catalog& view, const Family& family,
   std::vector<std::string> missing, extra;
   std::set<std::string, std::less<>> expected;
   const auto check_shape = [&](const Parameter& p) -> Status {
-    const Dims& shape = view.tensors()[*view.find(p.name)].shape;
+    const Dims shape = view.tensors()[*view.find(p.name)].joined_shape();
     if (p.is_scale ? is_shape_of_scales(shape, p.shape) : shape == p.shape) return {};
     const std::string flat = explain_flat(shape, p.shape);
     return corrupt(tensor_text(p.name) + ": " + config.path + " says " + to_string(p.shape) + ", got " +

@@ -25,7 +25,12 @@ struct ViewOptions {
   bool as_stored = false;
   // Of the names. It decides between conventions with the same names.
   Convention convention = Convention::kHf;
+  // The convention of the catalog with which this one is planned or compared. Both have the same columns divided.
+  Convention other = Convention::kHf;
 };
+// Divides the last dimension of each tensor of a canonical catalog whose columns `convention` stores as separate
+// tensors (Tensor::columns). A view of such tensors has them divided, so that whatever is planned with it must have.
+Status divide_columns(Catalog& catalog, const Family& family, Convention convention);
 // Returns whether two conventions store the same values of every parameter (ValueChange).
 bool same_values(const Family& family, Convention a, Convention b);
 

@@ -129,6 +129,24 @@ TEST_F(Mxfp4Test, BecomesTheSameOnAMesh) {
   EXPECT_TRUE(load_checkpoint(dir_ / "out") == unpacked());
 }
 
+// MaxText stores gate and up, alternating columns of one matrix, as two tensors.
+TEST_F(Mxfp4Test, BecomesTensorsOfItsColumns) {
+  const std::vector<std::string> names = {"--to", "orbax", "--names", "maxtext"};
+  for (const std::vector<std::string>& mesh : {std::vector<std::string>(), {"--mesh", "dp_shard=2,tp=2"}}) {
+    std::vector<std::string> options = names;
+    options.insert(options.end(), mesh.begin(), mesh.end());
+    std::vector<std::string> unpacking = options;
+    unpacking.insert(unpacking.end(), {"--dtype", "bfloat16", "--force"});
+    const CommandResult at_once = convert_it(unpacking);
+    ASSERT_EQ(at_once.exit_code, 0) << at_once.err;
+    const TensorValues got = load_checkpoint(dir_ / "out");
+    options.emplace_back("--force");
+    const CommandResult of_plain = convert_it(unpacked(), plain_config(), options);
+    ASSERT_EQ(of_plain.exit_code, 0) << of_plain.err;
+    EXPECT_EQ(load_checkpoint(dir_ / "out"), got);
+  }
+}
+
 TEST_F(Mxfp4Test, StaysAsItIsOtherwise) {
   const CommandResult r = convert_it({"--to", "hf"});
   ASSERT_EQ(r.exit_code, 0) << r.err;
@@ -233,6 +251,16 @@ TEST_F(Mxfp4PackingTest, HasTheValuesAndScalesOfTheDefinition) {
   EXPECT_THAT(read_file(dir_ / "out/config.json"), HasSubstr(R"("quant_method": "mxfp4")"));
   const CommandResult verified = reshard_cli({"verify", dir_ / "out", "--fail-on", "warning"});
   EXPECT_EQ(verified.exit_code, 0) << verified.out << verified.err;
+}
+
+TEST_F(Mxfp4PackingTest, IsTheSameOfTensorsOfItsColumns) {
+  const CommandResult stored = convert_it(floats_, plain_config(), {"--to", "orbax", "--names", "maxtext"});
+  ASSERT_EQ(stored.exit_code, 0) << stored.err;
+  const CommandResult r =
+      reshard_cli({"convert", dir_ / "out", dir_ / "packed", "--to", "hf", "--quantize", "mxfp4", "-q"});
+  ASSERT_EQ(r.exit_code, 0) << r.err;
+  const TensorValues out = load_checkpoint(dir_ / "packed");
+  for (const auto& [name, value] : packed(floats_)) EXPECT_TRUE(out.at(name) == value) << name;
 }
 
 TEST_F(Mxfp4PackingTest, IsTheSameOnAMesh) {

@@ -114,7 +114,7 @@ class Packer {
   static constexpr float kLargest = 6;
   static constexpr unsigned kMantissa = 23;  // bits of float32
 
-  Index columns() const { return tensor_.shape[2]; }
+  Index columns() const { return tensor_.joined_shape()[2]; }
   Index groups() const { return tensor_.shape[1] / kMxfp4Group; }
 
   // Computes a box of the blocks or scales, which have `width` bytes for each group.
@@ -145,7 +145,12 @@ class Packer {
     std::vector<float> values(kMxfp4Group * width), inverse(width);
     std::vector<std::uint8_t> pairs(kMxfp4Bytes * width);  // by rows
     for (Index g = 0; g < groups(); ++g) {
-      TRY(stored_.read(matrix_, {{expert, g * kMxfp4Group, 0}, {1, kMxfp4Group, columns()}}, stored, scratch));
+      Box rows{{expert, g * kMxfp4Group}, {1, kMxfp4Group}};
+      for (int d = 2; d < tensor_.shape.rank(); ++d) {
+        rows.origin.push_back(0);
+        rows.shape.push_back(tensor_.shape[d]);
+      }
+      TRY(stored_.read(matrix_, rows, stored, scratch));
       convert(tensor_.dtype, DType::kFloat32, stored.data(), reinterpret_cast<std::byte*>(values.data()),
               std::ssize(values));
       const std::vector<std::uint32_t> largest = TRY(largest_of(values, expert, g));
@@ -297,25 +302,27 @@ Result<Requantization> pack_mxfp4(SourceView& view, const Model& model, const Ty
   std::vector<std::string> names;
   for (const Tensor& t : view.catalog.tensors()) {
     const auto parsed = parse_name(*model.family, t.name);
-    if (!parsed || parsed->is_of_quantized() || parsed->rule->quantized != Quantized::kMxfp4 || t.shape.rank() != 3 ||
+    const Dims shape = t.joined_shape();
+    if (!parsed || parsed->is_of_quantized() || parsed->rule->quantized != Quantized::kMxfp4 || shape.rank() != 3 ||
         t.elements() == 0)
       continue;
     if (typing.keeps(view.native(t.name), t.name))
       return usage_error("--keep-dtype: " + tensor_text(t.name) +
                          " would keep its dtype while other matrices become MXFP4, which config.json cannot express");
     TRY(check_floats(view, t));
-    if (t.shape[1] % kMxfp4Group != 0)
-      return unsupported(view.catalog.root + ": " + tensor_text(view.native(t.name)) + " " + to_string(t.shape) +
+    if (shape[1] % kMxfp4Group != 0)
+      return unsupported(view.catalog.root + ": " + tensor_text(view.native(t.name)) + " " + to_string(shape) +
                          ": expected a multiple of 32 inputs, because 32 inputs share a scale");
     out.worker_bytes =
-        std::max(out.worker_bytes, t.shape[2] * (t.shape[1] / kMxfp4Group * (kMxfp4Bytes + 1) +
-                                                 kMxfp4Group * (byte_size(t.dtype) + Index{sizeof(float)}) +
-                                                 kMxfp4Bytes + 2 * Index{sizeof(float)}));
+        std::max(out.worker_bytes, shape[2] * (shape[1] / kMxfp4Group * (kMxfp4Bytes + 1) +
+                                               kMxfp4Group * (byte_size(t.dtype) + Index{sizeof(float)}) + kMxfp4Bytes +
+                                               2 * Index{sizeof(float)}));
     names.push_back(t.name);
   }
   for (const std::string& name : names) {
     const Tensor matrix = view.catalog.tensors()[*view.catalog.find(name)];
-    const Index experts = matrix.shape[0], columns = matrix.shape[2], groups = matrix.shape[1] / kMxfp4Group;
+    const Dims shape = matrix.joined_shape();
+    const Index experts = shape[0], columns = shape[2], groups = shape[1] / kMxfp4Group;
     TRY(view.catalog.add(computed_tensor(name + std::string(kMxfp4Blocks), DType::kUint8,
                                          {experts, columns, groups, kMxfp4Bytes}, matrix.fragments)));
     TRY(view.catalog.add(computed_tensor(name + std::string(kMxfp4Scales), DType::kUint8, {experts, columns, groups},
