@@ -160,7 +160,7 @@ Status OrbaxTarget::add_tensor(TargetTensor& wanted) {
 }
 
 Status OrbaxTarget::lay_out() {
-  set_tree_names(request_.tensors);
+  set_tree_names(request_);
   TRY(catalog_.reserve(request_.tensors.size()));
   content_.grids.reserve(request_.tensors.size());
   for (TargetTensor& tensor : request_.tensors) TRY(add_tensor(tensor));

@@ -3,11 +3,15 @@
 
 #include <algorithm>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <utility>
+#include <variant>
 #include <vector>
 
+#include "formats/encoding/pickle_writer.h"
+#include "formats/encoding/torch_archive.h"
 #include "lib/base/text.h"
 #include "lib/checkpoint/state_key.h"
 
@@ -89,23 +93,63 @@ std::string tree_name(const std::string& key) {
     const std::string rest = key.substr(kOther.size());
     return rest == "step" || rest.starts_with(kOptimizer) || rest.starts_with(kAux) ? rest : std::string();
   }
+  if (key == kStep) return "opt_state.0.count";
   if (parts.suffix == kMomentSuffix) return "opt_state.0.mu.params." + parts.parameter;
   if (parts.suffix == kSecondMomentSuffix) return "opt_state.0.nu.params." + parts.parameter;
   return {};
 }
 
+// Returns the path of a trainer's name in its tree: optax's chain of states is a list.
+KeyPath path_of(const std::string& name) {
+  KeyPath out;
+  for (std::string& part : split(name, '.')) {
+    const auto position = out.size() == 1 && name.starts_with(kOptimizer) ? parse_number(part) : std::nullopt;
+    if (position)
+      out.emplace_back(*position);
+    else
+      out.emplace_back(std::move(part));
+  }
+  return out;
+}
+
+// Adds a None for each position of optax's chain that has no state, as Orbax has it: JAX restores no list with gaps.
+void add_empty_states(LayoutRequest& request) {
+  std::set<Index> found;
+  const auto add = [&](const KeyPath& path) {
+    if (path.size() > 1 && path[0] == KeyPath::value_type("opt_state"))
+      if (const auto* const position = std::get_if<Index>(&path[1])) found.insert(*position);
+  };
+  for (const TargetTensor& t : request.tensors) add(t.path);
+  for (const TargetBlob& blob : request.blobs) add(blob.path);
+  pickle::PickleWriter none;
+  none.none();
+  const std::string bytes = torch_archive::object_item(std::move(none).finish());
+  for (Index i = 0; !found.empty() && i < *found.rbegin(); ++i)
+    if (!found.contains(i)) {
+      const std::string name = std::string(kOptimizer) + std::to_string(i);
+      request.blobs.push_back({name, path_of(name), bytes});
+    }
+}
+
 }  // namespace
 
-void set_tree_names(std::vector<TargetTensor>& tensors) {
-  if (std::none_of(tensors.begin(), tensors.end(),
+void set_tree_names(LayoutRequest& request) {
+  if (std::none_of(request.tensors.begin(), request.tensors.end(),
                    [](const TargetTensor& t) { return t.name == "token_embedder.embedding"; }))
     return;
-  for (TargetTensor& t : tensors) {
+  for (TargetTensor& t : request.tensors) {
     std::string name = tree_name(t.name);
     if (name.empty()) continue;
     t.plain_key = std::exchange(t.name, std::move(name));
-    t.path.clear();
+    t.path = path_of(t.name);
   }
+  for (TargetBlob& blob : request.blobs) {
+    std::string name = state_kind(blob.name) == StateKind::kModel ? std::string() : tree_name(blob.name);
+    if (name.empty()) continue;
+    blob.path = path_of(name);
+    blob.name = std::move(name);
+  }
+  add_empty_states(request);
 }
 
 void set_state_keys(Catalog& catalog) {

@@ -9,8 +9,6 @@
 //   step, opt_state.2.count, nnx_aux....        other state
 #pragma once
 
-#include <vector>
-
 #include "lib/checkpoint/catalog.h"
 #include "lib/checkpoint/format.h"
 
@@ -21,8 +19,9 @@ namespace reshard {
 // "value"). The router biases under nnx_aux become the model's. Leaves other checkpoints alone.
 void set_state_keys(Catalog& catalog);
 
-// Names the tensors of a MaxText model and their Adam moments as MaxText's trainer does. Sets their plain keys to the
-// names that they had. Leaves other checkpoints alone.
-void set_tree_names(std::vector<TargetTensor>& tensors);
+// Names the tensors and objects of a MaxText run as MaxText's trainer does, which restores its state from them. Sets the
+// tensors' plain keys to the names that they had, and adds the empty states of optax's chain. Leaves other checkpoints
+// alone.
+void set_tree_names(LayoutRequest& request);
 
 }  // namespace reshard

@@ -143,21 +143,54 @@ Result<std::optional<Index>> take_steps(SourceView& view, FilePool& files, bool 
   return steps;
 }
 
+namespace {
+
+// The number of steps as the source counts them.
+struct Counts {
+  std::set<double> values;  // of one element unless parameters differ
+  bool each = false;        // whether objects count the steps of each parameter
+};
+
+// Adds what the source's objects count.
+Counts counts_of_objects(Reader& source) {
+  Counts out;
+  for (const Blob& blob : source.catalog().blobs) {
+    const StateKey key = split_state_key(blob.key());
+    if (key.kind != StateKind::kOptimizer || key.suffix != kStepSuffix) continue;
+    out.each = out.each || key.prefix.ends_with(".state.");
+    if (const auto count = parse_real(source.describe(blob))) out.values.insert(*count);
+  }
+  return out;
+}
+
+// Adds a file of the view that exists in memory only, and returns its number.
+template <class Number>
+Result<std::uint32_t> add_number(SourceView& view, FilePool& files, Number number) {
+  std::array<std::byte, sizeof number> bytes;
+  std::memcpy(bytes.data(), &number, sizeof number);
+  File file = TRY(File::create_in_memory());
+  TRY(file.write_at(0, bytes));
+  const auto at = static_cast<std::uint32_t>(view.catalog.files.size());
+  view.catalog.files.push_back({"(steps)", sizeof number});
+  files.pin(view.catalog.file_path(at), std::move(file));
+  view.catalog.shares_extents = true;
+  return at;
+}
+
+}  // namespace
+
 Status add_steps(SourceView& view, Reader& source, FilePool& files) {
   std::vector<std::string> without;
   for (const auto& [place, states] : states_of(view.catalog))
     if (states.contains(kMomentSuffix) && !states.contains(kStepSuffix)) without.push_back(place.first + place.second);
-  std::set<double> counts;
-  for (const Blob& blob : source.catalog().blobs) {
-    const StateKey key = split_state_key(blob.key());
-    if (without.empty() || key.kind != StateKind::kOptimizer || key.suffix != kStepSuffix) continue;
-    if (key.prefix.ends_with(".state.")) return {};  // each parameter has its own object
-    if (const auto count = parse_real(source.describe(blob))) counts.insert(*count);
-  }
+  if (without.empty()) return {};
+  auto [counts, each] = counts_of_objects(source);
+  if (each) return {};
   FileSource stored(view.catalog, files);
-  for (std::size_t i = 0; i < view.catalog.tensors().size() && !without.empty(); ++i) {
+  for (std::size_t i = 0; i < view.catalog.tensors().size(); ++i) {
     const Tensor& t = view.catalog.tensors()[i];
     if (t.elements() != 1 || !is_common_step(split_state_key(t.key()))) continue;
+    if (t.name != t.key()) return {};  // the output keeps the names of a trainer that counts once
     const auto count = t.located ? TRY(read_count(stored, i)) : std::optional<double>(0);
     if (!count) continue;
     counts.insert(*count);
@@ -165,14 +198,7 @@ Status add_steps(SourceView& view, Reader& source, FilePool& files) {
   }
   if (counts.size() != 1) return {};
   const auto count = static_cast<float>(*counts.begin());
-  std::array<std::byte, sizeof count> bytes;
-  std::memcpy(bytes.data(), &count, sizeof count);
-  File file = TRY(File::create_in_memory());
-  TRY(file.write_at(0, bytes));
-  const auto number = static_cast<std::uint32_t>(view.catalog.files.size());
-  view.catalog.files.push_back({"(steps)", sizeof count});
-  files.pin(view.catalog.file_path(number), std::move(file));
-  view.catalog.shares_extents = true;
+  const std::uint32_t number = TRY(add_number(view, files, count));
   for (const std::string& name : without) {
     Tensor step;
     step.name = name + std::string(kStepSuffix);
@@ -182,6 +208,43 @@ Status add_steps(SourceView& view, Reader& source, FilePool& files) {
     step.path = {std::string(prefix.substr(0, prefix.find('.'))), std::string("state"), key.parameter,
                  std::string(kStepSuffix.substr(1))};
     TRY(view.catalog.add(std::move(step)));
+  }
+  return {};
+}
+
+Status count_steps_once(SourceView& view, std::span<const std::string_view> counters, Reader& source, FilePool& files) {
+  const States states = states_of(view.catalog);
+  if (std::none_of(states.begin(), states.end(), [](const auto& s) { return s.second.contains(kMomentSuffix); }))
+    return {};
+  std::set<double> counts = counts_of_objects(source).values;
+  FileSource stored(view.catalog, files);
+  for (const auto& [place, tensors] : states) {
+    const auto found = tensors.find(kStepSuffix);
+    if (found == tensors.end()) continue;
+    const Tensor& t = view.catalog.tensors()[found->second];
+    if (t.elements() != 1) continue;
+    if (const auto count = t.located ? TRY(read_count(stored, found->second)) : std::optional<double>(0)) {
+      counts.insert(*count);
+      if (t.key() != counters[0]) view.values.insert(found->second);
+    }
+  }
+  if (counts.size() > 1)
+    return unsupported(
+        view.catalog.root + ": parameters have made different numbers of steps, " +
+        with_commas(static_cast<Index>(*counts.begin())) + " to " + with_commas(static_cast<Index>(*counts.rbegin())) +
+        ", and the output counts them once for all; " + "add --exclude 'optim*' to leave the optimizer out");
+  if (counts.empty()) return {};
+  const double count = *counts.begin();
+  if (!(count >= 0 && count <= INT32_MAX) || count != std::floor(count))
+    return corrupt(view.catalog.root + ": expected a number of steps, got " + std::to_string(count));
+  const std::uint32_t number = TRY(add_number(view, files, static_cast<std::int32_t>(count)));
+  for (const std::string_view key : counters) {
+    if (view.catalog.find(key)) continue;
+    Tensor counter;
+    counter.name = key;
+    counter.dtype = DType::kInt32;
+    counter.fragments.add(whole(counter.shape), {number, 0, sizeof(std::int32_t)});
+    TRY(view.catalog.add(std::move(counter)));
   }
   return {};
 }

@@ -4,6 +4,8 @@
 #pragma once
 
 #include <optional>
+#include <span>
+#include <string_view>
 
 #include "lib/checkpoint/format.h"
 #include "lib/convert/view/source_view.h"
@@ -19,7 +21,12 @@ Status add_masters(SourceView& view, ConversionNotes& notes);
 Result<std::optional<Index>> take_steps(SourceView& view, FilePool& files, bool metadata_only);
 
 // For formats that keep a step with each parameter: adds a step tensor for each parameter that has moments, if the
-// source keeps the step in its parameter groups.
+// source keeps the step in its parameter groups, or in a tensor that the view names as torch does.
 Status add_steps(SourceView& view, Reader& source, FilePool& files);
+
+// For conventions whose trainer counts steps once for all parameters (ConventionInfo::counters, plain keys): replaces
+// the steps of the parameters by these scalars, of int32, unless the source has them. Does nothing if the source has no
+// moments or no step. Fails (unsupported) if the steps differ.
+Status count_steps_once(SourceView& view, std::span<const std::string_view> counters, Reader& source, FilePool& files);
 
 }  // namespace reshard

@@ -88,6 +88,13 @@ Status check_whole(const Draft& draft, const MergeSource& source) {
                      "then merge the result");
 }
 
+// Brings Adam's steps into the form of the output's names.
+Status convert_steps(Draft& d, Reader& source) {
+  if (d.names.renames() && !info(*d.names.to).counters.empty())
+    return count_steps_once(d.view, info(*d.names.to).counters, source, source.files());
+  return add_steps(d.view, source, source.files());
+}
+
 // Divides columns that the output stores as separate tensors, so that the plan copies boxes of them.
 Status divide(Draft& d) {
   if (!d.names.renames()) return {};
@@ -165,7 +172,7 @@ Result<Draft> make_draft(Reader& source, const Format& format, const ConversionO
     TRY(add_masters(d.view, d.notes));
     d.step = TRY(take_steps(d.view, source.files(), o.metadata_only));
   } else if (format.holds != Holds::kModel) {
-    TRY(add_steps(d.view, source, source.files()));
+    TRY(convert_steps(d, source));
   }
 
   d.requantized = TRY(requantize(d.view, d.names, o.selection, o.typing, format, d.notes));

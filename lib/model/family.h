@@ -52,8 +52,14 @@ struct ConventionInfo {
   bool pads_vocabulary = false;  // its writers add rows that stand for no token
   bool in_pairs = false;         // rows that its tables call "pairs" are in rotary pairs
   bool layers_apart = false;     // writes each layer under a name of its own if its tables have both
+  // Plain keys of the int32 scalars in which its trainer counts Adam's steps, all with the same number, the optimizer's
+  // own first. Empty: a step for each parameter, as in torch.
+  std::span<const std::string_view> counters = {};
   std::string_view models = {};  // the models that use it, if another convention has the same names
 };
+// MaxText's: the counts of optax's ScaleByAdamState and ScaleByScheduleState, and TrainState.step.
+inline constexpr std::array<std::string_view, 3> kMaxTextCounters = {
+    "optimizer.param_groups.0.step", "extra_state.opt_state.2.count", "extra_state.step"};
 // If names match several conventions equally well, the first one counts.
 inline constexpr std::array kConventions = {
     // model.layers.0.self_attn.q_proj.weight; also ColossalAI's
@@ -105,6 +111,7 @@ inline constexpr std::array kConventions = {
                    .must_be_listed = true,
                    .has_twin = true,
                    .pads_vocabulary = true,
+                   .counters = kMaxTextCounters,
                    .models = "MaxText's llama2, llama3 and llama3.3 models"},
     ConventionInfo{.convention = Convention::kMaxTextInterleaved,
                    .option = "maxtext-interleaved",
@@ -115,6 +122,7 @@ inline constexpr std::array kConventions = {
                    .has_twin = true,
                    .pads_vocabulary = true,
                    .in_pairs = true,
+                   .counters = kMaxTextCounters,
                    .models = "MaxText's llama3.1 models"},
     // decoder.layers_0.self_attention.query.kernel (scan_layers=false)
     ConventionInfo{.convention = Convention::kMaxTextUnscanned,
@@ -125,7 +133,8 @@ inline constexpr std::array kConventions = {
                    .must_be_listed = true,
                    .has_twin = true,
                    .pads_vocabulary = true,
-                   .layers_apart = true},
+                   .layers_apart = true,
+                   .counters = kMaxTextCounters},
     ConventionInfo{.convention = Convention::kMaxTextInterleavedUnscanned,
                    .option = "maxtext-interleaved-unscanned",
                    .title = "MaxText names, with rotary pairs, layers not scanned",
@@ -135,7 +144,8 @@ inline constexpr std::array kConventions = {
                    .has_twin = true,
                    .pads_vocabulary = true,
                    .in_pairs = true,
-                   .layers_apart = true},
+                   .layers_apart = true,
+                   .counters = kMaxTextCounters},
 };
 constexpr const ConventionInfo& info(Convention c) { return kConventions[static_cast<std::size_t>(c)]; }
 std::vector<std::string> convention_options();                       // of all conventions
