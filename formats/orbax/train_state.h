@@ -19,9 +19,9 @@ namespace reshard {
 // "value"). The router biases under nnx_aux become the model's. Leaves other checkpoints alone.
 void set_state_keys(Catalog& catalog);
 
-// Names the tensors and objects of a MaxText run as MaxText's trainer does, which restores its state from them. Sets the
-// tensors' plain keys to the names that they had, and adds the empty states of optax's chain. Leaves other checkpoints
-// alone.
+// Names the tensors and objects of a MaxText run as MaxText's trainer does, which restores its state from them. Sets
+// the tensors' plain keys to the names that they had, and adds the empty states of optax's chain. Leaves other
+// checkpoints alone.
 void set_tree_names(LayoutRequest& request);
 
 }  // namespace reshard
