@@ -167,9 +167,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
         elif not {"host", "x-amz-date", "x-amz-content-sha256"} <= set(given[3].split(";")) or \
                 signature(secret, self, given[2], given[3]) != given[4]:
             self.xml_error(403, "SignatureDoesNotMatch", "The request signature does not match.")
-        elif (region := state.options.region) and given[2].split("/")[1] != region:
-            self.xml_error(400, "AuthorizationHeaderMalformed", "The region is wrong.", {"x-amz-bucket-region": region},
-                           f"<Region>{region}</Region>")
+        elif (region := state.options.region) and given[2].split("/")[1] != region and "?location" not in self.path:
+            named = ({"x-amz-bucket-region": region}, f"<Region>{region}</Region>") if not state.options.mute_region else ()
+            self.xml_error(400, "AuthorizationHeaderMalformed", "The region is wrong.", *named)
         else:
             return True
         return False
@@ -230,6 +230,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
         bucket, _, key = target.partition("/")
         if not bucket or not (state.root / bucket).is_dir():
             return self.xml_error(404, "NoSuchBucket", "The specified bucket does not exist.")
+        if not key and "location" in query:
+            return self.xml('<LocationConstraint xmlns="http://s3.amazonaws.com/doc/2006-03-01/">'
+                            f"{state.options.region}</LocationConstraint>", fault)
         if not key:
             if state.options.deny_list:
                 return self.xml_error(403, "AccessDenied", "Access Denied")
@@ -441,11 +444,11 @@ class Handler(http.server.BaseHTTPRequestHandler):
                 state.requests, state.most_open, state.rounds, state.rounds_done = [], 0, 0, 0
             return self.reply(200, body)
         with state.lock:
+            round_ = state.rounds_done + 1
             state.requests.append({"target": self.path, "method": self.command, "range": self.headers.get("Range"),
-                                   "authorization": self.headers.get("Authorization")})
+                                   "authorization": self.headers.get("Authorization"), "round": round_})
             state.open_now += 1
             state.most_open = max(state.most_open, state.open_now)
-            round_ = state.rounds_done + 1
             state.rounds = max(state.rounds, round_)
         try:
             time.sleep(state.options.delay)
@@ -542,6 +545,7 @@ def main():
     parser.add_argument("directory")
     parser.add_argument("--key")
     parser.add_argument("--region", help="the one that requests must be signed for")
+    parser.add_argument("--mute-region", action="store_true", help="do not name it to requests for another one")
     parser.add_argument("--token")
     parser.add_argument("--delay", type=float, default=0)
     parser.add_argument("--deny-list", action="store_true")

@@ -15,6 +15,8 @@ namespace {
 struct ErrorAdvice {
   std::string_view code, advice;
 };
+constexpr const char* kFirstRegion = "us-east-1";
+
 constexpr ErrorAdvice kAdvice[] = {
     {"InvalidAccessKeyId", "the server does not know the access key; check it, the profile and the endpoint"},
     {"SignatureDoesNotMatch", "the secret key does not match the access key; check it"},
@@ -57,7 +59,7 @@ void BucketClient::refresh() {
 // `body_sum` is the SHA-256 of the body in hex; empty: not known.
 HttpRequest BucketClient::http_request(const Request& request, std::string_view body_sum,
                                        const S3Access& access) const {
-  const std::string region = access.region.empty() ? "us-east-1" : access.region;
+  const std::string region = access.region.empty() ? kFirstRegion : access.region;
   std::string base = access.endpoint.empty() ? "https://s3." + region + ".amazonaws.com" : access.endpoint;
   if (is_part_of_host(access)) base = "https://" + name_ + ".s3." + region + ".amazonaws.com";
   const HttpUrl parts = split_http_url(base);
@@ -82,6 +84,27 @@ HttpRequest BucketClient::http_request(const Request& request, std::string_view 
   return out;
 }
 
+// Returns the region that the reply to a request for `used` says the bucket is in. If it says only that it is another
+// one, asks for the bucket's location. Returns an empty text if the region is not the cause, or stays unknown.
+Result<std::string> BucketClient::region_after(const HttpReply& reply, const std::string& used) {
+  std::string region(reply.header("x-amz-bucket-region"));
+  const std::string code = code_of(reply);
+  if (region.empty()) region = xml_text(reply.body, "Region").value_or("");
+  if (!region.empty() || (reply.status != 301 && reply.status != 307 && code != "AuthorizationHeaderMalformed"))
+    return region;
+  // S3 answers this question in its first region, whatever the bucket's.
+  S3Access access = this->access();
+  if (!used.empty() && used != kFirstRegion) access.region = kFirstRegion;
+  const HttpReply location = TRY(send_http(root_, [&]() -> Result<HttpRequest> {
+    return http_request({.query = {{"location", ""}}}, to_hex(sha256("")), access);
+  }));
+  region = location.header("x-amz-bucket-region");
+  if (region.empty()) region = xml_text(location.body, "Region").value_or("");
+  if (region.empty()) region = xml_text(location.body, "LocationConstraint").value_or("");
+  if (region.empty() && location.status == 200 && access.region != used) region = access.region;
+  return region;
+}
+
 Result<HttpReply> BucketClient::send(const Request& request, const IsTrouble& is_trouble) {
   refresh();
   // TLS protects the body; without it, the signature must.
@@ -97,8 +120,7 @@ Result<HttpReply> BucketClient::send(const Request& request, const IsTrouble& is
     HttpReply reply = TRY(send_http(root_, make, is_trouble));
     if (!is_first || (reply.status != 301 && reply.status != 307 && reply.status != 400 && reply.status != 403))
       return reply;
-    std::string region(reply.header("x-amz-bucket-region"));
-    if (region.empty()) region = xml_text(reply.body, "Region").value_or("");
+    const std::string region = TRY(region_after(reply, used));
     const std::lock_guard lock(mutex_);
     if (!region.empty()) access_.region = region;
     if (access_.region == used) return reply;  // another request may have learnt it meanwhile

@@ -43,6 +43,7 @@ class BucketClient {
   bool is_part_of_host(const S3Access& access) const;
   S3Access access() const;
   void refresh();
+  Result<std::string> region_after(const HttpReply& reply, const std::string& used);
   HttpRequest http_request(const Request& request, std::string_view body_sum, const S3Access& access) const;
   std::string missing_credentials() const;
 

@@ -141,15 +141,22 @@ std::optional<std::string> xml_text(std::string_view xml, std::string_view name)
 }
 
 void for_each_xml(std::string_view xml, std::string_view name, const std::function<void(std::string_view)>& each) {
-  const std::string open = "<" + std::string(name) + ">", close = "</" + std::string(name) + ">";
+  const std::string open = "<" + std::string(name), close = "</" + std::string(name) + ">";
   while (true) {
-    const std::size_t begin = xml.find(open);
-    if (begin == std::string_view::npos) return;
-    const std::size_t end = xml.find(close, begin);
-    if (end == std::string_view::npos) return;
-    each(xml.substr(begin + open.size(), end - begin - open.size()));
+    const std::size_t at = xml.find(open);
+    if (at == std::string_view::npos) return;
+    xml.remove_prefix(at + open.size());
+    if (!xml.starts_with('>') && !xml.starts_with(' ')) continue;  // a longer name
+    const std::size_t begin = xml.find('>'), end = xml.find(close);
+    if (begin == std::string_view::npos || end == std::string_view::npos) return;
+    if (begin < end) each(xml.substr(begin + 1, end - begin - 1));
     xml.remove_prefix(end + close.size());
   }
+}
+
+bool is_usable_key(std::string key) {
+  std::replace(key.begin(), key.end(), '\\', '_');
+  return is_safe_relative_path(key);
 }
 
 std::string status_text(const HttpReply& reply, std::string_view code, std::string_view message) {
