@@ -9,6 +9,11 @@
 namespace reshard {
 namespace {
 
+// A listing may fail after its status was sent.
+bool is_error_of_listing(const HttpReply& reply) {
+  return reply.status == 200 && xml_text(reply.body, "Error").has_value();
+}
+
 class Bucket : public Storage {
  public:
   Bucket(std::string root, std::string name, S3Access access)
@@ -17,9 +22,9 @@ class Bucket : public Storage {
   ObjectWriter* writer() override { return &writer_; }
 
   Result<Listing> list(const std::string& key, Depth depth) override {
-    std::optional<Listing> out;
-    if (depth == Depth::kAllIfFew) out = TRY(list_pages(key, true));
-    if (!out) out = TRY(list_pages(key, false));
+    std::optional<Listing> out = TRY(list_pages(key, depth));
+    if (!out && depth == Depth::kAllIfFew) out = TRY(list_pages(key, Depth::kOneLevel));
+    if (!out) out.emplace().is_whole = false;
     return std::move(*out);
   }
 
@@ -30,9 +35,8 @@ class Bucket : public Storage {
     const HttpReply reply = TRY(client_.send({.key = key, .headers = range, .into = {&first, 1}}));
     if (auto object = object_of(reply, base_name(key))) return object;
     const std::string code = client_.code_of(reply);
-    const bool is_none =
-        (reply.status == 404 && code != "NoSuchBucket") || (reply.status == 403 && code == "AccessDenied");
-    if (is_none) return std::optional<StoredObject>();
+    if (reply.status == 404 && code != "NoSuchBucket") return std::optional<StoredObject>();
+    if (reply.status == 403 && code == "AccessDenied" && !TRY(is_listed(key))) return std::optional<StoredObject>();
     return client_.error_of(reply).context(client_.root() + "/" + key);
   }
 
@@ -45,19 +49,27 @@ class Bucket : public Storage {
   }
 
  private:
+  // Returns whether a listing shows the key. S3 denies access to objects that do not exist if the bucket may not be
+  // listed, so that only this tells an object that may not be read from none.
+  Result<bool> is_listed(const std::string& key) {
+    const HttpReply reply =
+        TRY(client_.send({.query = {{"list-type", "2"}, {"max-keys", "1"}, {"prefix", key}}}, is_error_of_listing));
+    if (reply.status == 403) return false;
+    if (reply.status != 200) return client_.error_of(reply).context(client_.root() + "/" + key);
+    return xml_text(reply.body, "Key") == key;
+  }
+
   static constexpr std::size_t kMostDirectories = 4096;  // of a listing of all levels
 
-  // Lists one level below `key` or, with `is_whole`, all levels. Returns nothing if all levels have too many
-  // directories, or any and take more than one reply: then they may hold any number of objects.
-  Result<std::optional<Listing>> list_pages(const std::string& key, bool is_whole) {
+  // Lists what `depth` says. Returns nothing if that takes more than one reply, except of one level, and of all levels
+  // without directories; and if all levels have too many directories.
+  Result<std::optional<Listing>> list_pages(const std::string& key, Depth depth) {
     Listing out;
     const std::string prefix = key.empty() ? "" : key + "/";
     BucketClient::Query query = {{"list-type", "2"}, {"prefix", prefix}};
-    if (!is_whole) query["delimiter"] = "/";
+    if (depth != Depth::kAllIfFew) query["delimiter"] = "/";
     while (true) {
-      const HttpReply reply = TRY(client_.send({.query = query}, [](const HttpReply& r) {
-        return r.status == 200 && xml_text(r.body, "Error").has_value();
-      }));
+      const HttpReply reply = TRY(client_.send({.query = query}, is_error_of_listing));
       if (reply.status == 403 && client_.code_of(reply) == "AccessDenied") {
         out.is_allowed = false;
         out.why_not =
@@ -74,7 +86,7 @@ class Bucket : public Storage {
       if (!next && is_truncated == "true")
         return io_error(client_.root() + ": the server ends a listing early and does not say how to continue");
       if (!next || next->empty() || is_truncated == "false") return std::optional(std::move(out));
-      if (is_whole && !out.below.empty()) return std::optional<Listing>();
+      if (depth == Depth::kOneReply || !out.below.empty()) return std::optional<Listing>();
       query["continuation-token"] = *next;
     }
   }

@@ -132,7 +132,7 @@ class Hub : public Storage {
   Status add_files(const Json& tree) {
     for (const Json& item : TRY(tree.as_array())) {
       const std::string path(TRY(item.get_string("path")));
-      if (TRY(item.get_string("type")) != "file" || !is_safe_relative_path(path)) continue;
+      if (TRY(item.get_string("type")) != "file" || !is_usable_key(path)) continue;
       StoredObject object;
       const Index size = TRY(item.get_index("size"));
       object.entry = {base_name(path), false, size, 0};

@@ -9,6 +9,7 @@
 #include "lib/base/memory_limit.h"
 #include "lib/base/parallel.h"
 #include "lib/base/storage/http.h"
+#include "lib/base/storage/objects.h"
 #include "lib/base/storage/read_ahead.h"
 #include "lib/base/text.h"
 
@@ -87,7 +88,7 @@ std::shared_ptr<StoredTree::Directory> StoredTree::directory_of(std::vector<Stor
   auto out = std::make_shared<Directory>();
   for (StoredObject& object : objects) {
     const std::string name = object.entry.name;
-    if (!is_safe_relative_path(name) || name.find('/') != std::string::npos) continue;
+    if (!is_usable_key(name) || name.find('/') != std::string::npos) continue;
     // If a key is both an object and a prefix, an empty object only marks the directory.
     const bool wins = !object.entry.is_directory && object.entry.size > 0;
     const auto [at, is_new] = out->objects.try_emplace(name, object);
@@ -101,7 +102,10 @@ Result<std::shared_ptr<const StoredTree::Directory>> StoredTree::directory(const
   if (is_ruled_out(key)) return std::make_shared<const Directory>();
   // A directory above one that is known already is only searched for a name.
   const auto depth = holds_listed(key) ? Storage::Depth::kOneLevel : Storage::Depth::kAllIfFew;
-  Listing listing = TRY(storage_->list(key, depth));
+  return keep(key, TRY(storage_->list(key, depth)));
+}
+
+std::shared_ptr<const StoredTree::Directory> StoredTree::keep(const std::string& key, Listing listing) {
   auto made = directory_of(std::move(listing.objects));
   made->is_allowed = listing.is_allowed;
   made->why_not = std::move(listing.why_not);
@@ -109,8 +113,23 @@ Result<std::shared_ptr<const StoredTree::Directory>> StoredTree::directory(const
   const std::lock_guard lock(mutex_);
   ++changes_;
   for (auto& [path, objects] : listing.below)
-    if (is_safe_relative_path(path)) directories_.try_emplace(below + path, directory_of(std::move(objects)));
+    if (is_usable_key(path)) directories_.try_emplace(below + path, directory_of(std::move(objects)));
   return directories_.try_emplace(key, std::move(made)).first->second;
+}
+
+// Lists the directory of a key if another name in it was looked up in vain: one request then answers for all names,
+// where each would take two. Does not list web servers, which take a request for each name that is there.
+Status StoredTree::list_if_asked_before(const std::string& key) {
+  const std::string above = parent_key(key);
+  {
+    const std::lock_guard lock(mutex_);
+    const auto missed = missed_in_.find(above);
+    if (!lists_hidden(root_) || missed == missed_in_.end() || !std::exchange(missed->second, false)) return {};
+  }
+  if (known(above)) return {};
+  Listing listing = TRY(storage_->list(above, Storage::Depth::kOneReply));
+  if (listing.is_whole) keep(above, std::move(listing));
+  return {};
 }
 
 // Returns whether a listing shows that a directory has nothing of this name.
@@ -162,6 +181,7 @@ Result<std::optional<StoredObject>> StoredTree::find(const Url& url) {
   if (seen && *seen && !url.is_directory) return *seen;
   const auto own = known(url.key);
   if (own && !own->objects.empty() && (seen || url.is_directory)) return directory_here();
+  if (!seen && !own) TRY(list_if_asked_before(url.key));
   if (is_inside_listed(url.key)) {
     const auto parent = TRY(directory(parent_key(url.key)));
     const std::string name = base_name(url.key);
@@ -195,10 +215,12 @@ Result<std::optional<StoredObject>> StoredTree::ask(const Url& url) {
   if (!url.is_directory) {
     const std::lock_guard lock(mutex_);
     found_.try_emplace(url.key, is_directory ? std::nullopt : object);
+    if (!object && !is_directory) missed_in_.try_emplace(parent_key(url.key), true);
   }
   if (is_directory) return std::optional(directory_object(base_name(url.key)));
   if (!may_mark) return object;
-  if (!object && !below->is_allowed && !below->why_not.empty() && !holds_known(parent_key(url.key)))
+  const bool is_around_known = holds_known(parent_key(url.key)) || is_inside_listed(url.key);
+  if (!object && !below->is_allowed && !below->why_not.empty() && !is_around_known)
     return io_error(text_of(url) + ": " + below->why_not);
   return object;
 }
@@ -230,9 +252,9 @@ std::vector<LikelyReads::Object> StoredTree::listed_objects() const {
 }
 
 void StoredTree::expect_after(const std::string& key, Index size, Index offset, Index length) {
-  constexpr std::size_t kMostKept = 4;  // guesses whose bytes wait to be read
+  constexpr Index kMostGuessed = Index{8} << 20;  // bytes that wait to be read, of all guesses but the last
   std::vector<FileRange> ranges;
-  std::list<std::unique_ptr<ReadAhead>> old;  // freed without the lock: that waits for requests in flight
+  std::list<Guess> old;  // freed without the lock: that waits for requests in flight
   const std::lock_guard lock(likely_mutex_);
   Index changes = 0;
   {
@@ -243,9 +265,12 @@ void StoredTree::expect_after(const std::string& key, Index size, Index offset, 
   for (const LikelyReads::Range& range : likely_.after({{key, size}, offset, length}))
     ranges.push_back({root_ + "/" + range.object.key, range.offset, range.length});
   if (ranges.empty()) return;
-  likely_ahead_.push_back(std::make_unique<ReadAhead>());
-  likely_ahead_.back()->fetch(ranges);
-  if (likely_ahead_.size() > kMostKept) old.splice(old.end(), likely_ahead_, likely_ahead_.begin());
+  Index kept = 0;
+  for (const Guess& guess : likely_ahead_) kept += guess.bytes;
+  for (; kept > kMostGuessed; kept -= old.back().bytes) old.splice(old.end(), likely_ahead_, likely_ahead_.begin());
+  likely_ahead_.emplace_back();
+  likely_ahead_.back().fetched->fetch(ranges);
+  for (const FileRange& range : ranges) likely_ahead_.back().bytes += range.length;
 }
 
 void StoredTree::forget(const Url& url) {
@@ -261,6 +286,7 @@ void StoredTree::forget(const Url& url) {
   ++changes_;
   std::erase_if(directories_, is_below);
   std::erase_if(found_, is_below);
+  missed_in_.clear();
   for (std::string above = url.key; !above.empty();) directories_.erase(above = parent_key(above));
 }
 
@@ -331,6 +357,9 @@ Status StoredFile::read_at(Index offset, MutableBytes out) const {
   const Index done = take_fetched(*this, offset, out);
   const MutableBytes rest = out.subspan(done);
   expect_next(offset, std::ssize(out), rest.empty());
+  // The beginning of a file is often read once more: to recognise its format, and to read it.
+  if (rest.empty() && offset == 0 && std::ssize(out) < kShort)
+    RecentStretches::of_process().keep(identity_, 0, {out.begin(), out.end()});
   if (rest.empty()) return {};
   return std::ssize(rest) < kShort ? read_short(offset + done, rest) : read_parts(offset + done, rest);
 }

@@ -38,6 +38,7 @@ inline StoredObject directory_object(std::string name) {
 
 struct Listing {
   bool is_allowed = true;  // false: the store does not list its objects
+  bool is_whole = true;    // false: it has more than one reply holds
   std::string why_not;     // the reason, for a message
   std::vector<StoredObject> objects;
   // The complete contents of directories below, by path relative to the listed one, as far as the store sent them, too.
@@ -48,9 +49,9 @@ struct Listing {
 class Storage {
  public:
   virtual ~Storage() = default;
-  // Lists one level below `key` ("": the root), and with kAllIfFew also the directories below if they fit in one reply.
-  // A directory that does not exist is empty.
-  enum class Depth { kOneLevel, kAllIfFew };
+  // Lists one level below `key` ("": the root); with kAllIfFew also the directories below if they fit in one reply;
+  // with kOneReply at most what one reply holds. A directory that does not exist is empty.
+  enum class Depth { kOneLevel, kAllIfFew, kOneReply };
   virtual Result<Listing> list(const std::string& key, Depth depth) = 0;
   // Returns the object with this key; nothing if there is none, or only a directory.
   virtual Result<std::optional<StoredObject>> stat(const std::string& key) = 0;
@@ -93,6 +94,8 @@ class StoredTree {
   };
   static std::shared_ptr<Directory> directory_of(std::vector<StoredObject> objects);
   Result<std::shared_ptr<const Directory>> directory(const std::string& key);
+  std::shared_ptr<const Directory> keep(const std::string& key, Listing listing);
+  Status list_if_asked_before(const std::string& key);
   std::shared_ptr<const Directory> known(const std::string& key) const;
   std::optional<std::optional<StoredObject>> found(const std::string& key) const;
   bool is_inside_listed(const std::string& key) const;
@@ -108,11 +111,16 @@ class StoredTree {
   mutable std::mutex mutex_;
   std::map<std::string, std::shared_ptr<const Directory>> directories_;  // by key
   std::map<std::string, std::optional<StoredObject>> found_;             // objects that were looked up by key
-  Index changes_ = 0;                                                    // of directories_
-  std::mutex likely_mutex_;                                              // guards what follows; taken before mutex_
+  std::map<std::string, bool> missed_in_;  // directories where a name was looked up in vain; whether to list them
+  Index changes_ = 0;                      // of directories_
+  std::mutex likely_mutex_;                // guards what follows; taken before mutex_
   LikelyReads likely_;
-  Index known_changes_ = 0;                             // changes_ when likely_ was told of the objects
-  std::list<std::unique_ptr<ReadAhead>> likely_ahead_;  // oldest first
+  Index known_changes_ = 0;  // changes_ when likely_ was told of the objects
+  struct Guess {
+    std::unique_ptr<ReadAhead> fetched = std::make_unique<ReadAhead>();
+    Index bytes = 0;
+  };
+  std::list<Guess> likely_ahead_;  // oldest first
 };
 
 // An open object, the part of a File that is behind a URL. Thread-safe.
