@@ -16,6 +16,7 @@
 #include "lib/base/storage/storage.h"
 #include "lib/base/storage/url.h"
 #include "lib/base/text.h"
+#include "lib/base/trouble.h"
 #include "lib/checkpoint/provenance.h"
 #include "lib/checkpoint/side_files.h"
 #include "lib/model/parts.h"
@@ -55,9 +56,11 @@ Result<std::optional<OpenCheckpoint>> open_snapshot(const PathSnapshot& place, c
 
 // Returns the directory with the same key as an object, which only stores of objects can have; nothing if there is
 // none.
-std::optional<PathSnapshot> directory_of_same_key(const PathSnapshot& object) {
-  if (!object.is_file() || !is_url(object.path())) return std::nullopt;
+Result<std::optional<PathSnapshot>> directory_of_same_key(const PathSnapshot& object) {
+  if (!object.is_file() || !is_url(object.path())) return std::optional<PathSnapshot>();
+  const TroubleWatch watch;
   auto directory = PathSnapshot::look(object.path() + "/");
+  if (!directory && watch.explains(directory.error())) return std::move(directory).error();
   return directory && directory->is_directory() ? std::optional(std::move(*directory)) : std::nullopt;
 }
 
@@ -65,7 +68,7 @@ std::optional<PathSnapshot> directory_of_same_key(const PathSnapshot& object) {
 Result<std::optional<OpenCheckpoint>> open_named(const PathSnapshot& place, const OpenOptions& options) {
   auto open = open_snapshot(place, options);
   if (open && *open) return open;
-  const auto directory = directory_of_same_key(place);
+  const auto directory = TRY(directory_of_same_key(place));
   if (!directory) return open;
   if (!open)
     return Error(
@@ -111,15 +114,17 @@ Result<std::vector<std::string>> files_if_complete(const std::string& path) {
   return out;
 }
 
-std::string gap_of_checkpoint(const std::string& path) {
+Result<std::string> gap_of_checkpoint(const std::string& path) {
+  const TroubleWatch watch;
   const auto files = files_if_complete(path);
+  if (!files && watch.explains(files.error())) return files.error();
   return files ? std::string() : files.error().message();
 }
 
 Result<std::string> newest_complete(const std::vector<std::string>& checkpoints) {
   std::string gap_of_last;
   for (auto c = checkpoints.rbegin(); c != checkpoints.rend(); ++c) {
-    const std::string gap = gap_of_checkpoint(*c);
+    const std::string gap = TRY(gap_of_checkpoint(*c));
     if (gap.empty()) return *c;
     if (gap_of_last.empty()) gap_of_last = gap;
   }
@@ -130,12 +135,15 @@ namespace {
 
 // Says what to open instead of the directory of a training run; empty if nothing below it is a checkpoint.
 Result<std::string> advice_for_run(const std::string& path) {
+  const TroubleWatch watch;
   const auto found = checkpoints_of_run(path);
+  if (!found && watch.explains(found.error())) return found.error();
   if (!found || found->empty()) return std::string();
   // diffusers' pipelines, sentence-transformers' modules
   if (TRY(path_exists(path_join(path, "model_index.json"))) || TRY(path_exists(path_join(path, "modules.json"))))
     return "a directory of several models; name one of them: " + some_of(*found);
   const auto newest = newest_complete(*found);
+  if (!newest && newest.error().code() == ErrorCode::kIo) return newest.error();
   return "a directory of " + count_of(std::ssize(*found), "checkpoint") + "; " +
          (newest ? "the newest complete one is " + printable(*newest) : newest.error().message());
 }

@@ -12,6 +12,7 @@
 #include "lib/base/names.h"
 #include "lib/base/storage/storage.h"
 #include "lib/base/text.h"
+#include "lib/base/trouble.h"
 
 namespace reshard {
 namespace {
@@ -282,24 +283,25 @@ void compare_shapes(const std::string& path, const Catalog& optimizer, const Cat
                  : ". They belong to another model, or to a part of one"));
 }
 
-std::optional<OpenCheckpoint> open_beside(const PathSnapshot& directory, const std::string& name) {
-  const auto place = directory.inside(name);
-  const auto format = place ? recognised_format(**place) : Result<const Format*>(nullptr);
-  if (!format || !*format) return std::nullopt;
-  auto reader = (*format)->open(**place, {.files_too = false});
-  if (!reader) return std::nullopt;
-  return OpenCheckpoint{*format, *std::move(reader)};
+// Opens the place that `look` returns; nothing if no checkpoint there can be opened.
+template <class Look>
+Result<std::optional<OpenCheckpoint>> open_beside(const Look& look) {
+  std::optional<OpenCheckpoint> out;
+  TRY(look_if_possible([&]() -> Status {
+    const PathSnapshot& place = *TRY(look());
+    if (const Format* const format = TRY(recognised_format(place)))
+      out = OpenCheckpoint{format, TRY(format->open(place, {.files_too = false}))};
+    return {};
+  }));
+  return out;
 }
 
 // Compares numbered optimizer state with the model in the file's directory.
-void compare_with_model(const PathSnapshot& file, Catalog& catalog) {
-  if (shapes_of_moments(catalog).empty()) return;
-  const auto directory = file.parent();
-  if (!directory) return;
-  const auto format = recognised_format(**directory);
-  if (!format || !*format) return;
-  const auto model = (*format)->open(**directory, {.files_too = false});
-  if (model) compare_shapes(file.path(), catalog, (*model)->catalog(), catalog.warnings);
+Status compare_with_model(const PathSnapshot& file, Catalog& catalog) {
+  if (shapes_of_moments(catalog).empty()) return {};
+  if (const auto model = TRY(open_beside([&] { return file.parent(); })))
+    compare_shapes(file.path(), catalog, model->reader->catalog(), catalog.warnings);
+  return {};
 }
 
 }  // namespace
@@ -366,12 +368,12 @@ Result<std::string> join_optimizer(OpenCheckpoint& model, OpenCheckpoint optimiz
 
 Status join_optimizers(const PathSnapshot& place, OpenCheckpoint& open) {
   Catalog& catalog = open.reader->catalog();
-  if (place.is_file()) compare_with_model(place, catalog);
+  if (place.is_file()) TRY(compare_with_model(place, catalog));
   if (place.is_file() || catalog.root != place.path()) return {};
   const std::vector<std::string> beside = optimizers_beside(place, catalog);
   std::string why;
   for (const std::string& name : beside) {
-    auto state = open_beside(place, name);
+    auto state = TRY(open_beside([&] { return place.inside(name); }));
     if (!state) continue;
     compare_shapes(path_join(place.path(), name), state->reader->catalog(), catalog, catalog.warnings);
     if (beside.size() > 1 || shapes_of_moments(state->reader->catalog()).empty()) continue;
@@ -408,9 +410,12 @@ bool names_step(std::string_view name) {
                      [&](std::string_view word) { return number_after(name, word).has_value(); });
 }
 
-bool is_checkpoint(const std::string& path) {
+// Returns false for what cannot be read, such as a directory of somebody else.
+Result<bool> is_checkpoint(const std::string& path) {
+  const TroubleWatch watch;
   const auto place = PathSnapshot::look(path);
   const auto format = place ? recognised_format(*place) : Result<const Format*>(place.error());
+  if (!format && watch.explains(format.error())) return format.error();
   return format && (*format || (place->is_directory() && !parts_of(place->entries()).models.empty()));
 }
 
@@ -448,8 +453,9 @@ Result<std::vector<std::string>> checkpoints_of_run(const std::string& path) {
     std::stable_sort(files.begin(), files.end(), [](const std::string& a, const std::string& b) {
       return step_in_name(base_name(a)) < step_in_name(base_name(b));
     });
-    std::copy_if(next.begin(), next.end(), std::back_inserter(out), is_checkpoint);
-    std::copy_if(files.begin(), files.end(), std::back_inserter(out), is_checkpoint);
+    for (const auto* const children : {&next, &files})
+      for (const std::string& child : *children)
+        if (TRY(is_checkpoint(child))) out.push_back(child);
     level = std::move(next);
   }
   return out;

@@ -6,6 +6,7 @@
 
 #include "formats/open.h"
 #include "lib/base/text.h"
+#include "lib/base/trouble.h"
 #include "lib/checkpoint/state_key.h"
 #include "lib/model/quantization.h"
 
@@ -50,7 +51,16 @@ int rank_of_object(const std::string& key) {
   return split_state_key(key).kind == StateKind::kOptimizer ? 5 : key.starts_with("dataloader") ? 4 : 3;
 }
 
-void describe_objects(Inspection& in) {
+// Describes an object. Fails if a trouble keeps its bytes from being read, so that it does not seem to have no value.
+Result<std::string> description_of(Reader& reader, const Blob& blob) {
+  const TroubleWatch watch;
+  std::string out = reader.describe(blob);
+  if (!out.empty() || !watch.saw_any()) return out;
+  TRY(reader.blob_bytes(blob));
+  return reader.describe(blob);
+}
+
+Status describe_objects(Inspection& in) {
   std::vector<const Blob*> blobs;
   for (const Blob& b : in.catalog().blobs)
     if (in.shows(b)) blobs.push_back(&b);
@@ -58,16 +68,17 @@ void describe_objects(Inspection& in) {
   std::stable_sort(blobs.begin(), blobs.end(),
                    [](const Blob* a, const Blob* b) { return rank_of_object(a->key()) < rank_of_object(b->key()); });
   for (std::size_t i = 0; i < std::min(blobs.size(), kShownObjects); ++i)
-    in.objects.emplace_back(blobs[i]->name, in.reader->describe(*blobs[i]));
+    in.objects.emplace_back(blobs[i]->name, TRY(description_of(*in.reader, *blobs[i])));
+  return {};
 }
 
 // Returns the number of data-parallel ranks that torchtitan's data loader recorded.
-std::optional<Index> dataloader_ranks(Reader& reader) {
+Result<std::optional<Index>> dataloader_ranks(Reader& reader) {
   for (const Blob& blob : reader.catalog().blobs) {
     if (blob.name != "dataloader.world_size" && blob.name != "dataloader.dp_world_size") continue;
-    if (const auto n = parse_number(reader.describe(blob))) return n;
+    if (const auto n = parse_number(TRY(description_of(reader, blob)))) return n;
   }
-  return std::nullopt;
+  return std::optional<Index>();
 }
 
 }  // namespace
@@ -86,14 +97,14 @@ Result<Inspection> look_at(const std::string& path, const SourceOptions& options
   in.format = open.format;
   in.reader = std::move(open.reader);
   in.files = look_at_files(in.catalog());
-  in.mesh = infer_mesh(in.catalog(), dataloader_ranks(*in.reader));
+  in.mesh = infer_mesh(in.catalog(), TRY(dataloader_ranks(*in.reader)));
   for (const Tensor& t : in.catalog().tensors()) {
     if (!in.shows(t)) continue;
     const StateKey key = split_state_key(t.key());
     count_tensor(t, in.kinds[static_cast<std::size_t>(key.kind)], key);
   }
   if (const PackedWeights packed = find_packed(in.catalog(), nullptr); !packed.empty()) in.packed = packed_text(packed);
-  describe_objects(in);
+  TRY(describe_objects(in));
   return in;
 }
 

@@ -13,13 +13,14 @@ namespace {
 Result<int> print_json(const std::string& path, const std::vector<std::string>& found) {
   Json list = Json::array();
   for (const std::string& checkpoint : found) {
-    const std::string gap = gap_of_checkpoint(checkpoint);
+    const std::string gap = TRY(gap_of_checkpoint(checkpoint));
     list.push_back(Json::object()
                        .set("path", valid_utf8(checkpoint))
                        .set("complete", gap.empty())
                        .set("problem", gap.empty() ? Json() : Json(valid_utf8(gap))));
   }
   const auto newest = newest_complete(found);
+  if (!newest && newest.error().code() == ErrorCode::kIo) return newest.error();
   show_json(answer_json("latest")
                 .set("run", valid_utf8(path))
                 .set("newest", newest ? Json(valid_utf8(*newest)) : Json())
@@ -34,7 +35,7 @@ Result<int> latest(const std::string& path, bool all, bool as_json) {
   if (as_json) return print_json(path, found);
   if (all) {
     for (const std::string& checkpoint : found) {
-      const std::string gap = gap_of_checkpoint(checkpoint);
+      const std::string gap = TRY(gap_of_checkpoint(checkpoint));
       std::printf("%s   %s\n", printable(checkpoint).c_str(), gap.empty() ? "complete" : printable(gap).c_str());
     }
     return 0;

@@ -10,6 +10,7 @@
 #include "formats/pickle_allowlist.h"
 #include "lib/base/memory_limit.h"
 #include "lib/base/text.h"
+#include "lib/base/trouble.h"
 
 namespace reshard::tools {
 namespace {
@@ -43,8 +44,9 @@ Error with_way_out(const Error& error, ConvertOptions options, OpenOptions how) 
 // `allow_faults`: also opens a checkpoint whose tensors are incomplete or stored twice.
 Result<OpenCheckpoint> open_source(const ConvertOptions& options, OpenOptions how, bool allow_faults) {
   how.validated = !allow_faults;
+  const TroubleWatch watch;
   auto open = open_checkpoint(options.source, how);
-  if (open) return open;
+  if (open || watch.explains(open.error())) return open;
   if (!allow_faults) return with_way_out(open.error(), options, how);
   how.files_too = false;
   return open_checkpoint(options.source, how);

@@ -41,6 +41,7 @@
 #include "lib/base/shell.h"
 #include "lib/base/storage/storage.h"
 #include "lib/base/text.h"
+#include "lib/base/trouble.h"
 #include "lib/checkpoint/side_files.h"
 #include "lib/output/work_directory.h"
 #include "tools/child.h"
@@ -314,7 +315,7 @@ class Watch {
     }
     if (page_) TRY(measure(complete));
     if (interrupted()) return {};
-    if (complete.empty() || !gap_of_checkpoint(complete.back().source).empty())
+    if (complete.empty() || !TRY(gap_of_checkpoint(complete.back().source)).empty())
       return {};  // the newest has changed since; others may be needed
     if (options_.removes() && knows_best(complete, best)) TRY(remove_others(complete, kept));
     if (options_.without_optimizer_after > 0) TRY(drop_optimizers(complete));
@@ -389,7 +390,9 @@ class Watch {
       TRY(write_record());
     }
     if (complete_.contains(step.name)) return true;
+    const TroubleWatch watch;
     const auto files = files_if_complete(step.source);
+    if (!files && watch.explains(files.error())) report(failed_, step, files.error());
     if (!files || (done != done_.end() && !TRY(are_quiet(*files)))) return false;
     complete_[step.name] = files->empty() ? std::string() : files->front();
     return true;

@@ -6,6 +6,7 @@
 #include "formats/colossalai/reader.h"
 #include "formats/encoding/weight_index.h"
 #include "lib/base/text.h"
+#include "lib/base/trouble.h"
 #include "lib/layout/stages.h"
 
 namespace reshard::colossalai {
@@ -29,12 +30,13 @@ bool is_moment(std::string_view key) { return key == "exp_avg" || key == "exp_av
 }  // namespace
 
 // Reads the parameters of the model in the usual place, for an optimizer that was opened alone.
-void ColossalaiReader::read_neighbour(const PathSnapshot& opened) {
+Status ColossalaiReader::read_neighbour(const PathSnapshot& opened) {
   const bool is_file = !tree_.optimizer_file.empty();
-  if (!is_file && base_name(tree_.root) != kOptimizer) return;
+  if (!is_file && base_name(tree_.root) != kOptimizer) return {};
+  const TroubleWatch watch;
   const auto around = (is_file ? opened : *tree_.place).parent();
   const auto modeling = around ? (*around)->inside(kModeling) : Result<const PathSnapshot*>(around.error());
-  if (!modeling) return;
+  if (!modeling) return watch.explains(modeling.error()) ? modeling.error() : Status();
   ColossalaiReader model;
   model.options_ = {.files_too = false, .validated = false};
   const auto read = [&](const PathSnapshot& root, const std::string& file) -> Status {
@@ -52,10 +54,14 @@ void ColossalaiReader::read_neighbour(const PathSnapshot& opened) {
     neighbour_ = path_join((*around)->path(), file);
     done = read(**around, std::string(file));
   }
-  if (!done) return neighbour_.clear();
+  if (!done) {
+    neighbour_.clear();
+    return watch.explains(done.error()) ? std::move(done) : Status();
+  }
   parameters_ = std::move(model.parameters_);
   is_ordered_ = model.is_ordered_;
   is_untied_ = model.is_untied_;
+  return {};
 }
 
 Status ColossalaiReader::add_groups(pickle::Value list, std::uint32_t file) {

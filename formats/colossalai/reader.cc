@@ -9,6 +9,7 @@
 #include "formats/encoding/weight_index.h"
 #include "lib/base/json.h"
 #include "lib/base/text.h"
+#include "lib/base/trouble.h"
 #include "lib/checkpoint/side_files.h"
 #include "lib/layout/stages.h"
 
@@ -243,7 +244,9 @@ Status ColossalaiReader::open_model() {
 Status ColossalaiReader::read_config(const std::string& directory) {
   const std::string path = path_join(directory, kConfigFile);
   if (!TRY(has_file(path))) return {};
+  const TroubleWatch watch;
   const auto text = read_whole_file(path, kMaxRunningStates);
+  if (!text && watch.explains(text.error())) return text.error();
   const auto json = text ? parse_json(*text, path) : Result<Json>(text.error());
   const Json* tie = json ? json->find("tie_word_embeddings") : nullptr;
   is_untied_ = tie != nullptr && tie->is_bool() && !*tie->as_bool();
@@ -295,7 +298,7 @@ Status ColossalaiReader::open(const PathSnapshot& place, const OpenOptions& opti
   options_ = options;
   catalog_.root = tree_.root;
   if (tree_.has_model) TRY(open_model());
-  if (tree_.has_optimizer && !tree_.has_model) read_neighbour(place);
+  if (tree_.has_optimizer && !tree_.has_model) TRY(read_neighbour(place));
   if (tree_.has_optimizer || tree_.is_application) TRY(open_optimizer());
   if (tree_.is_application) {
     TRY(open_scheduler());

@@ -71,7 +71,7 @@ class ColossalaiReader : public TensorFileReader {
   ParameterNames names_of(const std::vector<ParameterId>& ids, const std::vector<std::vector<Index>>& groups) const;
   Status add_states(std::map<Index, std::string>& name_of);
   void note_fused(const std::map<Index, std::string>& name_of);
-  void read_neighbour(const PathSnapshot& opened);
+  Status read_neighbour(const PathSnapshot& opened);
   Status read_config(const std::string& directory);
   Status open_scheduler();
   Status open_running_states();

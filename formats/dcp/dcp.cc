@@ -13,7 +13,7 @@ bool is_rank_metadata(std::string_view name) { return take(name, "__") && take_n
 Result<bool> is_file_of_directory(const PathSnapshot& place) {
   const std::string name = place.name();
   if (place.is_directory() || !(name.ends_with(kDataEnding) || name.ends_with(kMetadataFile))) return false;
-  return TRY(place.parent())->has_file(kMetadataFile);
+  return TRY(place.parent())->has_hidden_file(kMetadataFile);
 }
 
 namespace {

@@ -17,6 +17,7 @@
 #include "lib/base/storage/read_ahead.h"
 #include "lib/base/storage/url.h"
 #include "lib/base/text.h"
+#include "lib/base/trouble.h"
 
 namespace reshard::dcp {
 namespace {
@@ -43,9 +44,9 @@ class DcpReader : public Reader {
   Status read_metadata(const std::vector<DirectoryEntry>& entries);
   static Result<bool> read_plain(const std::string& path, Catalog& catalog, WriterFacts& facts);
   Result<WriterFacts> read_any(const std::vector<std::string>& names);
-  void look_at_files(const std::vector<DirectoryEntry>& entries);
-  void name_objects_of_ranks();
-  bool stored_as_safetensors();
+  Status look_at_files(const std::vector<DirectoryEntry>& entries);
+  Status name_objects_of_ranks();
+  Result<bool> stored_as_safetensors();
   std::size_t fetch_ends_of_items(const std::vector<std::size_t>& tensors, std::size_t begin, ReadAhead& ahead);
   Status locate_tensor(Tensor& tensor, const std::string& spool);
   Result<Fragment> locate_item(const Tensor& tensor, const Fragment& item, DType& dtype, const std::string& spool);
@@ -66,23 +67,27 @@ Status DcpReader::open(const PathSnapshot& directory, const OpenOptions& options
   catalog_.root = directory.path();
   const std::vector<DirectoryEntry>& entries = directory.entries();
   TRY(read_metadata(entries));
-  look_at_files(entries);
-  name_objects_of_ranks();
+  TRY(look_at_files(entries));
+  TRY(name_objects_of_ranks());
   catalog_.sort_by_name();
   // With SAFETENSORS, all chunks of a file are recorded at the offset of the blob that holds them.
   const Status disjoint = check_extents_disjoint(catalog_, SharedExtents::kRefused);
-  catalog_.shares_extents = !disjoint && stored_as_safetensors();
+  catalog_.shares_extents = !disjoint && TRY(stored_as_safetensors());
   if (!options.validated) return {};
   TRY(validate(catalog_, options.files_too));
   return catalog_.shares_extents ? Status() : disjoint;
 }
 
-bool DcpReader::stored_as_safetensors() {
+Result<bool> DcpReader::stored_as_safetensors() {
   for (const Tensor& t : catalog_.tensors()) {
     if (t.fragments.empty() || t.fragments.extent(0).length == 0) continue;
-    const auto file = files_.open(catalog_.file_path(t.fragments.extent(0).file));
-    const auto head = file ? magic(**file, t.fragments.extent(0)) : Result<std::string>(file.error());
-    return head && *head != zip::kMagic && *head != zstd::kMagic;
+    std::string head(zip::kMagic);
+    TRY(look_if_possible([&]() -> Status {
+      const auto file = TRY(files_.open(catalog_.file_path(t.fragments.extent(0).file)));
+      head = TRY(magic(*file, t.fragments.extent(0)));
+      return {};
+    }));
+    return head != zip::kMagic && head != zstd::kMagic;
   }
   return false;
 }
@@ -159,7 +164,7 @@ Result<WriterFacts> DcpReader::read_any(const std::vector<std::string>& names) {
   return reader.facts();
 }
 
-void DcpReader::look_at_files(const std::vector<DirectoryEntry>& entries) {
+Status DcpReader::look_at_files(const std::vector<DirectoryEntry>& entries) {
   std::unordered_map<std::string_view, const DirectoryEntry*> by_name;
   for (const DirectoryEntry& e : entries) by_name.emplace(e.name, &e);
   std::unordered_map<std::string_view, bool> used;
@@ -170,8 +175,8 @@ void DcpReader::look_at_files(const std::vector<DirectoryEntry>& entries) {
       continue;
     }
     if (file.path.find('/') == std::string::npos) continue;
-    if (auto deep = File::open(path_join(catalog_.root, file.path)); deep)
-      file.size = deep->size().has_value() ? *deep->size() : -1;
+    const auto deep = TRY(entry_at(path_join(catalog_.root, file.path)));
+    if (deep && !deep->is_directory) file.size = deep->size;
   }
   std::vector<CatalogFile> idle;  // empty files, of ranks that wrote nothing; they show the number of ranks
   for (const DirectoryEntry& e : entries) {
@@ -182,29 +187,35 @@ void DcpReader::look_at_files(const std::vector<DirectoryEntry>& entries) {
       idle.push_back({e.name, 0, rank_of_file(e.name)});
   }
   catalog_.files.insert(catalog_.files.end(), idle.begin(), idle.end());
+  return {};
 }
 
 // Finds objects that differ between ranks. Ranks that save on their own each write all objects, and some have their own
 // value under a shared name: a seed, the state of a data loader. The first rank's value keeps the name. If the files
 // are missing, only lengths are compared.
-void DcpReader::name_objects_of_ranks() {
+Status DcpReader::name_objects_of_ranks() {
   Index left = kMaxComparedInAll;
-  const auto stored = [&](const Extent& e) -> std::optional<std::string> {
-    if (e.length > kMaxCompared || e.length > left || catalog_.files[e.file].size < e.offset + e.length) return {};
+  const auto stored = [&](const Extent& e) -> Result<std::optional<std::string>> {
+    std::optional<std::string> out;
+    if (e.length > kMaxCompared || e.length > left || catalog_.files[e.file].size < e.offset + e.length) return out;
     left -= e.length;
-    const auto file = files_.open(catalog_.file_path(e.file));
-    std::string bytes(e.length, '\0');
-    if (!file || !(*file)->read_at(e.offset, {reinterpret_cast<std::byte*>(bytes.data()), bytes.size()})) return {};
-    return bytes;
+    TRY(look_if_possible([&]() -> Status {
+      const auto file = TRY(files_.open(catalog_.file_path(e.file)));
+      std::string bytes(e.length, '\0');
+      TRY(file->read_at(e.offset, {reinterpret_cast<std::byte*>(bytes.data()), bytes.size()}));
+      out = std::move(bytes);
+      return {};
+    }));
+    return out;
   };
   std::vector<Blob> others;
   for (Blob& blob : catalog_.blobs) {
     if (blob.copies.empty()) continue;
-    const auto first = stored(blob.extent);
+    const auto first = TRY(stored(blob.extent));
     std::vector<Extent> equal;
     for (const Extent& copy : blob.copies) {
       const bool is_there = catalog_.files[blob.extent.file].size >= 0 && catalog_.files[copy.file].size >= 0;
-      if (copy.length == blob.extent.length && (!is_there || (first && stored(copy) == first))) {
+      if (copy.length == blob.extent.length && (!is_there || (first && TRY(stored(copy)) == first))) {
         equal.push_back(copy);
         continue;
       }
@@ -221,6 +232,7 @@ void DcpReader::name_objects_of_ranks() {
     blob.copies = std::move(equal);
   }
   std::move(others.begin(), others.end(), std::back_inserter(catalog_.blobs));
+  return {};
 }
 
 Result<std::string> DcpReader::magic(const File& file, const Extent& item) const {

@@ -60,7 +60,7 @@ class Scanner {
   Status locate_external(Id creation, Tensor& tensor, bool big_endian);
   Status locate_chunks(Id dataset, Id creation, Tensor& tensor, bool big_endian, const std::string& place);
   Result<std::vector<ChunkFilter>> filters_of(Id creation, Index element_bytes);
-  std::uint32_t file_number(const std::string& stored);
+  Result<std::uint32_t> file_number(const std::string& stored);
   std::string place_of(const std::string& path) const {
     return path_ + ": '" + printable(path.substr(0, kSaid)) + (path.size() > kSaid ? "'..." : "'");
   }
@@ -277,7 +277,7 @@ Status Scanner::locate_contiguous(Id dataset, Tensor& tensor, bool big_endian) {
   return {};
 }
 
-std::uint32_t Scanner::file_number(const std::string& stored) {
+Result<std::uint32_t> Scanner::file_number(const std::string& stored) {
   auto& files = listing_.catalog.files;
   // Paths of a catalog are relative to its root.
   std::error_code ignored;
@@ -289,10 +289,8 @@ std::uint32_t Scanner::file_number(const std::string& stored) {
           : stored;
   for (std::size_t i = 1; i < files.size(); ++i)
     if (files[i].path == name) return static_cast<std::uint32_t>(i);
-  CatalogFile file{name, -1};
-  if (const auto open = File::open(path_join(listing_.catalog.root, name)); open)
-    if (const auto size = open->size()) file.size = *size;
-  files.push_back(std::move(file));
+  const auto entry = TRY(entry_at(path_join(listing_.catalog.root, name)));
+  files.push_back({name, entry && !entry->is_directory ? entry->size : -1});
   return static_cast<std::uint32_t>(files.size() - 1);
 }
 
@@ -309,7 +307,7 @@ Status Scanner::locate_external(Id creation, Tensor& tensor, bool big_endian) {
   Fragment f;
   f.box = whole(tensor.shape);
   f.strides = row_major_strides(tensor.shape);
-  f.extent = {file_number(name), static_cast<Index>(offset), tensor.bytes()};
+  f.extent = {TRY(file_number(name)), static_cast<Index>(offset), tensor.bytes()};
   f.big_endian = big_endian;
   tensor.fragments.add(f);
   return {};

@@ -57,7 +57,7 @@ bool is_own_file(const Catalog& catalog, std::string_view path) {
 
 Result<bool> recognises(const PathSnapshot& place) {
   if (place.is_file()) return is_ours(place.path());
-  return place.has_file_like(is_ours) && !place.has_file(".metadata");  // then it is a Distributed Checkpoint
+  return place.has_file_like(is_ours) && !TRY(place.has_hidden_file(".metadata"));  // of a Distributed Checkpoint
 }
 
 // Distributes a model over files as huggingface_hub's save_torch_state_dict does.

@@ -78,7 +78,7 @@ bool has_rank_files(const PathSnapshot& place) {
 }
 
 Result<bool> has_sharded_files(const PathSnapshot& place) {
-  if (!place.has_file(".metadata")) return false;
+  if (!TRY(place.has_hidden_file(".metadata"))) return false;
   if (place.has_file(kCommonFile)) return true;
   const auto text = TRY(place.text_of(kMetadataFile, kMaxMetadataBytes));
   const auto json = text ? parse_json(*text, kMetadataFile) : Result<Json>(Json());

@@ -33,7 +33,7 @@ Result<bool> has_array_directories(const PathSnapshot& place) {
   for (const DirectoryEntry& entry : place.entries()) {
     if (!entry.is_directory || ++looked_at > 4) continue;
     const PathSnapshot& array = *TRY(place.inside(entry.name));
-    if (array.has_file(".zarray")) return true;
+    if (TRY(array.has_hidden_file(".zarray"))) return true;
     if (const auto text = TRY(array.text_of("zarr.json", Index{1} << 20));
         text && text->find("\"array\"") != text->npos)
       return true;

@@ -18,6 +18,7 @@
 #include "lib/base/memory_limit.h"
 #include "lib/base/names.h"
 #include "lib/base/text.h"
+#include "lib/base/trouble.h"
 #include "lib/source/tensor_source.h"
 
 namespace reshard::orbax {
@@ -81,7 +82,7 @@ Result<bool> has_arrays_of_their_own(const PathSnapshot& item) {
   for (const DirectoryEntry& e : item.entries()) {
     if (!e.is_directory) continue;
     const PathSnapshot& array = *TRY(item.inside(e.name));
-    if (array.has_file(kZarr2.substr(1)) || array.has_file(kZarr3.substr(1))) return true;
+    if (array.has_file(kZarr3.substr(1)) || TRY(array.has_hidden_file(kZarr2.substr(1)))) return true;
   }
   return false;
 }
@@ -335,7 +336,9 @@ Status OrbaxReader::read_item(const Item& item, bool is_only, const OpenOptions&
 Status OrbaxReader::read_json_items(const Parts& parts) {
   for (const std::string& name : parts.json) {
     const std::string file = path_join(name, "metadata"), path = path_join(catalog_.root, file);
+    const TroubleWatch watch;
     const auto text = read_whole_file(path, kMaxJson);
+    if (!text && watch.explains(text.error())) return text.error();
     const auto json = text ? parse_json(*text, path) : Result<Json>(text.error());
     if (!json) {
       catalog_.notes.push_back("Not read: item '" + printable(name) + "': " + json.error().message());
@@ -360,9 +363,14 @@ Status OrbaxReader::describe_checkpoint(const Parts& parts) {
     }
   // If an item is opened alone, its step's metadata describes it, provided the step can be listed.
   const bool is_inside = parts.directory->has_file(kCheckpointMetadata);
-  const auto parent = parts.directory->parent();
-  if (!is_inside && !parent) return {};
-  const PathSnapshot& step = is_inside ? *parts.directory : **parent;
+  const PathSnapshot* around = is_inside ? parts.directory : nullptr;
+  if (!is_inside)
+    TRY(look_if_possible([&]() -> Status {
+      around = TRY(parts.directory->parent());
+      return {};
+    }));
+  if (!around) return {};
+  const PathSnapshot& step = *around;
   const auto text = TRY(step.text_of(kCheckpointMetadata, kMaxJson));
   if (!text) return {};
   if (is_inside) catalog_.metadata_files.emplace_back(kCheckpointMetadata);

@@ -3,6 +3,7 @@
 
 #include "lib/base/file.h"
 #include "lib/base/text.h"
+#include "lib/base/trouble.h"
 
 namespace reshard {
 namespace {
@@ -29,7 +30,11 @@ Status refuse_placeholders(const Catalog& catalog, const PathSnapshot& place) {
   if (2 * empty <= weights) return {};
   const PathSnapshot& directory = *TRY(place.directory());
   std::string where = directory.name().starts_with(kStep) ? directory.path() : last_step(directory);
-  if (const auto above = directory.parent(); where.empty() && above) where = last_step(**above);
+  if (where.empty())
+    TRY(look_if_possible([&]() -> Status {
+      where = last_step(*TRY(directory.parent()));
+      return {};
+    }));
   return unsupported(
       place.path() + ": " + with_commas(empty) + " of " + count_of(weights, "weight") +
       " are placeholders of size [0], which ZeRO 3 saves for weights that were not gathered: " + "the weights are in " +

@@ -14,6 +14,7 @@
 #include "lib/audit/vocabulary.h"
 #include "lib/base/json.h"
 #include "lib/base/text.h"
+#include "lib/base/trouble.h"
 #include "lib/model/parts.h"
 #include "lib/model/placement.h"
 #include "lib/model/quantization.h"
@@ -30,8 +31,10 @@ Result<Opened> open_to_audit(const Opener& open, const VerifyOptions& options) {
                   .layout = options.source_layout ? &*options.source_layout : nullptr,
                   .weights = options.weights,
                   .own_family = options.model.families.own()};
+  const TroubleWatch watch;
   auto whole = open(options.path, how);
   if (whole) return Opened{*std::move(whole), ""};
+  if (watch.explains(whole.error())) return std::move(whole).error();
   how.files_too = false;
   auto metadata = open(options.path, how);
   if (!metadata) return std::move(whole).error();
@@ -40,8 +43,9 @@ Result<Opened> open_to_audit(const Opener& open, const VerifyOptions& options) {
 
 // Recognises the model by the given config or the checkpoint's own, which may describe an unknown model or be damaged.
 Result<Model> recognise(Reader& reader, const VerifyOptions& options, VerifyReport& report) {
+  const TroubleWatch watch;
   auto config = config_of(reader, options.config, options.model.families);
-  if (!config && !options.config.empty()) return std::move(config).error();
+  if (!config && (!options.config.empty() || watch.explains(config.error()))) return std::move(config).error();
   report.checked("config", "config.json describes a model", config && *config ? 1 : 0);
   if (!config && !options.model.is_none()) {
     Finding& f = report.add_message("config", config.error().message());

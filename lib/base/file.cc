@@ -21,11 +21,14 @@
 #include "lib/base/storage/storage.h"
 #include "lib/base/syscalls.h"
 #include "lib/base/text.h"
+#include "lib/base/trouble.h"
 
 namespace reshard {
 namespace {
 
 Error errno_error(const std::string& path, std::string_view what) {
+  const bool is_answer = is_nothing_there() || errno == EACCES || errno == EPERM || errno == ELOOP;
+  if (!is_answer) ++troubles;
   const bool may_be_ours = errno == EACCES && in_sandbox();
   return io_error(path + ": " + std::string(what) + ": " + std::strerror(errno) +
                   (may_be_ours       ? "; if other programs can open it, try --no-sandbox"

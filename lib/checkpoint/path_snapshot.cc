@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lib/checkpoint/path_snapshot.h"
 
+#include <cassert>
 #include <span>
 #include <utility>
 
@@ -36,10 +37,16 @@ const DirectoryEntry* PathSnapshot::find(std::string_view name) const {
 }
 
 bool PathSnapshot::has_file(std::string_view name) const {
+  assert(!name.starts_with('.'));
+  const DirectoryEntry* const e = find(name);
+  return e != nullptr && !e->is_directory;
+}
+
+Result<bool> PathSnapshot::has_hidden_file(std::string_view name) const {
   if (const DirectoryEntry* const e = find(name)) return !e->is_directory;
-  if (!name.starts_with('.') || lists_hidden(path_)) return false;
-  const auto there = inside(name);
-  return there && (*there)->is_file();
+  if (!is_directory() || lists_hidden(path_)) return false;
+  const auto there = TRY(entry_at(path_join(path_, name)));
+  return there && !there->is_directory;
 }
 
 bool PathSnapshot::has_directory(std::string_view name) const {
@@ -49,7 +56,8 @@ bool PathSnapshot::has_directory(std::string_view name) const {
 
 Result<std::optional<std::string>> PathSnapshot::text_of(std::string_view name, Index limit) const {
   const DirectoryEntry* const e = find(name);
-  if (!has_file(name) || (e != nullptr && e->size > limit)) return std::optional<std::string>();
+  const bool is_there = name.starts_with('.') ? TRY(has_hidden_file(name)) : has_file(name);
+  if (!is_there || (e != nullptr && e->size > limit)) return std::optional<std::string>();
   auto text = texts_.find(name);
   if (text == texts_.end()) text = texts_.emplace(name, TRY(read_whole_file(path_join(path_, name), limit))).first;
   return std::optional(text->second);

@@ -35,7 +35,10 @@ class PathSnapshot {
 
   // Returns the entries of a directory, as list_directory() does.
   const std::vector<DirectoryEntry>& entries() const { return entries_; }
+  // Returns whether a file of this name is listed. The name must not begin with a dot.
   bool has_file(std::string_view name) const;
+  // Returns the same of a name that begins with a dot: looks it up if listings leave such names out.
+  Result<bool> has_hidden_file(std::string_view name) const;
   bool has_directory(std::string_view name) const;
   // Returns whether any file in it has a name for which `is_one` is true.
   template <class IsOne>

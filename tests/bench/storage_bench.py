@@ -3,6 +3,7 @@
 
   cmake --preset release && cmake --build --preset release
   tests/storage/swift.sh PYTHON tests/bench/storage_bench.py [--rounds 3] [--layers 16] [--shapes 0:0,0:40,1000:0,1000:40]
+      [--sides curl,aws,verify,convert,copy,torch]
 
 PYTHON is that of tests/interop/venv.sh: it has boto3, s3fs and torch. Any server of S3 will do that AWS_* variables name
 and that has a bucket "bucket". Makes a checkpoint of TP=8 in it (3.0 GB with 16 layers), and for each shape, Mbit/s and
@@ -13,7 +14,9 @@ milliseconds a request, starts tests/storage/shaping_proxy.py before the server 
   convert   reshard convert --to hf, to disk
   copy      reshard convert --to hf, from the bucket to the bucket
   torch     torch's DCP over s3fs (FsspecReader), reading alone
-A link of R Mbit/s takes `link` seconds. --sides names some of these. Figures go to docs/benchmarks.md with this command.
+A link of R Mbit/s takes `link` seconds. Prints ratios to the faster of curl and aws, and to verify, the seconds of the
+processor, which count on a busy machine, and the peak memory. --sides names some of these. Figures go to
+docs/benchmarks.md with this command.
 """
 import os
 import pathlib
@@ -84,17 +87,21 @@ def main():
                 os.environ["AWS_ENDPOINT_URL_S3"] = endpoint
                 sides = commands(bench, endpoint, keys)
                 times, memory = {name: [] for name in sides}, dict.fromkeys(sides, 0)
+                processor = {name: [] for name in sides}
                 for _ in range(bench.args.rounds):
                     for name, command in sides.items():
                         seconds, usage, _ = interleaved.run_once(command, bench.path("out"))
                         times[name].append(seconds)
+                        processor[name].append(usage.ru_utime + usage.ru_stime)
                         memory[name] = max(memory[name], usage.ru_maxrss * 1024)
                         empty(server, "copy/")
                 proxy.kill()
             link = size * 8 / rate / 1e6 if rate else 0
             print(f"{shape}: {size / 1e9:.2f} GB in {len(keys)} files, {bench.args.rounds} rounds, link {link:.1f} s")
-            fastest = min((name for name in ("curl", "aws") if name in times), key=lambda n: interleaved.medians(times)[n])
-            interleaved.print_table(times, {"/ " + fastest: interleaved.ratios(times, fastest),
+            others = [name for name in ("curl", "aws") if name in times]
+            bases = sorted(others, key=lambda n: interleaved.medians(times)[n])[:1] + ["verify"] * ("verify" in times)
+            interleaved.print_table(times, {**{"/ " + base: interleaved.ratios(times, base) for base in bases},
+                                            "CPU s": interleaved.medians(processor),
                                             "peak MiB": interleaved.mebibytes(memory)})
             sys.stdout.flush()
 

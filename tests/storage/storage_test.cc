@@ -136,13 +136,14 @@ TEST_F(Stores, HoldOrbaxCheckpoints) {
 
 TEST_F(Stores, ListTheStepsOfARun) {
   fs::create_directories(directory_ / "org/steps");
-  for (const char* step : {"step-5", "step-20", "step-100"})
+  for (const char* step : {"step-5", "step-20", "step-100", "a\\b&c-3"})
     fs::copy(kSamples + "/fsdp8/checkpoint", directory_ / ("org/steps/" + std::string(step)),
              fs::copy_options::recursive);
   const StandInServer server(directory_.path());
   const CommandResult latest = server.run({"latest", "s3://org/steps"});
   EXPECT_EQ(latest.exit_code, 0) << latest.err;
   EXPECT_THAT(latest.out, HasSubstr("s3://org/steps/step-100"));
+  EXPECT_THAT(server.run({"latest", "s3://org/steps", "--all"}).out, HasSubstr("a\\b&c-3   complete"));
   const CommandResult inspect = server.run({"inspect", "s3://org/steps"});
   EXPECT_EQ(inspect.exit_code, 4);
   EXPECT_THAT(inspect.err, HasSubstr("the newest complete one is s3://org/steps/step-100"));
@@ -172,16 +173,78 @@ TEST_F(Stores, GetOverFaultsThatPass) {
   }
 }
 
-// Requests that were sent before the region was known are all sent again.
+// Requests that were sent before the region was known are all sent again. A server that does not name the region is
+// asked for the bucket's location.
 TEST_F(Stores, AreAskedInTheirRegion) {
-  const StandInServer server(directory_.path(),
-                             {"--key", "test:tester:s3cr3t/+key", "--region", "eu-central-1", "--delay", "0.05"});
-  for (const std::string url : {"s3://org/model/hf", "s3://org/model/hf/", "gs://org/model/hf"}) {
-    std::vector<std::string> variables = kSigned;
-    if (url.starts_with("gs")) variables = {"GS_ACCESS_KEY_ID=test:tester", "GS_SECRET_ACCESS_KEY=s3cr3t/+key"};
-    const CommandResult got = server.run({"verify", url}, variables);
-    EXPECT_EQ(got.exit_code, 0) << url << got.out << got.err;
+  const std::vector<std::string> named = {"--key", "test:tester:s3cr3t/+key", "--region", "eu-central-1", "--delay",
+                                          "0.05"};
+  std::vector<std::string> mute = named;
+  mute.emplace_back("--mute-region");
+  for (const auto& options : {named, mute}) {
+    const StandInServer server(directory_.path(), options);
+    for (const std::string url : {"s3://org/model/hf", "s3://org/model/hf/", "gs://org/model/hf"}) {
+      std::vector<std::string> variables = kSigned;
+      if (url.starts_with("gs")) variables = {"GS_ACCESS_KEY_ID=test:tester", "GS_SECRET_ACCESS_KEY=s3cr3t/+key"};
+      const CommandResult got = server.run({"verify", url}, variables);
+      EXPECT_EQ(got.exit_code, 0) << url << got.out << got.err;
+    }
+    const CommandResult other = server.run({"verify", "s3://org/model/hf"}, {kKey, kSecret, "AWS_REGION=ap-south-1"});
+    EXPECT_EQ(other.exit_code, 0) << other.out << other.err;
   }
+}
+
+Index requests_in(const std::string& log) {
+  return std::count(log.begin(), log.end(), '{') - 1;  // one object per request, inside one outer object
+}
+
+// One request fails, each in turn. Then a command fails too, or prints what it prints without the fault: a file that
+// cannot be looked up is not a missing one. Otherwise `latest` would name an older step.
+TEST_F(Stores, NeverTakeAFailureForAnAnswer) {
+  for (const char* step : {"run/step-100", "run/step-200"}) {
+    fs::create_directories(directory_ / "org/run");
+    fs::copy(kSamples + "/fsdp8/checkpoint", directory_ / ("org/" + std::string(step)), fs::copy_options::recursive);
+  }
+  fs::copy(RESHARD_TEST_DATA "/orbax/files", directory_ / "org/files", fs::copy_options::recursive);
+  const StandInServer server(directory_.path());
+  const std::string web = server.url() + "/web/org";
+  const std::vector<std::string> kLines[] = {{"inspect", web + "/run/step-100/__0_0.distcp"},
+                                             {"latest", web + "/run"},
+                                             {"latest", "s3://org/run"},
+                                             {"layout", web + "/files"}};
+  for (const auto& line : sampled(kLines, 2)) {
+    SCOPED_TRACE(testing::PrintToString(line));
+    server.set_faults("[]");
+    (void)server.take_requests();
+    const CommandResult wanted = server.run(line);
+    const Index requests = requests_in(server.take_requests());
+    const Index step = in_soak() ? 1 : std::max<Index>(1, requests / 6);
+    for (Index i = 0; i < requests; i += step) {
+      server.set_faults(R"([{"fault": "500", "times": 1, "after": )" + std::to_string(i) + "}]");
+      const CommandResult got = server.run(line, {"RESHARD_HTTP_TRIES=1"});
+      if (got.exit_code == 5) {
+        EXPECT_THAT(got.err, HasSubstr("the server failed or is overloaded")) << i;
+        continue;
+      }
+      EXPECT_EQ(got.exit_code, wanted.exit_code) << i << got.err;
+      EXPECT_EQ(got.out, wanted.out) << i;
+      EXPECT_EQ(got.err, wanted.err) << i;
+    }
+  }
+}
+
+// A store that denies to list answers a request for a missing object as one for an object that may not be read.
+TEST_F(Stores, TellADeniedObjectFromAMissingOne) {
+  const StandInServer server(directory_.path());
+  server.set_faults(R"([{"fault": "denied", "times": 99, "match": "/org/model/hf/model.safetensors"}])");
+  for (const char* name : {"hf/model.safetensors", "hf"}) {
+    const CommandResult denied = server.run({"inspect", in_bucket(name)});
+    EXPECT_EQ(denied.exit_code, 5) << denied.out;
+    EXPECT_THAT(denied.err, HasSubstr("AccessDenied")) << name;
+  }
+  server.set_faults(R"([{"fault": "denied", "times": 99, "match": "/org/model/hf/none.safetensors"}])");
+  const CommandResult missing = server.run({"inspect", in_bucket("hf/none.safetensors")});
+  EXPECT_EQ(missing.exit_code, 5) << missing.out;
+  EXPECT_THAT(missing.err, HasSubstr("not found"));
 }
 
 TEST_F(Stores, SayWhatToDo) {
@@ -412,10 +475,6 @@ TEST_F(Stores, RefuseAnObjectThatIsReplacedMeanwhile) {
   EXPECT_THAT(got.err, HasSubstr("the object was replaced after it was opened"));
 }
 
-Index requests_in(const std::string& log) {
-  return std::count(log.begin(), log.end(), '{') - 1;  // one object per request, inside one outer object
-}
-
 Index number_in(const std::string& log, const std::string& name) {
   const std::size_t at = log.find("\"" + name + "\": ");
   return at == std::string::npos ? -1 : std::stoi(log.substr(at + name.size() + 4));
@@ -463,6 +522,10 @@ TEST_F(Stores, AreOpenedInFewRoundTrips) {
     EXPECT_EQ(got.exit_code, 0) << got.err;
     EXPECT_LE(number_in(server.take_requests(), "rounds"), rounds);
   }
+  // Some 25 files that a model may have next to it are looked up by name, in a directory that is listed once for them.
+  const CommandResult got = server.run({"convert", "s3://org/few/dcp", directory_ / "model", "--to", "hf"});
+  EXPECT_EQ(got.exit_code, 0) << got.err;
+  EXPECT_LE(number_in(server.take_requests(), "rounds"), 14);
 }
 
 // A file that is read from its beginning to its end in small steps, as the pickle of a .metadata is, is fetched in

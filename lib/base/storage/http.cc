@@ -13,6 +13,7 @@
 #include <thread>
 
 #include "lib/base/storage/url.h"
+#include "lib/base/trouble.h"
 
 namespace reshard {
 namespace {
@@ -27,8 +28,6 @@ int number_in(const char* variable, int usual) {
   const int value = text ? std::atoi(text) : 0;
   return value >= 1 && value <= 3600 ? value : usual;
 }
-
-bool is_servers_trouble(int status) { return status == 408 || status == 429 || status >= 500; }
 
 double jitter() {
   thread_local std::mt19937 random(std::random_device{}());
@@ -85,6 +84,8 @@ void pause_before(int next_try, const HttpReply* reply) {
 
 }  // namespace
 
+bool is_servers_trouble(int status) { return status == 408 || status == 429 || status >= 500; }
+
 std::string_view HttpReply::header(std::string_view name) const {
   for (const auto& [key, value] : headers)
     if (key == name) return value;
@@ -119,7 +120,10 @@ Result<HttpReply> send_http(const std::string& what, const MakeRequest& make, co
     const HttpRequest request = TRY(make());
     const std::string host(split_http_url(request.url).host);
     if (attempt == 1)
-      if (auto error = SilentHosts::of_process().find(host)) return std::move(*error).context(what);
+      if (auto error = SilentHosts::of_process().find(host)) {
+        ++troubles;
+        return std::move(*error).context(what);
+      }
     ++sent;
     HttpOutcome outcome = send_once(request);
     HttpReply* const reply = std::get_if<HttpReply>(&outcome);
@@ -128,6 +132,7 @@ Result<HttpReply> send_http(const std::string& what, const MakeRequest& make, co
     const bool again = reply ? is_servers_trouble(reply->status) || (is_trouble && is_trouble(*reply))
                              : std::get<HttpFailure>(outcome).retryable;
     if (!again || !may_retry) {
+      if (again || !reply) ++troubles;
       if (reply) return std::move(*reply);
       Error error = std::get<HttpFailure>(outcome).error;
       if (attempt > 1) error = Error(error.code(), error.message() + " (tried " + std::to_string(attempt) + " times)");

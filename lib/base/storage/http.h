@@ -34,6 +34,9 @@ struct HttpReply {
   std::string_view header(std::string_view name) const;  // empty if absent
 };
 
+// Returns whether a status says that the server failed or is overloaded, so that the request should be tried again.
+bool is_servers_trouble(int status);
+
 // Limits of every request, in seconds.
 struct HttpLimits {
   long connect_timeout = 10;

@@ -42,7 +42,7 @@ std::set<std::string> links_of(std::string_view page) {
     std::string name = percent_decode(target.substr(target.starts_with("./") ? 2 : 0));
     for (std::size_t entity; (entity = name.find("&amp;")) != std::string::npos;) name.erase(entity + 1, 4);
     const std::string_view plain = std::string_view(name).substr(0, name.size() - (name.ends_with('/') ? 1 : 0));
-    const bool is_name = is_safe_relative_path(plain) && plain.find_first_of("/:") == std::string_view::npos;
+    const bool is_name = is_usable_key(std::string(plain)) && plain.find_first_of("/:") == std::string_view::npos;
     if (is_name && target.find_first_of("?#") == std::string_view::npos) out.insert(std::move(name));
   }
   return out;
@@ -57,6 +57,7 @@ class Web : public Storage {
     Listing out;
     const bool is_page = reply.status == 200 && reply.header("content-type").starts_with("text/html");
     const std::set<std::string> links = is_page ? links_of(reply.body) : std::set<std::string>();
+    if (is_servers_trouble(reply.status)) return error_of(reply).context(root_ + "/" + key);
     if (links.empty()) {
       out.is_allowed = false;
       if (reply.status != 404 && reply.status != 410)
@@ -92,20 +93,26 @@ class Web : public Storage {
       return object;
     }
     if (object) return object;
-    if (reply.status == 404 || reply.status == 410 || reply.status == 401 || reply.status == 403)
-      return std::optional<StoredObject>();
-    return io_error(root_ + "/" + key + ": " + status_text(reply, "", ""));
+    if (reply.status == 404 || reply.status == 410 || reply.status == 403) return std::optional<StoredObject>();
+    return error_of(reply).context(root_ + "/" + key);
   }
 
   Status read(const std::string& key, const StoredObject& object, Index offset, MutableBytes out) override {
     HttpHeaders range;
     add_range(range, offset, std::ssize(out), object.version);
     const HttpReply reply = TRY(get_following(root_, url_of(key), range, "", out));
-    if (!TRY(check_range(reply, object, offset))) return io_error(status_text(reply, "", ""));
+    if (!TRY(check_range(reply, object, offset))) return error_of(reply);
     return {};
   }
 
  private:
+  static Error error_of(const HttpReply& reply) {
+    const std::string status = status_text(reply, "", "");
+    if (is_servers_trouble(reply.status))
+      return io_error(status + "; the server failed or is overloaded; try again later");
+    return io_error(status + (reply.status == 401 ? "; the server wants a password, which reshard does not send" : ""));
+  }
+
   std::string url_of(const std::string& key) const {
     return root_ + "/" + encoded_once(key) + secret_query_of(root_ + "/" + key);
   }
