@@ -111,6 +111,10 @@ Result<std::vector<std::string>> files_if_complete(const std::string& path) {
     if (catalog.files[f].size < 0) return corrupt(catalog.files[f].path + " is missing");
     out.push_back(catalog.file_path(f));
   }
+  // Trainers save it after the model, which can be converted without it.
+  const PathSnapshot place = TRY(PathSnapshot::look(path));
+  if (const std::string file = place.is_directory() ? TRY(unfinished_optimizer(place, catalog)) : ""; !file.empty())
+    return corrupt(printable(file) + " is not complete");
   return out;
 }
 

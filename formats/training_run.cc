@@ -387,6 +387,18 @@ Status join_optimizers(const PathSnapshot& place, OpenCheckpoint& open) {
   return {};
 }
 
+Result<std::string> unfinished_optimizer(const PathSnapshot& place, const Catalog& model) {
+  for (const std::string& name : optimizers_beside(place, model)) {
+    const PathSnapshot& file = *TRY(place.inside(name));
+    const Format* const format = TRY(recognised_format(file));
+    if (!format && file.head().empty()) return name;
+    if (!format) continue;
+    const auto open = format->open(file, {});
+    if (!open && open.error().code() == ErrorCode::kCorrupt) return name;
+  }
+  return std::string();
+}
+
 namespace {
 
 // Returns the number that `text` begins with, after one of the characters "-_=" or none; nothing if there is none.

@@ -36,6 +36,10 @@ Result<const PathSnapshot*> checkpoint_of_step(const PathSnapshot& place);
 // opened and its model is next to it. Ignores files that cannot be read.
 Status join_optimizers(const PathSnapshot& place, OpenCheckpoint& open);
 
+// Returns the first file of optimizer state next to an open model that its writer has not finished: it is empty or its
+// end is missing. Returns an empty text if there is none.
+Result<std::string> unfinished_optimizer(const PathSnapshot& place, const Catalog& model);
+
 // Returns the checkpoints below a run's directory, one or two levels down, in the order of their steps: directories,
 // and files whose names have the number of a step. Opens none, and skips directories that may not be listed.
 Result<std::vector<std::string>> checkpoints_of_run(const std::string& path);

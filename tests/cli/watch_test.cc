@@ -428,6 +428,24 @@ TEST_F(Watch, ConvertsStepsThatAreFiles) {
   EXPECT_THAT(names(run_), testing::Not(testing::Contains("epoch=0-val_loss=0.52-step=1000.ckpt")));
 }
 
+// Trainer saves the model, and then the optimizer. An output of the model alone would replace both.
+TEST_F(Watch, WaitsForTheOptimizerNextToTheModel) {
+  const std::string data = RESHARD_TEST_DATA "/runs/numbered_optimizer/", optimizer = source(100) + "/optimizer.pt";
+  const std::vector<std::string> options = {"--family", "none"};
+  std::filesystem::create_directory(source(100));
+  std::filesystem::copy(data + "model.safetensors", source(100) + "/model.safetensors");
+  const std::string whole = read_file(data + "whole.pt");
+  for (const std::size_t size : {std::size_t{0}, std::size_t{1000}, whole.size() - 1, whole.size()}) {
+    write_file(optimizer, whole.substr(0, size));
+    const CommandResult r = watch(options);
+    EXPECT_EQ(r.exit_code, 0) << r.out << r.err;
+    EXPECT_EQ(std::filesystem::exists(output(100)), size == whole.size()) << size;
+    if (size == 1000) {
+      EXPECT_THAT(reshard_cli({"latest", run_, "--all"}).out, HasSubstr("optimizer.pt is not complete"));
+    }
+  }
+}
+
 // --interval would find the step an hour later.
 TEST_F(Watch, HearsOfNewStepsAtOnceInLocalDirectories) {
   const Background child(watch_command(run_, models_, "--interval 3600 > '" + (dir_ / "log") + "'"));
