@@ -79,12 +79,19 @@ std::string text_of(const CLI::App& used, const CLI::Error& e) {
   return printable(e.what());
 }
 
+// Returns the words that nothing takes. The library counts the mark "--" among them, whatever is wrong.
+std::vector<std::string> unknown_words(const CLI::App& app) {
+  std::vector<std::string> out = app.remaining(true);
+  std::erase(out, "--");
+  return out;
+}
+
 // Translates an error of the command-line library.
 Error error_of_line(const CLI::App& app, const CLI::Error& e) {
   const auto chosen = app.get_subcommands();
   const CLI::App& used = chosen.empty() ? app : *chosen.front();
   const std::string command = chosen.empty() ? "" : used.get_name();
-  const std::vector<std::string> unknown = app.remaining(true);
+  const std::vector<std::string> unknown = unknown_words(app);
   if (unknown.empty()) return see_help(text_of(used, e), command);
   if (chosen.empty() && !unknown.front().starts_with("-"))
     return see_help(
@@ -208,6 +215,7 @@ const Option& Option::under(const std::string& group) const {
 
 const Option& Option::written(Outputs outputs) const {
   hints_->written = true;
+  hints_->report = nullptr;
   takes(option_->get_positional() ? "PATH" : "FILE");
   option_->transform([outputs](const std::string& path) {
     if (path == "-") throw CLI::ValidationError("expected a path, got -, which is not standard output here");
@@ -217,6 +225,12 @@ const Option& Option::written(Outputs outputs) const {
     return own ? *own : path;  // the job reports the error
   });
   return *this;
+}
+
+const Option& Option::written(const ReportKind& kind) const {
+  const Option& out = written();
+  hints_->report = &kind;
+  return out;
 }
 
 namespace {
@@ -234,6 +248,11 @@ const Option& Option::read() const {
   hints_->read = true;
   takes(option_->get_positional() ? "PATH" : "FILE");
   option_->transform(without_secret);
+  return *this;
+}
+
+const Option& Option::only_for(bool Command::*property) const {
+  hints_->only_for = property;
   return *this;
 }
 
@@ -409,7 +428,8 @@ std::vector<CommandText> Parser::texts() const {
     const Command& row = program.commands[i];
     CommandText command{row.name, row.group, row.summary, notes.at(row.name), {}};
     add_options(*parts[i], command.options);
-    command.options.insert(command.options.end(), common.begin(), common.end());
+    for (const OptionText& option : common)
+      if (!option.hints.only_for || row.*option.hints.only_for) command.options.push_back(option);
     out.push_back(std::move(command));
   }
   return out;
@@ -423,6 +443,7 @@ PathsOfLine paths_of(const CLI::App& app, const HintTable& hints) {
     if (found == hints.end() || values.empty()) continue;
     if (found->second.written) {
       out.written.push_back(values.back());
+      if (found->second.report) out.reports.push_back({values.back(), found->second.report});
       values.pop_back();
     }
     if (!found->second.read) continue;
@@ -487,7 +508,7 @@ Result<ParsedOptions> parse_options(const std::vector<std::string>& words,
   try {
     app.parse(std::vector<std::string>(words.rbegin(), words.rend()));
   } catch (const CLI::ParseError& e) {  // the library's way to say so
-    const std::vector<std::string> unknown = app.remaining();
+    const std::vector<std::string> unknown = unknown_words(app);
     return usage_error(unknown.empty() ? text_of(app, e) : unknown_text(app, unknown));
   }
   out.paths = paths_of(app, hints);

@@ -26,16 +26,34 @@ namespace reshard::tools {
 // Runs a subcommand after its options are parsed. Returns the exit code.
 using Action = std::function<Result<int>()>;
 
+// A kind of file that a command writes besides its result: a page, a log. An existing file is replaced only if it is
+// empty or of the same kind, so that a mistyped path cannot destroy a file of someone else.
+struct ReportKind {
+  std::string_view name;  // "an HTML report of reshard"
+  std::string_view mark;  // occurs in the first kMarkBytes of every such file
+  bool is_appended_to = false;
+};
+inline constexpr Index kMarkBytes = 4096;
+inline constexpr ReportKind kHtmlReport = {"an HTML report of reshard", "<title>reshard</title>"};
+inline constexpr ReportKind kJunitReport = {"a JUnit report of reshard", "<testsuite name=\"reshard "};
+inline constexpr ReportKind kLog = {"a log of reshard", "reshard: ", true};
+inline constexpr ReportKind kClassTable = {"a table of reshard family", "\"transformers\":\""};
+inline constexpr ReportKind kManualPage = {"a manual page of reshard", ".TH RESHARD"};
+
+struct Command;
+
 // What help texts, completions and manual pages need to know about an option besides its description.
 struct OptionHints {
-  std::vector<std::string> words;     // values it accepts; not always all of them
-  std::vector<std::string> meanings;  // of `words`, in the same order; empty: the words speak for themselves
-  bool lists_words = false;           // help lists `words`; otherwise they are for completion only
-  bool is_common = false;             // -h lists the option, not only --help
-  bool written = false;               // the path of an output
-  bool read = false;                  // the path of an input, or NAME=PATH
-  bool tensors = false;               // a glob over the tensor names of the checkpoint on the command line
-  bool of_a_rank = false;             // each rank of a job may have a value of its own
+  std::vector<std::string> words;      // values it accepts; not always all of them
+  std::vector<std::string> meanings;   // of `words`, in the same order; empty: the words speak for themselves
+  bool lists_words = false;            // help lists `words`; otherwise they are for completion only
+  bool is_common = false;              // -h lists the option, not only --help
+  bool written = false;                // the path of an output
+  const ReportKind* report = nullptr;  // what the output is if it is a report
+  bool read = false;                   // the path of an input, or NAME=PATH
+  bool tensors = false;                // a glob over the tensor names of the checkpoint on the command line
+  bool of_a_rank = false;              // each rank of a job may have a value of its own
+  bool Command::*only_for = nullptr;   // help texts list the option only for commands with this property
 };
 using HintTable = std::map<const CLI::Option*, OptionHints>;
 
@@ -60,10 +78,13 @@ class Option {
   const Option& means(std::vector<std::string> meanings) const;   // explains the listed values, in their order
   const Option& names_tensors() const;  // takes globs over the tensor names of the checkpoint on the command line
   const Option& of_a_rank() const;      // may differ between the ranks of a job
+  const Option& only_for(bool Command::*property) const;  // is listed only for commands with this property
   // Marks the option as the path of an output, by default the current directory; if it takes a list, the last element.
   // URLs are refused unless the command writes to buckets, which then checks them itself.
   enum class Outputs { kLocal, kBucketsToo };
   const Option& written(Outputs outputs = Outputs::kLocal) const;
+  // Marks the option as the path of a report of this kind.
+  const Option& written(const ReportKind& kind) const;
   // Marks the option as the path of an input, or NAME=PATH; if it takes a list that ends with an output, all but the
   // last element.
   const Option& read() const;
@@ -169,7 +190,12 @@ struct Command {
 
 // The paths on a command line that are read and written.
 struct PathsOfLine {
+  struct Report {
+    std::string path;
+    const ReportKind* kind = nullptr;
+  };
   std::vector<std::string> read, written;
+  std::vector<Report> reports;  // also in `written`
 };
 
 // A parsed command line.

@@ -14,6 +14,7 @@
 #include "tools/commands.h"
 #include "tools/family_script.h"
 #include "tools/job_options.h"
+#include "tools/outputs.h"
 
 namespace reshard::tools {
 namespace {
@@ -70,7 +71,7 @@ Result<int> family(const FamilyOptions& o) {
   if (interrupted()) return 128 + ending_signal();
   const std::string text = TRY(std::move(table));
   const std::string type = TRY(type_of_class_table(text, o.from));
-  TRY(replace_file(o.table, text));
+  TRY(replace_report(o.table, kClassTable, text));
   std::printf("%s: table of model_type '%s'; use it with --family-file\n", printable(o.table).c_str(),
               printable(type).c_str());
   return 0;
@@ -81,7 +82,9 @@ Result<int> family(const FamilyOptions& o) {
 void add_family(CommandLine& line) {
   auto options = std::make_shared<FamilyOptions>();
   line.group("Source");
-  line.add_option("TABLE", options->table, "File to write the table to, for --family-file").written().required();
+  line.add_option("TABLE", options->table, "File to write the table to, for --family-file")
+      .written(kClassTable)
+      .required();
   line.add_option("--from-transformers", options->from, "Model's directory; EXECUTES the Python code in it")
       .read()
       .takes("DIR")

@@ -12,6 +12,7 @@
 #include "tools/commands.h"
 #include "tools/html_report.h"
 #include "tools/markup.h"
+#include "tools/outputs.h"
 
 namespace reshard::tools {
 namespace {
@@ -135,7 +136,7 @@ void FindingsOptions::add(CommandLine& line) {
   line.group("Report");
   line.add_flag("--json", json, "Print the result as JSON").common();
   add_html_option(line, html);
-  line.add_option("--junit", junit, "Write the result as JUnit XML to FILE").written();
+  line.add_option("--junit", junit, "Write the result as JUnit XML to FILE").written(kJunitReport);
   line.add_option("--fail-on", fail_on, "Exit with 1 if a finding has at least this severity")
       .takes("SEVERITY")
       .suggests({"error", "warning", "note"})
@@ -220,7 +221,7 @@ std::string junit_text(const AuditReport& report, Severity threshold) {
 
 Result<int> conclude(const AuditReport& report, const FindingsOptions& options) {
   const Severity threshold = TRY(options.threshold());
-  if (!options.junit.empty()) TRY(replace_file(options.junit, junit_text(report, threshold)));
+  if (!options.junit.empty()) TRY(replace_report(options.junit, kJunitReport, junit_text(report, threshold)));
   return exit_code(report.findings, threshold);
 }
 

@@ -60,7 +60,7 @@ std::string header_html(std::string_view command, const std::vector<InputFacts>&
 }  // namespace
 
 void add_html_option(CommandLine& line, std::string& path) {
-  line.add_option("--html", path, "Write a self-contained HTML report to FILE").common().written();
+  line.add_option("--html", path, "Write a self-contained HTML report to FILE").common().written(kHtmlReport);
 }
 
 std::string html_page(std::string_view command, const std::vector<InputFacts>& inputs, Json data) {
@@ -78,7 +78,7 @@ std::string html_page(std::string_view command, const std::vector<InputFacts>& i
 
 Status write_html(const std::string& path, std::string_view command, const std::vector<InputFacts>& inputs, Json data) {
   if (!leads()) return {};
-  return replace_file(path, html_page(command, inputs, std::move(data)));
+  return replace_report(path, kHtmlReport, html_page(command, inputs, std::move(data)));
 }
 
 }  // namespace reshard::tools

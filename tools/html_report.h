@@ -25,7 +25,7 @@ inline constexpr std::string_view kBodyMark = "{{body}}";
 // for the page alone. It is escaped so that no tensor name can end the element that contains the data.
 std::string html_page(std::string_view command, const std::vector<InputFacts>& inputs, Json data);
 
-// Writes the page, replacing the file. Only rank 0 writes.
+// Writes the page, replacing an earlier one. Only rank 0 writes.
 Status write_html(const std::string& path, std::string_view command, const std::vector<InputFacts>& inputs, Json data);
 
 }  // namespace reshard::tools

@@ -7,6 +7,7 @@
 #include "lib/base/text.h"
 #include "tools/commands.h"
 #include "tools/help.h"
+#include "tools/outputs.h"
 
 namespace reshard::tools {
 namespace {
@@ -125,8 +126,8 @@ Result<int> print_page(const std::string& name) {
 Result<int> write_pages(const std::string& directory) {
   const std::vector<CommandText> all = describe(program());
   for (const CommandText& command : all)
-    TRY(replace_file(path_join(directory, (command.name.empty() ? "reshard" : "reshard-" + command.name) + ".1"),
-                     page(all, command), true));
+    TRY(replace_report(path_join(directory, (command.name.empty() ? "reshard" : "reshard-" + command.name) + ".1"),
+                       kManualPage, page(all, command)));
   return 0;
 }
 

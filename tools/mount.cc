@@ -26,6 +26,7 @@
 #include "lib/convert/delta_chain.h"
 #include "tools/commands.h"
 #include "tools/fuse.h"
+#include "tools/outputs.h"
 #include "tools/plan_report.h"
 
 namespace reshard::tools {
@@ -136,6 +137,7 @@ Result<int> mount_image(const MountOptions& options) {
     TRY(prepare_again(prepared, PlanOf::kData));
     if (!options.log.empty()) {
       TRY(check_spares_inputs(options.log, prepared.conversion->inputs()));
+      TRY(check_report(options.log, kLog));
       TRY(background.say_to(options.log));
     }
     if (!quiet) print_view_plan(prepared);
@@ -189,7 +191,7 @@ void add_mount(CommandLine& line) {
   line.group("Run");
   line.add_flag("--check", options->check, "Verify an item's checksum before serving any of its bytes").common();
   line.add_flag("--background", options->background, "Return as soon as the checkpoint is mounted").common();
-  line.add_option("--log", options->log, "Append failed reads to this file, with --background").written();
+  line.add_option("--log", options->log, "Append failed reads to this file, with --background").written(kLog);
   line.group("Source");
   line.add_option("--delta", options->deltas, "Apply this delta to SRC first; several apply in order")
       .read()

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tools/outputs.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <set>
 #include <string_view>
@@ -43,6 +45,33 @@ Result<std::vector<std::string>> inputs_of(const std::vector<std::string>& read)
   return out;
 }
 
+// Fails if replace_file() could not create a file next to `path`.
+Status check_can_replace(const std::string& path) {
+  if (const auto there = TRY(node_at(path)); there && !there->is_regular()) return {};  // is written to
+  const std::string temporary = path + ".partial-" + std::to_string(::getpid());
+  TRY(TRY(File::create(temporary)).close());
+  return remove_file(temporary);
+}
+
+Status check_replaces_report(const std::string& path, const ReportKind& kind) {
+  const auto there = TRY(entry_at(path));
+  if (!there) return {};
+  if (there->is_directory) return usage_error(printable(path) + ": is a directory; expected a file");
+  if (TRY(read_file_start(path, kMarkBytes)).find(kind.mark) != std::string::npos || there->size == 0) return {};
+  return usage_error(printable(path) + ": is not " + std::string(kind.name) +
+                     ", so it will not be overwritten; choose another file, or remove it first");
+}
+
+Status check_reports(const std::vector<PathsOfLine::Report>& reports) {
+  std::set<std::string_view> seen;
+  for (const PathsOfLine::Report& report : reports) {
+    if (!seen.insert(report.path).second)
+      return usage_error(printable(report.path) + ": is given for two reports; choose two files");
+    TRY(check_report(report.path, *report.kind));
+  }
+  return {};
+}
+
 Status check_outputs(const PathsOfLine& paths) {
   if (paths.written.empty()) return {};
   const std::vector<std::string> inputs = TRY(inputs_of(paths.read));
@@ -52,7 +81,7 @@ Status check_outputs(const PathsOfLine& paths) {
     for (const std::string& made_in : {work_directory(output), publishing_directory(output)})
       if (TRY(path_exists(made_in))) TRY(check_spares_inputs(made_in, inputs));
   }
-  return {};
+  return check_reports(paths.reports);
 }
 
 InputFacts facts_of_files(const std::string& path, const std::vector<std::string>& files) {
@@ -74,6 +103,18 @@ Action sparing_inputs(const Action& action, const PathsOfLine& paths) {
     if (leads()) TRY(check_outputs(paths));
     return action();
   };
+}
+
+Status check_report(const std::string& path, const ReportKind& kind) {
+  if (const std::string home = parent_path(path); !TRY(is_directory(home)))
+    return io_error(printable(path) + ": cannot create: " + printable(home) + ": no such directory");
+  TRY(check_replaces_report(path, kind));
+  return kind.is_appended_to ? Status() : check_can_replace(path);
+}
+
+Status replace_report(const std::string& path, const ReportKind& kind, std::string_view text) {
+  TRY(check_replaces_report(path, kind));
+  return replace_file(path, text);
 }
 
 Status check_is_bucket(const std::string& url) {

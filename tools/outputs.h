@@ -3,6 +3,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "formats/open.h"
@@ -11,8 +12,15 @@
 namespace reshard::tools {
 
 // Returns an action that first checks every output on the command line against every input, and against the config,
-// tokenizer and manifest that may be read next to an input or above it.
+// tokenizer and manifest that may be read next to an input or above it. It also checks that each report can be written
+// and replaces nothing but a report of its kind.
 Action sparing_inputs(const Action& action, const PathsOfLine& paths);
+
+// Fails if a report of `kind` cannot be written to `path`, or would replace a file that is neither empty nor of that
+// kind. Follows links. Pipes and devices may be written to.
+Status check_report(const std::string& path, const ReportKind& kind);
+// Writes a report (replace_file), with the same limits on what it replaces.
+Status replace_report(const std::string& path, const ReportKind& kind, std::string_view text);
 
 // Fails with a usage error for a URL outside a bucket, which cannot be written to.
 Status check_is_bucket(const std::string& url);

@@ -80,8 +80,10 @@ void add_common(CommandLine& line) {
   line.add_option("--rank-timeout", patience, "Seconds to wait for an unresponsive MPI rank")
       .takes("SECONDS")
       .within_real(1.0, 1e6)
-      .shows_default();
-  line.add_flag("--no-sandbox", no_sandbox, "Do not confine the process (see docs/security.md)");
+      .shows_default()
+      .only_for(&Command::on_all_ranks);
+  line.add_flag("--no-sandbox", no_sandbox, "Do not confine the process (see docs/security.md)")
+      .only_for(&Command::is_confined);
   line.examples({{"reshard inspect step-1000", ""},
                  {"reshard convert step-1000 model --to hf", ""},
                  {"reshard convert step-1000 out --to dcp --mesh tp=2,dp_shard=4", ""},

@@ -743,6 +743,7 @@ void add_watch(CommandLine& line) {
       .shows_default();
   line.add_flag("--json", options->as_json, "Print each event as a line of JSON");
   add_html_option(line, options->html);
+  line.option("--html").written();  // WatchPage::open() checks it as a report, when DST is there, which may contain it
   options->add_changes(line);
   line.examples({{"reshard watch outputs models --to hf --then 'evaluate {}'", ""},
                  {"reshard watch outputs models --to hf --every 1000 --keep-last 3 --once", "from cron"}});

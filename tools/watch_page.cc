@@ -65,6 +65,7 @@ Result<WatchPage> WatchPage::open(const std::string& page, const std::string& ro
   out.page_ = page;
   out.root_ = root;
   out.record_ = path_join(root, kPageRecord);
+  TRY(check_report(page, kHtmlReport));
   if (!TRY(path_exists(out.record_))) return out;
   const Json json = TRY(parse_json(TRY(read_whole_file(out.record_, kMaxPageRecordBytes)), out.record_));
   const std::span<const Json::Member> steps = TRY(json.get_object("steps").context(out.record_));

@@ -40,7 +40,7 @@ struct Identity {
 };
 
 Error cannot_look(const std::string& path) {
-  return io_error(printable(path) + ": cannot tell whether this job reads it: " + std::strerror(errno));
+  return io_error(printable(path) + ": cannot stat: " + std::strerror(errno));
 }
 
 // Returns the identity of the file that `path` leads to, or nothing if it does not exist.

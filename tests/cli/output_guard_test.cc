@@ -270,6 +270,73 @@ TEST_F(OutputGuard, FollowsInputsToWhereTheyAre) {
   EXPECT_EQ(all_files(dir_.path()), before_);
 }
 
+// Commands that write a report, each with a report option at its end, and files of others that are not inputs.
+TEST_F(OutputGuard, NoReportReplacesAFileOfAnotherKind) {
+  const std::string hf = dir_ / "hf", config = dir_ / "config.json", other = dir_ / "other";
+  fs::create_directory(dir_ / "run");
+  fs::rename(dir_ / "donor", other);
+  dir_.write("other/notes.html", "<!doctype html>\n<title>notes</title>\n");
+  dir_.write("other/junit.xml", "<testsuites><testsuite name=\"pytest\"></testsuite></testsuites>\n");
+  dir_.write("other/job.log", "epoch 1\n");
+  dir_.write("other/one", "\n");
+  dir_.write("other/sparse", std::string(1 << 16, '\0'));
+  fs::create_symlink(other + "/config.json", dir_ / "to-config");
+  const std::vector<Words> lines = {
+      {"inspect", hf, "--html"},
+      {"diff", hf, dir_ / "dcp", "--html"},
+      {"verify", hf, "--html"},
+      {"verify", hf, "--junit"},
+      {"check", "--config", config, "--mesh", "tp=2", "--html"},
+      {"check", "--config", config, "--mesh", "tp=2", "--junit"},
+      {"plan", hf, "--to", "dcp", "--html"},
+      {"watch", dir_ / "run", dir_ / "made", "--to", "hf", "--once", "--html"},
+      {"mount", hf, dir_ / "mnt", "--as", "dcp", "--background", "--log"},
+      {"family", "--from-transformers", hf, "--python", "/bin/false"},
+  };
+  before_ = all_files(dir_.path());
+  const Words theirs = {
+      other + "/model.safetensors", other + "/config.json", other + "/notes.html", other + "/one",
+      other + "/junit.xml",         other + "/job.log",     other + "/sparse",     dir_ / "to-config"};
+  for (const Words& line : lines) {
+    std::vector<std::pair<std::string, std::string>> refused = {{other, "is a directory; expected a file"}};
+    for (const std::string& path : theirs) refused.emplace_back(path, "so it will not be overwritten; choose another");
+    for (const auto& [path, why] : sampled(refused, 3)) {
+      Words with = line;
+      with.push_back(path);
+      const CommandResult r = reshard_cli(with);
+      EXPECT_EQ(r.exit_code, 2) << join(with, " ") << r.out << r.err;
+      EXPECT_THAT(r.err, AllOf(HasSubstr(path + ": "), HasSubstr(why))) << join(with, " ");
+      EXPECT_EQ(r.out, "") << join(with, " ");
+      ASSERT_EQ(all_files(dir_.path()), before_) << join(with, " ");
+    }
+    Words with = line;
+    with.push_back(dir_ / "nowhere/report");
+    const CommandResult r = reshard_cli(with);
+    EXPECT_EQ(r.exit_code, 5) << join(with, " ");
+    EXPECT_THAT(r.err, HasSubstr("/nowhere: no such directory")) << join(with, " ");
+    EXPECT_EQ(r.out, "") << join(with, " ");
+  }
+  // A page in the directory that the command makes, also when it is there.
+  fs::copy(hf, dir_ / "run/step-1", fs::copy_options::recursive);
+  for (int n = 0; n < 2; ++n)
+    EXPECT_EQ(reshard_cli({"watch", dir_ / "run", dir_ / "made", "--to", "hf", "--once", "--html", dir_ / "made/page"})
+                  .exit_code,
+              0);
+  // A report of the other kind, and one file for two reports.
+  ASSERT_EQ(reshard_cli({"verify", hf, "--html", dir_ / "page", "--junit", dir_ / "junit"}).exit_code, 0);
+  EXPECT_EQ(reshard_cli({"verify", hf, "--html", dir_ / "junit"}).exit_code, 2);
+  EXPECT_EQ(reshard_cli({"verify", hf, "--junit", dir_ / "page"}).exit_code, 2);
+  EXPECT_EQ(reshard_cli({"verify", hf, "--junit", dir_ / "new", "--html", dir_ / "new"}).exit_code, 2);
+  EXPECT_FALSE(fs::exists(dir_ / "new"));
+  // Manual pages have names of their own in the directory that is given.
+  fs::create_directory(dir_ / "man1");
+  dir_.write("man1/reshard-convert.1", ".TH OTHER 1\n");
+  EXPECT_EQ(reshard_cli({"man", "--all", dir_ / "man1"}).exit_code, 2);
+  EXPECT_EQ(read_file(dir_ / "man1/reshard-convert.1"), ".TH OTHER 1\n");
+  fs::remove(dir_ / "man1/reshard-convert.1");
+  for (int n = 0; n < 2; ++n) EXPECT_EQ(reshard_cli({"man", "--all", dir_ / "man1"}).exit_code, 0);
+}
+
 // Files next to an input, or written earlier, are not inputs.
 TEST_F(OutputGuard, LetsEverythingElseBeWritten) {
   const std::string hf = dir_ / "hf";
@@ -280,6 +347,9 @@ TEST_F(OutputGuard, LetsEverythingElseBeWritten) {
     }
     for (const auto& [name, bytes] : before_) EXPECT_EQ(read_file(dir_ / name), bytes) << name;
   };
+  dir_.write("empty", "");
+  expect_fine({"inspect", hf, "--html", dir_ / "empty"});
+  expect_fine({"inspect", hf, "--html", "/dev/null"});
   fs::create_symlink("page.html", dir_ / "link.html");
   expect_fine({"inspect", hf, "--html", dir_ / "page.html"});
   expect_fine({"inspect", hf, "--html", dir_ / "link.html"});
