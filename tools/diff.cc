@@ -75,7 +75,8 @@ struct Differences {
   std::unique_ptr<Comparison> comparison;
   std::vector<Comparison::Distance> distances;
   std::vector<std::string> structural, objects;
-  Index beyond = 0;  // tensors that differ by more than the tolerance
+  Index beyond = 0;          // tensors that differ by more than the tolerance
+  Index objects_of_one = 0;  // of `structural`
 
   bool equal() const { return beyond == 0 && structural.empty() && objects.empty(); }
   std::vector<ComparedPair> pairs() const {
@@ -99,6 +100,7 @@ Result<Differences> compare(const DiffOptions& options, const ComparisonOptions&
     out.distances = TRY(c.distances());
   }
   out.structural = c.structural_differences();
+  out.objects_of_one = std::ssize(c.objects_of_one());
   out.objects = TRY(c.differing_objects());
   for (const ComparedPair& pair : out.pairs()) out.beyond += pair.differs(options.tolerance) ? 1 : 0;
   return out;
@@ -138,10 +140,12 @@ void print_differences(const Differences& found, const DiffOptions& options) {
   if (quiet) return;
   for (const std::string& s : found.comparison->renamed()) print_row("names", s);
   for (const std::string& s : found.comparison->not_compared()) print_row("not seen", s);
-  const Index all = std::ssize(found.distances), missing = std::ssize(found.structural);
+  const Index all = std::ssize(found.distances), missing = std::ssize(found.structural) - found.objects_of_one;
+  const Index objects = std::ssize(found.objects) + found.objects_of_one;
   print_row("result", with_commas(all - found.beyond) + " of " + count_of(all, "tensor") + " equal" +
                           (options.tolerance > 0 ? " within " + scientific(options.tolerance) : "") +
-                          (missing == 0 ? "" : ", " + count_of(missing, "tensor") + " missing or with another shape"));
+                          (missing == 0 ? "" : ", " + count_of(missing, "tensor") + " missing or with another shape") +
+                          (objects == 0 ? "" : ", " + count_of(objects, "object") + " missing or different"));
 }
 
 // Opens the checkpoints. What the options say of names and layout is about the first.

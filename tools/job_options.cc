@@ -94,10 +94,13 @@ void ModelOptions::add(CommandLine& line) {
       .completes(with_others({"auto", "none"}, family_names()))
       .shows_default();
   line.add_option("--family-file", family_file, "Read a model family of your own from a JSON file").read();
-  line.add_option("--source-names", source_names, "Convention of SRC's names, if several fit (default: detected)")
+  line.add_option("--source-names", source_names,
+                  "Convention of the source's names, if several fit (default: detected)")
       .takes("CONVENTION")
       .completes(convention_options());
-  line.add_option("--config", config, "Model's config.json (default: in SRC or its parent directory)").common().read();
+  line.add_option("--config", config, "Model's config.json (default: in the source or the directory above)")
+      .common()
+      .read();
 }
 
 Result<ModelChoice> ModelOptions::choice() const {

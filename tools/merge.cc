@@ -111,7 +111,7 @@ void add_merge(CommandLine& line) {
   line.option("--weights")
       .under("Merge")
       .takes("NUMBERS")
-      .described_as("Weighted sum of the sources: 0.5,0.3,0.2 (or model, master)")
+      .described_as("Sum with these weights: 0.5,0.3,0.2; or the copy to use: model, master")
       .common()
       .means({})
       .completes({"model", "master"});

@@ -66,6 +66,8 @@ class Comparison {
   // Returns sentences about tensors that cannot be compared element by element, and objects that only one side has
   // although the other has some of their kind.
   std::vector<std::string> structural_differences() const;
+  // Returns the last of them: the sentences about objects.
+  std::vector<std::string> objects_of_one() const;
   // Returns the names of objects that are on both sides with different bytes.
   Result<std::vector<std::string>> differing_objects();
 
@@ -98,7 +100,6 @@ class Comparison {
   bool is_in(const Objects& others, const Catalog& mine, const Blob& blob) const;
   bool may_be_alone(const Blob& blob) const;
   void leave_out_own(const Catalog& mine, const Catalog& others, const Objects& other_objects);
-  std::vector<std::string> objects_of_one() const;
   // Returns the canonical keys of an object: several if it is named after a packed tensor.
   std::vector<std::string> keys_of(const Catalog& catalog, const Blob& blob) const;
 

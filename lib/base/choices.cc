@@ -9,18 +9,21 @@
 namespace reshard {
 namespace {
 
-// Returns the edit distance of two words: how many letters must be changed, added or removed.
+// Returns the edit distance of two words: how many letters must be changed, added or removed, or exchanged with the
+// next one. rows[i][j] is the distance of the first i letters of `a` and the first j of `b`.
 std::size_t distance(std::string_view a, std::string_view b) {
-  std::vector<std::size_t> row(b.size() + 1);
-  for (std::size_t j = 0; j <= b.size(); ++j) row[j] = j;
-  for (std::size_t i = 0; i < a.size(); ++i) {
-    std::size_t diagonal = std::exchange(row[0], i + 1);
-    for (std::size_t j = 0; j < b.size(); ++j) {
-      const std::size_t changed = diagonal + (a[i] == b[j] ? 0 : 1);
-      diagonal = std::exchange(row[j + 1], std::min({changed, row[j] + 1, row[j + 1] + 1}));
+  std::vector rows(a.size() + 1, std::vector<std::size_t>(b.size() + 1));
+  for (std::size_t j = 0; j <= b.size(); ++j) rows[0][j] = j;
+  for (std::size_t i = 1; i <= a.size(); ++i) {
+    rows[i][0] = i;
+    for (std::size_t j = 1; j <= b.size(); ++j) {
+      const std::size_t changed = rows[i - 1][j - 1] + (a[i - 1] == b[j - 1] ? 0 : 1);
+      rows[i][j] = std::min({changed, rows[i - 1][j] + 1, rows[i][j - 1] + 1});
+      if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1])
+        rows[i][j] = std::min(rows[i][j], rows[i - 2][j - 2] + 1);
     }
   }
-  return row.back();
+  return rows[a.size()][b.size()];
 }
 
 // Returns the known word that is nearest to `word`, or nothing if none is near.
@@ -32,7 +35,9 @@ std::string_view nearest(std::string_view word, const std::vector<std::string>& 
   std::pair best(word.size() / kLetters + 1, std::string_view());
   if (word.size() > kLongest) return {};
   for (const std::string& name : known) {
-    const std::size_t letters = word.size() >= kShortest && name.starts_with(word) ? 0 : distance(word, name);
+    const bool is_exchanged = word.size() == 2 && name == std::string{word[1], word[0]};  // "fh" is "hf"
+    const bool is_beginning = word.size() >= kShortest && name.starts_with(word);
+    const std::size_t letters = is_exchanged || is_beginning ? 0 : distance(word, name);
     if (letters < best.first) best = {letters, name};
   }
   return best.second;

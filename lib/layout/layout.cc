@@ -3,6 +3,7 @@
 
 #include <numeric>
 
+#include "lib/base/choices.h"
 #include "lib/base/text.h"
 
 namespace reshard {
@@ -73,10 +74,12 @@ Result<Mesh> Mesh::parse(std::string_view text) {
     const std::size_t equals = part.find('=');
     const std::string name = part.substr(0, equals);
     const auto known = std::find(kMeshAxes.begin(), kMeshAxes.end(), name);
-    if (equals == std::string::npos || known == kMeshAxes.end())
-      return usage_error("mesh '" + printable(text) +
-                         "': expected axis=size with axes pp, dp_replicate, dp_shard, cp, " + "tp, ep, got '" +
-                         printable(part) + "'");
+    if (equals == std::string::npos || known == kMeshAxes.end()) {
+      const std::vector<std::string> names(kMeshAxes.begin(), kMeshAxes.end());
+      const std::string meant = known == kMeshAxes.end() ? near_name(name, names) : "";
+      return usage_error("mesh '" + printable(text) + "': expected axis=size with axes " + join(names, ", ") +
+                         ", got '" + printable(part) + "'" + meant);
+    }
     const Index size = parse_number(std::string_view(part).substr(equals + 1)).value_or(0);
     if (size < 1 || size > kMaxMeshRanks)
       return usage_error("mesh axis '" + name + "': expected a size from 1 to " + with_commas(kMaxMeshRanks) +

@@ -240,6 +240,11 @@ TEST_F(UsageTest, EveryChoiceThatAnErrorNamesIsTaken) {
 TEST_F(UsageTest, AnUnknownValueIsFollowedByTheOneThatIsNear) {
   const std::string to = dir_ / "to";
   const std::vector<std::pair<Words, std::string>> rows = {
+      {{"plan", one_, to, "--to", "fh"}, "unknown format 'fh'; did you mean hf? Choose one of: megatron-legacy, "},
+      {{"plan", one_, to, "--to", "opr"}, "unknown format 'opr'; choose one of: megatron-legacy, "},
+      {{"plan", one_, to, "--to", "dcp", "--mesh", "tp=2,dpshard=4"}, "got 'dpshard=4'; did you mean dp_shard?"},
+      {{"plan", one_, to, "--to", "dcp", "--mesh", "pt=2"}, "got 'pt=2'; did you mean tp?"},
+      {{"plan", one_, to, "--to", "dcp", "--mesh", "dp_shrad=2"}, "got 'dp_shrad=2'; did you mean dp_shard?"},
       {{"plan", one_, to, "--to", "hff"}, "unknown format 'hff'; did you mean hf? Choose one of: megatron-legacy, "},
       {{"plan", one_, to, "--to", "hf", "--dtype", "bfloat"}, "'bfloat'; did you mean bfloat16? Choose one of: keep, "},
       {{"plan", one_, to, "--to", "hf", "--names", "torchtitn"},
@@ -299,6 +304,11 @@ TEST_F(UsageTest, WordsThatNoOptionTakesAreNamedInTheirOrderWithWhatIsNear) {
       {{"verify", "a", "b", "c"}, "unknown arguments b c; see"},
       {{"inspect", "a", "--qqqqqqqqqqqq"}, "unknown option --qqqqqqqqqqqq; see"},
       {{"conver", "a", "b"}, "unknown command 'conver'; did you mean convert?"},
+      {{"inspect", "--bogus", "--", "a"}, "unknown option --bogus; see reshard inspect --help"},
+      {{"inspect", "--", "a", "b"}, "unknown argument b; see reshard inspect --help"},
+      {{"inspect", "--"}, "expected PATH; see reshard inspect --help"},
+      {{"verify", "--threads", "0", "--", "a"}, "--threads: expected 1 to 1024, got '0'; see reshard verify"},
+      {{"diff", "--tolerance", "x", "--", "a", "b"}, "--tolerance: expected a number, got 'x'; see reshard diff"},
       {{"verfy", "a"}, "did you mean verify?"},
       {{"nonsense"}, "unknown command 'nonsense'; see reshard --help"},
   };
