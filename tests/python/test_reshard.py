@@ -445,6 +445,37 @@ class Errors(Case):
                     tensor.numpy()
         self.assertIn("short.safetensors", caught.exception.path)
 
+    def test_arguments_of_a_wrong_kind_are_named(self):
+        out = self.tmp / "out"
+        rows = [
+            (lambda: reshard.load(WHOLE, rank="1"), TypeError, "rank: expected an integer, got '1'"),
+            (lambda: reshard.load(WHOLE, mesh="tp=2", rank=1.0), TypeError, "rank: expected an integer, got 1.0"),
+            (lambda: reshard.load(WHOLE, rank=1 << 70), reshard.UsageError, "rank: 1180591620717411303424 is too large"),
+            (lambda: reshard.load(WHOLE, mesh=(2, 2)), TypeError, "mesh: expected text such as 'tp=2', a dict or"),
+            (lambda: reshard.convert(WHOLE, out, to="dcp", mesh=4), TypeError, "mesh: expected text such as"),
+            (lambda: reshard.load(WHOLE, include=[object]), TypeError, "include: expected text, a number or several"),
+            (lambda: reshard.load(WHOLE, include={"a": "b"}), TypeError, "include: expected text, a number or several"),
+            (lambda: reshard.inspect(WHOLE, part=lambda: 0), TypeError, "part: expected text, a number or several"),
+            (lambda: reshard.load(WHOLE, threads=0), reshard.UsageError, "--threads: expected 1 to 1024, got '0'"),
+            (lambda: reshard.convert(WHOLE, out, to="hf", threads=-1), reshard.UsageError, "--threads: expected 1 to"),
+            (lambda: reshard.diff(WHOLE, WHOLE, tolerance="x"), reshard.UsageError, "--tolerance: expected a number"),
+            (lambda: reshard.plan(WHOLE, to="dcp", ranks=0), reshard.UsageError, "--ranks: expected 1 to 1048576, got"),
+            (lambda: reshard.open(""), reshard.UsageError, "expected a path, got an empty one"),
+            (lambda: reshard.inspect(b""), reshard.UsageError, "expected a path, got an empty one"),
+            (lambda: reshard.open(None), TypeError, "expected str, bytes or os.PathLike object, not NoneType"),
+        ]
+        for call, kind, message in rows:
+            with self.subTest(message), self.assertRaises(kind) as caught:
+                call()
+            self.assertIn(message, str(caught.exception))
+
+    def test_several_names_come_from_whatever_is_iterated(self):
+        with reshard.open(WHOLE) as checkpoint:
+            first, second = list(checkpoint)[:2]
+        for names in ([first, second], (n for n in (first, second)), {first: 1, second: 2}.keys(), map(str, (first, second)),
+                      numpy.array([first, second])):  # fmt: skip
+            self.assertEqual(set(reshard.load(WHOLE, include=names)), {first, second})
+
     def test_usage(self):
         with self.assertRaises(reshard.UsageError) as caught:
             reshard.convert(WHOLE, self.tmp / "out", to="nothing")
@@ -717,6 +748,26 @@ class Loading(Case):
             report = reshard.load(self.tmp / "titan", into=into, strict=False)
             self.assertEqual((report.tensors, report.bytes_read), (1, into[name].nbytes))
             self.assert_same(into[name], checkpoint[name].numpy())
+            for name, how in (("model.embed_tokens.weight", {"names": "hf"}), ("tok_embeddings.weight", {"names": "torchtitan"}),
+                              ("model.embed_tokens.weight", {"names": "hf", "part": "model"})):  # fmt: skip
+                with self.subTest(how):
+                    array = numpy.zeros(checkpoint["tok_embeddings.weight"].shape, "f4")
+                    report = reshard.load(self.tmp / "titan", into={name: array}, strict=False, **how)
+                    self.assertEqual(report.tensors, 1)
+                    self.assertLessEqual(report.bytes_read, sum(t.nbytes for n, t in checkpoint.items() if "optim" not in n))
+                    self.assert_same(array, checkpoint["tok_embeddings.weight"].numpy())
+
+    def test_a_name_that_the_checkpoint_lacks_is_named_with_what_helps(self):
+        array = numpy.zeros(3, "f4")
+        for name, names, hint in (("norm", None, "select the naming convention with names="),
+                                  ("model.norm.wieght", "hf", "did you mean 'model.norm.weight'?")):  # fmt: skip
+            for strict in (True, False):
+                with self.assertRaises(reshard.UsageError) as caught:
+                    reshard.load(self.tmp / "titan", into={name: array}, names=names, strict=strict)
+                self.assertIn(hint, str(caught.exception))
+        for strict in (True, False):
+            with self.assertRaisesRegex(reshard.UsageError, "into: has no tensors to fill"):
+                reshard.load(self.tmp / "titan", into={}, strict=strict)
 
     @unittest.skipUnless(HAS_TORCH, "no torch")
     def test_torch_tensors(self):
@@ -1386,7 +1437,7 @@ class Commands(Case):
         self.assertTrue(report.ok, report)
         self.assertEqual((report.mesh["tp"], report.mesh["dp_shard"], report.mesh_ranks), (2, 2, 4))
         self.assertGreater(report.largest.total, report.largest.weights)
-        self.assertFalse(reshard.check(config=self.config, mesh="tp=2", world=4).ok)
+        self.assertFalse(reshard.check(self.config, mesh="tp=2", world=4).ok)
 
     def test_inspect(self):
         seen = reshard.inspect(self.tmp / "titan", shards=True)
@@ -1641,6 +1692,18 @@ class EveryName(Case):
             "synth": lambda: reshard.synth(self.tmp / "made", model="llama3-tiny", layers=1, force=True),
             "mount": lambda: self.mounted(model),
         }
+
+    def test_every_docstring_stands_alone(self):
+        for name in self.functions():
+            with self.subTest(name):
+                text = inspect.getdoc(getattr(reshard, name))
+                self.assertIn("Returns", text)
+                example = re.search(r"^Example: (.*)\Z", text, re.M | re.S)
+                self.assertIsNotNone(example, text)
+                ast.parse(example.group(1))
+                self.assertIn(f"{name}(", example.group(1))
+                self.assertNotIn("docs/", text)
+                self.assertLessEqual(max(map(len, text.splitlines())), 120)
 
     def a_run(self):
         (self.tmp / "run").mkdir(exist_ok=True)

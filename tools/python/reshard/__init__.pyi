@@ -611,8 +611,8 @@ def verify(
     progress: _Progress = False,
 ) -> VerifyReport: ...
 def check(
-    *,
     config: _Path,
+    *,
     mesh: _Mesh,
     family: Optional[str] = None,
     family_file: Optional[_Path] = None,

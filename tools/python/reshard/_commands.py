@@ -301,7 +301,13 @@ def plan(src, dst=None, *, to, names=None, mesh=None, layout=None, dtype=None, k
          source_names=None, config=None, memory=None, threads=None,
          device=None, gpu_memory=None, transport=None, ranks=None, ranks_per_machine=None,
          html=None):  # fmt: skip
-    """Returns a ConversionPlan: what convert() would do with these options. Reads metadata only."""
+    """Returns a ConversionPlan: what convert() would do with these options. Reads metadata only, writes nothing.
+
+    dst: also checks the free space there. ranks, ranks_per_machine: plans for a job of so many ranks. The other options
+    are those of convert(). Raises what convert() would raise before it reads tensor data.
+
+    Example: reshard.plan("step-1000", to="dcp", mesh="tp=4").bytes_written
+    """
     options = {k: v for k, v in locals().items() if k not in ("src", "dst")}
     _, data = _run("plan", options, (src,) if dst is None else (src, dst), None, src)
     return _of(ConversionPlan, data, json=data)
@@ -322,7 +328,16 @@ def verify(path, *, config=None, family=None, family_file=None,
     """Verifies the bytes, checksums and digests of a checkpoint, and compares it with a config, mesh or checkpoint.
 
     Returns a VerifyReport. Faults of the checkpoint are findings, not exceptions. report.ok, or bool(report), is true
-    if no finding reaches fail_on. The options are those of `reshard verify --help`.
+    if no finding reaches fail_on: "note" (default), "warning" or "error".
+
+    config: the model's config.json (default: the one in `path` or the directory above). mesh, layout: how it should be
+    sharded. against: another checkpoint of the same model, in any format. bytes: reads all data and verifies checksums,
+    which is the default without config, mesh, layout and against. values: also finds NaN, infinities, zero and constant
+    rows. replicas: compares all stored copies of each shard. sha256: lists the SHA-256 of each file. lineage: merges the
+    sources of a merged checkpoint again and compares; source={"a": "dir"} says where they are now. junit, html: files for
+    a report; they replace only an earlier report. The other options are those of open() and convert().
+
+    Raises MissingError if there is no checkpoint, and CorruptError if its metadata cannot be read.
 
     Example: reshard.verify("model", config="config.json").findings
     """
@@ -330,10 +345,19 @@ def verify(path, *, config=None, family=None, family_file=None,
     return _audit(VerifyReport, _run("verify", options, (path,), progress, path)[1])
 
 
-def check(*, config, mesh, family=None, family_file=None,
+def check(config, *, mesh, family=None, family_file=None,
           source_names=None, world=None, sequence=None, dtype=None, grad_dtype=None,
           tensors=False, junit=None, html=None, fail_on=None):  # fmt: skip
-    """Checks from a config.json if a model can be trained on a mesh, and the memory of each rank. Returns a CheckReport."""
+    """Checks if the model of a config.json fits a mesh, and estimates the memory of each rank. Returns a CheckReport.
+
+    mesh: "tp=8,pp=4", a dict, or a torch DeviceMesh. world: the number of ranks that its degrees must multiply to.
+    sequence: tokens per sequence, checked against cp and tp. dtype, grad_dtype: of the weights (default: the config's)
+    and the gradients (default: float32) in memory. tensors=True lists the model's tensors. report.ok, or bool(report), is
+    true if no finding reaches fail_on: "note" (default), "warning" or "error". junit, html: files for a report; they
+    replace only an earlier report. No checkpoint is needed.
+
+    Example: reshard.check("config.json", mesh="tp=8,pp=4", world=32).largest
+    """
     data = _run("check", dict(locals()), (), None, config)[1]
     ranks = data["ranks"] or {}
     memory = {k: _of(RankMemory, ranks[k]) for k in ("largest", "smallest") if k in ranks}
@@ -344,7 +368,14 @@ def diff(a, b, *, tolerance=None, source_layout=None, source_mesh=None, strip_pr
          weights=None, family=None, family_file=None,
          source_names=None, config=None, memory=None, threads=None, device=None,
          gpu_memory=None, transport=None, html=None, progress=False):  # fmt: skip
-    """Compares the tensors of two checkpoints, in any formats and layouts. Returns a DiffReport."""
+    """Compares the tensors of two checkpoints, in any formats and layouts. Returns a DiffReport.
+
+    tolerance: the largest |a - b| of floating-point values that is equal (default: 0). Options on how a checkpoint is to
+    be read (part, rename, source_layout, ...) are those of open() and convert(), and apply to `a`. html: a file for a
+    report; it replaces only an earlier report. report.equal, or bool(report), is true if nothing differs.
+
+    Example: reshard.diff("step-1000", "step-2000").tensors
+    """
     options = {k: v for k, v in locals().items() if k not in ("a", "b", "progress")}
     data = _run("diff", options, (a, b), progress, a)[1]
     return _of(DiffReport, dict(data, tensors=[_of(TensorDifference, t) for t in data["tensors"]]), json=data)
@@ -352,7 +383,14 @@ def diff(a, b, *, tolerance=None, source_layout=None, source_mesh=None, strip_pr
 
 def inspect(path, *, shards=False, filter=None, source_layout=None, source_mesh=None, strip_prefix=None, part=None,
             rename=None, weights=None, html=None):  # fmt: skip
-    """Reads from its metadata what a checkpoint contains and how it is sharded. Returns an Inspection."""
+    """Reads from its metadata what a checkpoint contains and how it is sharded. Returns an Inspection.
+
+    shards=True lists the file, offset and length in bytes of each shard. filter: a glob, or several, of the tensors to
+    list. html: a file for a report; it replaces only an earlier report. The other options are those of open(). Files
+    that are missing or cut short are problems of the Inspection, not exceptions.
+
+    Example: reshard.inspect("step-1000").mesh["axes"]
+    """
     options = {k: v for k, v in locals().items() if k != "path"}
     data = _run("inspect", options, (path,), None, path)[1]
     return _of(Inspection, data, json=data)

@@ -5,11 +5,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from . import _reshard
-from ._checkpoint import _by_name
+from ._checkpoint import _by_name, _near
 from ._destinations import check_memory, destination, mark_written
 from ._dtypes import numpy_type, tell_raw
 from ._errors import Error, UsageError
-from ._words import device_of, framework_of, path_of, progress_of, words_of
+from ._words import device_of, framework_of, index_of, path_of, progress_of, words_of
 
 _SHOWN = 8
 
@@ -33,14 +33,16 @@ def load(path, *, into=None, mesh=None, rank=None, names=None, layout=None, dtyp
          progress=False):  # fmt: skip
     """Loads a checkpoint, or the part of it that one rank of a mesh holds, directly into the caller's memory.
 
-    into: what to fill in place; then the result is a LoadReport.
+    Returns a dict of new arrays, or, if there is `into`, a LoadReport.
+
+    into: what to fill in place:
         - a torch module. Parameters and buffers on the meta device get memory on `device`. DTensors (FSDP2, tensor
           parallelism) are filled with this rank's part, by their own placements. Of a training state the model is
           loaded: part="model" is the default.
         - a mapping from names to torch tensors, NumPy arrays or other DLPack tensors, such as model.state_dict(), all
           in CPU memory or all on one GPU. They need the rank's shapes and the loaded dtype; strides must not be
           negative, and no two elements may share memory.
-        After an exception the content is undefined. Without `into` the result is a dict of new arrays.
+        After an exception the content is undefined.
     framework: without `into`: "numpy" (default) or "torch", the kind of the new arrays.
     device: where new torch tensors, and those of modules on the meta device, are put: "cpu" (default) or "cuda:0".
 
@@ -51,9 +53,10 @@ def load(path, *, into=None, mesh=None, rank=None, names=None, layout=None, dtyp
 
     names: "hf", "torchtitan", "megatron", ...: the names of `into` or of the result (default: as stored). dtype:
     torch.bfloat16 or "bf16": converts floating-point tensors. strict=False ignores tensors of the checkpoint that are
-    not in `into`. memory: the limit of the buffers that are used besides the tensors, in bytes or as text (default
-    "256MiB"). check_whole_items: read stored items of which this rank needs a part completely, to verify their
-    checksums. The other options are those of convert().
+    not in `into`; with names=, those of the model are read and dropped, which takes memory for them. memory: the limit
+    of the buffers that are used besides the tensors, in bytes or as text (default "256MiB"). check_whole_items: read
+    stored items of which this rank needs a part completely, to verify their checksums. The other options are those of
+    convert().
 
     Raises UsageError if names, shapes or dtypes do not fit, CorruptError if a recorded checksum does not hold, and
     MissingError for a missing file.
@@ -74,6 +77,8 @@ def load(path, *, into=None, mesh=None, rank=None, names=None, layout=None, dtyp
     if into is not None and not isinstance(into, Mapping):
         into, finish = _of_module(into, device)
         options["part"] = part or "model"
+    if into is not None and not into:
+        raise UsageError("into: has no tensors to fill")
     with _Layout(into, options, rank) as rank:
         holders = {name: destination(name, tensor) for name, tensor in into.items()} if into is not None else None
         try:
@@ -101,21 +106,19 @@ def _load(path, holders, options, rank, strict, check_whole_items, framework, de
 
     job = prepare()
     tensors = job.tensors()
-    if holders is not None and not strict and options["names"] is None:
-        beyond = [t[0] for t in tensors if t[0] not in holders]
-        if beyond:
-            job = prepare(exclude=[*_list(options["exclude"]), *map(_glob_escaped, beyond)])
-            tensors = job.tensors()
+    ignored = {}
+    if holders is not None and not strict:
+        job, tensors, ignored = _without_others(job, tensors, holders, options, prepare)
     by_name = _by_name([(t[0], t) for t in tensors], path)
     arrays = None if holders is not None else {n: _empty(t[1], t[2], framework, device) for n, t in by_name.items()}
     tied = []
     if arrays is None:
         _leave_out_tied(holders, by_name)
-        places = _places(holders, tensors, path)
+        places = _places({**holders, **ignored}, tensors, path, options["names"])
         tied = check_memory(holders)
     else:
         holders = {name: destination(name, array, t[1]) for (name, array), t in zip(arrays.items(), tensors)}
-        places = _places(holders, tensors, path)
+        places = _places(holders, tensors, path, options["names"])
     callback, close = progress_of(progress, "load")
     try:
         report = job.run(places, callback)
@@ -123,7 +126,30 @@ def _load(path, holders, options, rank, strict, check_whole_items, framework, de
         close()
         mark_written(holders.values())
     _check_tied(tied, report["digests"], path)
-    return report, tensors, arrays
+    return report, [t for t in tensors if t[0] not in ignored], arrays
+
+
+def _without_others(job, tensors, holders, options, prepare):
+    """Returns a load of the tensors in `holders`, its tensors, and memory for those among them that are to be ignored.
+
+    Stored names can be excluded. Names of a convention cannot, so what the model has beyond `holders` is read and
+    dropped; its optimizer is not read.
+    """
+    names = {t[0] for t in tensors}
+    beyond = [name for name in names if name not in holders]
+    if not beyond or len(beyond) == len(names):  # nothing to ignore, or nothing to load, which _places() reports
+        return job, tensors, {}
+    if options["names"] is None:
+        job = prepare(exclude=[*_list(options["exclude"]), *map(_glob_escaped, beyond)])
+        return job, job.tensors(), {}
+    if options["part"] is None:
+        model = prepare(part="model")
+        if names.intersection(holders) <= {t[0] for t in model.tensors()}:
+            job, tensors = model, model.tensors()
+    device = next((h.device for h in holders.values()), "cpu")
+    framework, device = ("numpy", None) if device == "cpu" else ("torch", device)
+    ignored = [t for t in tensors if t[0] not in holders]
+    return job, tensors, {t[0]: destination(t[0], _empty(t[1], t[2], framework, device), t[1]) for t in ignored}
 
 
 class _Layout:
@@ -154,7 +180,7 @@ class _Layout:
         self.options["layout"] = self.file.name
 
     def __enter__(self):
-        return self.rank or 0
+        return 0 if self.rank is None else index_of("rank", self.rank)
 
     def __exit__(self, *exception):
         if self.file is not None:
@@ -222,12 +248,11 @@ def _empty(dtype, shape, framework, device):
     return numpy.empty(shape, kind)
 
 
-def _places(holders, tensors, path):
+def _places(holders, tensors, path, names):
     wanted = {t[0] for t in tensors}
     if missing := [name for name in holders if name not in wanted]:
-        raise UsageError(
-            f"{path}: lacks {_some(missing)} of `into`; select the naming convention with names=", path, missing[0]
-        )
+        hint = "; select the naming convention with names=" if names is None else _near(missing[0], list(wanted))
+        raise UsageError(f"{path}: lacks {_some(missing)} of `into`{hint}", path, missing[0])
     if beyond := [name for name in (t[0] for t in tensors) if name not in holders]:
         raise UsageError(
             f"{path}: has {_some(beyond)} that `into` lacks; ignore them with strict=False, part=, include= or exclude=",

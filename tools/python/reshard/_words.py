@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Translates keyword arguments into the words of a command line."""
 
+import numbers
+import operator
 import os
+from collections.abc import Iterable, Mapping
 
 from ._errors import UnsupportedError, UsageError
 
@@ -11,11 +14,24 @@ _NAMES = ("include", "exclude", "keep_dtype", "filter", "strip_prefix", "rename"
 
 
 def path_of(path):
-    """Returns a path as text. Fails if it contains a NUL, which would end it."""
+    """Returns a path as text. Fails if it is empty or contains a NUL, which would end it."""
     text = os.fsdecode(path)
+    if not text:
+        raise UsageError("expected a path, got an empty one")
     if "\0" in text:
         raise UsageError(f"{text!r}: expected a path without a NUL character")
     return text
+
+
+def index_of(name, value):
+    """Returns an argument that is an integer, of Python or NumPy."""
+    try:
+        value = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name}: expected an integer, got {value!r}") from None
+    if abs(value) >= 1 << 31:
+        raise UsageError(f"{name}: {value} is too large")
+    return value
 
 
 def framework_of(framework, device):
@@ -94,11 +110,22 @@ def _texts(name, value):
         value = ",".join(f"{axis}={size}" for axis, size in value.items())
     elif name in ("rename", "source", "shape") and isinstance(value, dict):
         value = [f"{a}={b}" for a, b in value.items()]
-    values = value if isinstance(value, (list, tuple, set, frozenset)) else [value]
-    texts = [os.fsdecode(v) if isinstance(v, (bytes, os.PathLike)) else str(v) for v in values]
+    if name in ("mesh", "source_mesh") and not isinstance(value, str):
+        raise TypeError(f"{name}: expected text such as 'tp=2', a dict or a DeviceMesh, got {value!r}")
+    is_one = isinstance(value, (str, bytes, os.PathLike, Mapping)) or not isinstance(value, Iterable)
+    texts = [_text(name, v) for v in ([value] if is_one else value)]
     if name not in _NAMES and any("\0" in text for text in texts):
         raise UsageError(f"{name}: {value!r}: expected text without a NUL character")
     return texts
+
+
+def _text(name, value):
+    """Returns a single value of an option as a word."""
+    if isinstance(value, (bytes, os.PathLike)):
+        return os.fsdecode(value)
+    if isinstance(value, (str, numbers.Number)) or hasattr(value, "__index__") or name == "device":
+        return str(value)
+    raise TypeError(f"{name}: expected text, a number or several of them, got {value!r}")
 
 
 def progress_of(progress, what):
