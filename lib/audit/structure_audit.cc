@@ -100,6 +100,8 @@ void check_unclaimed(const Catalog& catalog, FindingList& findings) {
   }
   for (const Blob& b : catalog.blobs) {
     claim(b.extent);
+    // An object without bytes of its own is a part of the file, such as a member of a JSON object.
+    if (b.extent.length == 0) claim({b.extent.file, 0, catalog.files[b.extent.file].size});
     for (const Extent& copy : b.copies) claim(copy);
   }
   Index bytes = 0;

@@ -263,6 +263,31 @@ TEST_F(Orbax, SeveralItemsAreKeptApart) {
 }
 
 // Counts the unnamed files that are created while it lives.
+// Such leaves are members of JSON files, next to the arrays' files.
+TEST_F(Orbax, LeavesWithoutArraysLeaveNoBytesUnclaimed) {
+  const std::string path = dir_ / "item";
+  const auto leaf = [](const std::string& name, const std::string& type, bool is_empty) {
+    return "\"('" + name + "',)\": {\"key_metadata\": [{\"key\": \"" + name +
+           "\", \"key_type\": 2}], \"value_metadata\": {\"value_type\": \"" + type +
+           "\", \"skip_deserialize\": " + (is_empty ? "true" : "false") + "}}";
+  };
+  dir_.write("item/_METADATA", "{\"tree_metadata\": {" + leaf("w", "np.ndarray", false) + ", " +
+                                   leaf("n", "None", true) + ", " + leaf("s", "string", false) +
+                                   R"(}, "use_ocdbt": false, "use_zarr3": true,
+                                   "store_array_data_equal_to_fill_value": true, "custom_metadata": null})");
+  dir_.write("item/_strings.json", R"({"s": "a text"})");
+  dir_.write("item/w/zarr.json", R"({"zarr_format": 3, "node_type": "array", "shape": [4], "data_type": "float32",
+    "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [4]}}, "fill_value": 0.0,
+    "chunk_key_encoding": {"name": "default"}, "codecs": [{"name": "sharding_indexed", "configuration": {
+    "chunk_shape": [4], "codecs": [{"name": "bytes", "configuration": {"endian": "little"}}],
+    "index_codecs": [{"name": "bytes", "configuration": {"endian": "little"}}], "index_location": "end"}}]})");
+  dir_.write("item/w/c/0",
+             std::string(16, '\x3f') + little_endian(std::uint64_t{0}) + little_endian(std::uint64_t{16}));
+  const CommandResult run = reshard_cli({"verify", path, "--family", "none"});
+  EXPECT_EQ(run.exit_code, 0) << run.out << run.err;
+  EXPECT_THAT(run.out, HasSubstr("0 errors, 0 warnings"));
+}
+
 class UnnamedFiles {
  public:
   UnnamedFiles() : scoped_(counting()) { count_ = 0; }
