@@ -75,9 +75,9 @@ Status read_rows(std::string_view text, const Texts& texts, bool is_base, std::v
     if (parts.size() > 4 || parts[0].empty()) return corrupt("'" + printable(line) + "' is not a row");
     parts.resize(4);
     before = TRY(whole_name(parts[0], before));
-    const std::string counts = TRY(text_of(parts[1], texts)), dims = TRY(text_of(parts[2], texts));
+    const std::string dims = TRY(text_of(parts[1], texts)), counts = TRY(text_of(parts[2], texts));
     std::string condition = TRY(text_of(parts[3], texts));
-    ArchitectureRow row{before, list_of(counts), list_of(dims), std::move(condition), is_base, StandsIn::kEverywhere};
+    ArchitectureRow row{before, list_of(dims), list_of(counts), std::move(condition), is_base, StandsIn::kEverywhere};
     row.stands_in = take_mark(row.name);
     if (std::ssize(row.counts) != places_in(row.name)) return corrupt("'" + printable(line) + "' has other counts");
     out.push_back(std::move(row));

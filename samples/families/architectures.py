@@ -4,7 +4,7 @@ A class is built at many configs on torch's meta device, without weights:
 1. at its default config with few layers and experts, the base;
 2. with each member of the config changed alone, which shows what depends on it;
 3. as in 2, together with each change that adds tensors ("tie_word_embeddings": false adds a head) or that gives a number
-   which the default leaves out;
+   which the default leaves out, and each change that removes tensors with more layers;
 4. with several changes at a time, drawn at random. A config that contradicts the rows joins the samples and the rows are
    derived again, until the rows hold for CONFIRMATIONS configs in a row that no derivation has seen;
 5. at its whole default config.
@@ -53,7 +53,8 @@ HARMLESS = re.compile(
     r"|tokenizer_class|prefix|begin_suppress_tokens|suppress_tokens|forced_\w+|\w*temperature|\w*softcap\w*|max_length|min_length"
     r"|\w*_coef|\w*_cost|\w*_coefficient|logits_scaling|\w*_multipliers?|router_dtype|router_jitter_noise|scoring_func|topk_method"
     r"|num_experts_per_tok|moe_topk|norm_topk_prob|topk_group|n_group|\w*_scaling|\w*_scaling_factor|pad_mode|\w*padding_idx"
-    r"|residual_scale\w*|is_causal|use_mems_\w+|mem_len|clamp_len|same_length|reuse_len|bi_data|output_\w+|quantization_config)$")
+    r"|residual_scale\w*|is_causal|use_mems_\w+|mem_len|clamp_len|same_length|reuse_len|bi_data|quantization_config"
+    r"|output_(\w*attentions|\w*hidden_states|\w*logits|stride|retrieved|multiplier))$")
 # Parameters that files may lack: buffers that are computed, and what depends on the training.
 MAY_LACK = re.compile(r"(^|\.)(masked_spec_embed|final_logits_bias|position_ids|token_type_ids|embed_positions\.weight"
                       r"|num_batches_tracked|inv_freq|attn\.masked_bias)$")
@@ -73,12 +74,14 @@ MOST_NUMBERS = 64
 SMALLEST_SIZE = 16  # of a constant that may be a member's value
 CONFIRMATIONS = 6
 ATTEMPTS = 3
+LONGER = 3  # lists of members to try with one more
 ODDS = 0, 0, 0, 0, 0, 0, 0, 2
 SECONDS = 20  # for one model
 MOST_SECONDS = 240  # of processor time for one class
 MAX_CLASSES, MAX_OWN_CLASSES, MAX_CONTEXTS = 3, 8, 4
 HEADS = ("ForMaskedLM", "ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "ForPreTraining", "ForSequenceClassification",
          "ForImageClassification", "ForCTC", "ForTokenClassification", "ForQuestionAnswering", "ForObjectDetection")
+SHARED_HEADS = "transformers.modeling_layers"  # GenericForSequenceClassification and its like
 NUMBER = re.compile(r"(?<=\.)\d+(?=\.)|^\d+(?=\.)|(?<=\.)\d+$")
 # Prefixes of names that exist only in files, only in memory, or only in memory because they are tied to another tensor.
 FILES, MEMORY, TIED = "<", ">", "~"
@@ -179,8 +182,9 @@ class Builder:
         return files
 
     def source(self):
-        """The code of the modules that the model is made of."""
+        """The code of the modules that the model is made of, and of the heads that many models share."""
         names = {type(module).__module__ for module in self.model.modules()}
+        names |= {base.__module__ for base in type(self.model).__mro__} & {SHARED_HEADS}
         names = {name for name in names if not name.startswith("torch.")}
         return "\n".join(pathlib.Path(sys.modules[name].__file__).read_text() for name in sorted(names))
 
@@ -313,7 +317,8 @@ def terms(fields):
 
 
 def times(factor, term):
-    return term if factor == 1 else f"{factor}*{term}"
+    """A term times a number, which comes last where the term is a quotient that is rounded first."""
+    return term if factor == 1 else f"{term}*{factor}" if re.search("[/:]", term) else f"{factor}*{term}"
 
 
 def with_constant(text, c):
@@ -324,7 +329,7 @@ def sums(known, results):
     """Formulas that are sums of terms with factors: a*x+c, a*x+b*y+c, x+y+z."""
     plain = [(t, x) for t, x in known if "/" not in t and ":" not in t]
     for t, x in known:
-        for k in (1, 2, 3, 4, 6, 8) if "/" not in t and ":" not in t else (1,):
+        for k in 1, 2, 3, 4, 6, 8:
             c = results[0] - k * x[0]
             if c != 0 and -16 <= c <= 4096 and all(k * n + c == r for n, r in zip(x, results)):
                 yield with_constant(times(k, t), c)
@@ -373,12 +378,18 @@ def search(fields, values, results):
 
 def formula_of(fields, samples):
     """The formula over these fields that holds in all samples, [(values, result)]; None if there is none."""
+    unique = results_by(fields, samples)
+    return unique and formula_of_values(tuple(fields), tuple(unique.items()))
+
+
+def results_by(fields, samples):
+    """{numbers of the fields: result} of the samples; None if the result depends on other members."""
     unique = {}
     for values, result in samples:
         key = tuple(values.get(f) if is_number(values.get(f)) else None for f in fields)
         if unique.setdefault(key, result) != result:
             return None
-    return formula_of_values(tuple(fields), tuple(unique.items()))
+    return unique
 
 
 @functools.lru_cache(maxsize=65536)
@@ -620,10 +631,15 @@ class Derivation:
 
     def undeclared(self):
         """Sizes that the code reads from a config if it has them, and that the default config has not."""
-        names = {name for name in re.findall(r"getattr\(\s*(?:self\.)?\w*config,\s*[\"'](\w+)[\"']", self.source) if NUMBERS.search(name)}
+        names = {name for name in re.findall(r"getattr\(\s*(?:self\.)?\w*config,\s*[\"'](\w+)[\"']", self.source)
+                 if NUMBERS.search(name) and not self.is_alias(name)}
         parts = {path.rpartition(".")[0] for path in self.values if re.search(r"[a-z]$", path)}
         paths = {f"{part}.{name}".lstrip(".") for part in parts for name in names}
         return sorted(paths - self.values.keys())
+
+    def is_alias(self, name):
+        """Whether configs have this attribute by a member of another name: "num_labels" is the length of id2label."""
+        return hasattr(self.config_class, name) or name in getattr(self.config_class, "attribute_map", {})
 
     def mentions(self, path):
         """Whether the code of the class or of its parts names this member of the config."""
@@ -671,11 +687,12 @@ class Derivation:
         return orders + [value[:-1] + [k] for k in others]
 
     def is_per_layer(self, path, *depths):
-        """Whether a list has an entry for each layer, in the base and, if it is there, in the default config."""
+        """Whether a list has an entry for each layer, in the base and, if it is there, in the default config. One entry and one
+        layer are a coincidence."""
         depths = depths or [p for p, v in self.values.items()
                             if is_number(v) and DEPTHS.search(p) and not self.counts_stages(p, v)]
         default = members(self.default)
-        return any(len(self.values[path]) == self.values[depth] for depth in depths
+        return any(len(self.values[path]) == self.values[depth] > 1 for depth in depths
                    if not isinstance(default.get(path), list) or len(default[path]) == default.get(depth))
 
     def change_each(self, base):
@@ -751,6 +768,15 @@ class Derivation:
                 if sample and sample.patterns != there.patterns:
                     self.samples.append(sample)
                     self.pairs.append((there, sample, path))
+
+    def change_beside_more_layers(self, base):
+        """Makes the changes that remove tensors again with more layers: the base has so few that a number of dense layers
+        may leave none with experts."""
+        depths = [f for f in self.moves if DEPTHS.search(f) and is_number(self.values[f])]
+        removing = {path: s.values.get(path) for b, s, path in self.pairs if b is base and base.kinds - s.kinds}
+        for path, depth in itertools.product(removing, depths):
+            if path not in depths and is_number(removing[path]) and not isinstance(removing[path], bool):
+                self.samples += filter(None, [self.sample({path: removing[path], depth: MORE_LAYERS})])
 
     def unlike(self, path, sample):
         """A value for a member that no member of the sample has, so that it shows what depends on it."""
@@ -853,6 +879,7 @@ class Derivation:
         self.samples.append(base)
         self.change_each(base)
         self.change_beside_additions(base)
+        self.change_beside_more_layers(base)
         self.find_computed()
         rows = self.confirm()
         if self.whole:
@@ -924,6 +951,19 @@ class Derivation:
             if a is not None and b is not None and a != b:
                 out.add(path)
         return sorted(out)
+
+    def fields_for(self, quantity, samples):
+        """The members on which a quantity depends, and lists with one more if samples, [(values, result)], show that they are
+        not all: of the width and the number of heads, a change of the latter alone leaves "width/heads*heads" the same."""
+        fields = self.fields_of(quantity)
+        yield fields
+        if results_by(fields, samples) is None:
+            longer = (sorted([*fields, f]) for f in self.used_numbers if f not in fields)
+            yield from itertools.islice((more for more in longer if results_by(more, samples)), LONGER)
+
+    @property
+    def used_numbers(self):
+        return sorted({f for *_, f in self.pairs if is_number(self.values.get(f))})
 
     def is_unvaried(self, formula):
         """Whether a constant equals a member that had no other value while the row existed, so that it may depend on it."""
@@ -1029,16 +1069,30 @@ class Quantities:
             facts = [(s, numbers, self.found(s)[numbers]) for s in there if numbers in self.found(s)]
             dims = self.dims(facts)
             if dims is not None:
-                yield Row(fill(self.pattern, dict(enumerate(numbers))), tuple(dims), (), "?")
+                yield Row(fill(self.pattern, dict(enumerate(numbers))), tuple(dims), (), self.as_in_base(numbers))
+
+    def as_in_base(self, numbers):
+        """The condition that the members on which the counts depend are those of the base, if all such samples have the name."""
+        fields = {f for k in self.counted for f in self.d.fields_of(lambda s, k=k: self.count(s, k))}
+        fields |= set(self.d.fields_of(lambda s: numbers in self.found(s)))
+        base = {f: self.d.values.get(f) for f in sorted(fields)}
+        alike = [s for s in self.d.samples if all(s.values.get(f) == n for f, n in base.items())]
+        if not base or not all(map(is_number, base.values())) or not all(numbers in self.found(s) for s in alike):
+            return "?"
+        return "&".join(f"{f}={literal(n)}" for f, n in base.items())
 
     def formula(self, quantity, there):
         """A formula for all samples that have such names, or for those that have this one."""
         for samples in ([s for s in self.d.samples if quantity(s)], there):
             known = {id(s): quantity(s) for s in samples}
-            found = formula_of(self.d.fields_of(lambda s: known.get(id(s))), [(s.values, known[id(s)]) for s in samples])
-            if found:
+            if found := self.formula_for(known, [(s.values, known[id(s)]) for s in samples]):
                 return found
         return None
+
+    def formula_for(self, known, samples):
+        """A formula for {id of a sample: result}."""
+        found = (formula_of(fields, samples) for fields in self.d.fields_for(lambda s: known.get(id(s)), samples))
+        return next(filter(None, found), None)
 
     def row(self, facts, counts, when):
         dims = self.dims(facts)
@@ -1057,8 +1111,10 @@ class Quantities:
         samples = [(s, bool(self.found(s))) for s in self.d.samples]
         if all(x for _, x in samples):
             return ""
-        fields = self.d.fields_of(lambda s: bool(self.found(s)))
-        return self.d.condition(atoms(fields, self.d.samples), [(s.values, None, x) for s, x in samples]) or "?"
+        lists = self.d.fields_for(lambda s: bool(self.found(s)), [(s.values, x) for s, x in samples])
+        facts = [(s.values, None, x) for s, x in samples]
+        found = (self.d.condition(atoms(fields, self.d.samples), facts) for fields in lists)
+        return next(filter(None, found), "?")
 
     def layers(self, there):
         """The condition on the number of the first {} that is not written."""
@@ -1113,8 +1169,7 @@ class Quantities:
                 out.append(self.per_layer(facts, d) or "?")
                 continue
             size_of = {key: next(iter(x)) for key, x in sizes.items()}
-            fields = self.d.fields_of(lambda s: size_of.get(id(s)))
-            formula = formula_of(fields, [(group[0][0].values, size_of[key]) for key, group in by_sample.items()])
+            formula = self.formula_for(size_of, [(group[0][0].values, size_of[key]) for key, group in by_sample.items()])
             is_open = formula is None or self.d.is_unvaried(formula) or is_single and formula.isdigit() and formula != "1"
             out.append("?" if is_open else formula)
         return out

@@ -82,9 +82,10 @@ def classes_of(model_type):
 
 
 def own_classes(model_type):
-    """Those whose config is the type's own, and not that of a part."""
-    config = configuration_auto.CONFIG_MAPPING[model_type]
-    return [cls for cls in classes_of(model_type) if issubclass(config, cls.config_class or config)]
+    """Those whose config is the type's own, and not that of a part. Some types have no class but another type's: EXAONE 3 is a
+    Llama with other names in files."""
+    config, classes = configuration_auto.CONFIG_MAPPING[model_type], classes_of(model_type)
+    return [cls for cls in classes if issubclass(config, cls.config_class or config)] or classes
 
 
 def declares_kept(model_type):
@@ -495,8 +496,28 @@ def architectures(arguments):
             lines[model_type] = line
         ARCHITECTURES.write_text("".join(lines[t] + "\n" for t in sorted(lines)))
         DERIVATIONS.write_text("".join(reports[t] + "\n" for t in sorted(reports)))
+    if not arguments.types:
+        reports |= types_without_classes(reports)
+        DERIVATIONS.write_text("".join(reports[t] + "\n" for t in sorted(reports)))
     write_report(ARCHITECTURE_MARKS, architectures_report(lines, reports, len(to_derive(reports))))
     return 0
+
+
+def types_without_classes(reports):
+    """{type: line of derivations.jsonl} of the types for which no auto class builds a model: most are parts of others."""
+    owners, known = owners_of_parts(), described_types() | reports.keys()
+    return {t: json.dumps({"type": t, "transformers": transformers.__version__, "part_of": sorted(owners[t])}, separators=(",", ":"))
+            for t in model_types() if t not in known and not own_classes(t)}
+
+
+def owners_of_parts():
+    """{type of a part: types whose configs contain it}."""
+    out = collections.defaultdict(set)
+    for t in model_types():
+        for part in getattr(configuration_auto.CONFIG_MAPPING[t], "sub_configs", {}).values():
+            if getattr(part, "model_type", ""):  # AutoConfig has none
+                out[part.model_type].add(t)
+    return out
 
 
 def to_derive(reports, all_types=False):
@@ -521,7 +542,9 @@ def reason(why):
 
 def architectures_report(lines, reports, untried):
     """Returns what docs/families.md says about the types that were tried."""
-    reports = {t: json.loads(report)["classes"] for t, report in reports.items()}
+    every = {t: json.loads(report) for t, report in reports.items()}
+    reports = {t: report["classes"] for t, report in every.items() if "classes" in report}
+    others = [report for report in every.values() if "classes" not in report]
     classes = [c for t in lines for c in reports[t] if "rows" in c]
     sizes, unknown = sum(c["sizes"] for c in classes), sum(c["unknown"] for c in classes)
     text = (f"`generate.py architectures` with transformers {transformers.__version__}: {len(lines)} model types, {len(classes)} "
@@ -535,6 +558,11 @@ def architectures_report(lines, reports, untried):
             refused[reason(found[0]["why"])].append(t)
     if refused:
         text = f"Not derived: {'; '.join(', '.join(types) + f' ({why})' for why, types in sorted(refused.items()))}."
+        out += ["", *textwrap.wrap(text, 120)]
+    if others:
+        parts = sum(bool(report["part_of"]) for report in others)
+        text = (f"No auto class of transformers builds {len(others)} further types; {parts} of them are parts of other types. "
+                f"`samples/families/derivations.jsonl` has a line for each type.")
         out += ["", *textwrap.wrap(text, 120)]
     if untried:
         out += ["", f"Not tried yet: {untried} further types."]

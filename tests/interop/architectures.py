@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Every model class in samples/families/architectures.jsonl, through the program.
 
-    architectures.py audit|convert [--draw N] [--write] [TYPE...]
+    architectures.py audit|convert [--draw N] [--after PLACE] [--write] [TYPE...]
 
 audit: a model of a config that no derivation saw, as save_pretrained writes it (a header, and a hole for the data), has no
 finding in `reshard verify`. Three kinds of damage each are found, with the right finding: the rows of one of two ranks, a
@@ -11,8 +11,8 @@ convert: a small model of a random config, saved by torch as a DCP checkpoint {"
 converted to Hugging Face's files, is the same model to from_pretrained, in every bit. What transformers cannot load from its
 own save_pretrained is left out.
 
-All classes of all types or of those that are named, or one class of each of N types, drawn by a fixed seed. --write puts the
-counts into docs/families.md. RESHARD is the program (default build/release/reshard). With RESHARD_ARCHITECTURES, a file like
+All classes of all types or of those that are named, in an order that is random and always the same; or N of them. Each run
+prints the place where it ended, and --after that place continues it. --write puts the counts into docs/families.md. RESHARD is the program (default build/release/reshard). With RESHARD_ARCHITECTURES, a file like
 samples/families/architectures.jsonl, audit compares with its rows and not with those that the program contains.
 """
 import argparse
@@ -46,12 +46,17 @@ LAYERS = re.compile(r"((?:^|.*?\.)(?:layers?|h|blocks?))\.(\d+)\.")
 
 def classes_of(arguments):
     """[(model type, class)] to look at."""
-    lines = {t: json.loads(line)["classes"] for t, line in sorted(tables().items())}
-    draw = random.Random(36)
-    if arguments.draw:
-        lines = {t: [draw.choice(lines[t])] for t in sorted(draw.sample(sorted(lines), arguments.draw))}
-    types = arguments.types or lines
-    return [(t, cls) for t in types for cls in generate.classes_of(t) if cls.__name__ in lines.get(t, ())]
+    lines = {t: json.loads(line)["classes"] for t, line in tables().items() if not arguments.types or t in arguments.types}
+    places = sorted((place_of(t, name), t, name) for t, names in lines.items() for name in names)
+    drawn = [p for p in places if p[0] > arguments.after][:arguments.draw]
+    if drawn:
+        print(f"{len(drawn)} classes, until --after {drawn[-1][0]}")
+    return [(t, cls) for _, t, name in drawn for cls in generate.classes_of(t) if cls.__name__ == name]
+
+
+def place_of(model_type, name):
+    """The place of a class in the order, from 0 to 1, whatever other classes there are."""
+    return round(random.Random(f"36 {model_type}/{name}").random(), 6)
 
 
 def in_files(shapes):
@@ -264,7 +269,8 @@ def write(command, text):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("command", choices=["audit", "convert"])
-    parser.add_argument("--draw", type=int, help="one class of this many types, always the same ones")
+    parser.add_argument("--draw", type=int, help="this many classes")
+    parser.add_argument("--after", type=float, default=0, help="the place where an earlier run ended")
     parser.add_argument("--write", action="store_true")
     parser.add_argument("types", nargs="*")
     arguments = parser.parse_args()

@@ -1183,7 +1183,7 @@ class OwnClasses(Case):
         self.code = ROOT / "tests/data/remote_code"
         self.made = self.out("tinynet.json")
         said = reshard("family", "--from-transformers", self.code, self.made, "--python", sys.executable)
-        self.assertIn("TinyNetForCausalLM: 9 names, 14 of 14 sizes", said)
+        self.assertIn("TinyNetForCausalLM: 10 names, 16 of 16 sizes", said)
         self.assertIn("table of model_type 'tinynet'", said)
 
     def saved(self, **members):
@@ -1196,10 +1196,10 @@ class OwnClasses(Case):
 
     def test_its_models_are_verified(self):
         with unittest.mock.patch.dict(os.environ, HF_MODULES_CACHE=str(self.out("modules"))):
-            files = self.saved(has_bias=True, width=24, depth=5)
+            files = self.saved(has_bias=True, width=28, depth=5, first_dense=3)
         self.assertIn("TinyNetForCausalLM of transformers", reshard("verify", files, "--family-file", self.made))
         config = json.loads((files / "config.json").read_text())
-        for member, value in (("depth", 6), ("width", 32), ("ratio", 2), ("heads", 4), ("vocab_size", 510), ("has_bias", False)):
+        for member, value in (("depth", 6), ("width", 32), ("ratio", 2), ("heads", 4), ("first_dense", 0), ("vocab_size", 510), ("has_bias", False)):
             self.out("other.json").write_text(json.dumps({**config, member: value}))
             code = 0 if member == "has_bias" else 1  # tensors that the config leaves out are a warning
             reshard("verify", files, "--family-file", self.made, "--config", self.out("other.json"), code=code)

@@ -1,4 +1,5 @@
-"""A model class that transformers does not have, as its repository on the Hub would: every second layer has one tensor more."""
+"""A model class that transformers does not have, as its repository on the Hub would: every second layer has one tensor more,
+the first layers have none of another, and the heads' width is rounded down."""
 import torch
 from torch import nn
 from transformers import PreTrainedModel
@@ -12,9 +13,11 @@ class Block(nn.Module):
     def __init__(self, config, layer):
         super().__init__()
         self.norm = nn.LayerNorm(config.width)
-        self.qkv = nn.Linear(config.width, 3 * config.width, bias=config.has_bias)
+        self.qkv = nn.Linear(config.width, 3 * (config.width // config.heads) * config.heads, bias=config.has_bias)
         self.up = nn.Linear(config.width, config.ratio * config.width, bias=False)
         self.down = nn.Linear(config.ratio * config.width, config.width, bias=False)
+        if layer >= config.first_dense:
+            self.gate = nn.Linear(config.width, config.heads, bias=False)
         if layer % 2:
             self.slope = nn.Parameter(torch.zeros(config.heads))
 
