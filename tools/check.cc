@@ -216,8 +216,9 @@ void print_tensors(const Checked& c) {
 }
 
 void print_facts(const Checked& c) {
+  const Index layers = c.config.num_hidden_layers();  // 0 if the config has them per part, as an encoder and a decoder
   print_row("check", c.config.path + "   " + std::string(c.family.title) + ", " +
-                         count_of(c.config.num_hidden_layers(), "layer") + ", " +
+                         (layers > 0 ? count_of(layers, "layer") + ", " : "") +
                          count_of(c.result.elements, "parameter"));
   const Degrees& degrees = c.request.degrees;
   print_row("mesh", to_string(degrees) +

@@ -73,12 +73,14 @@ std::vector<std::string> targets() {
   return out;
 }
 
-Result<Convention> convention_of(const SynthOptions& options) {
+// Returns --names or the format's usual names. Formats without usual names get torchtitan's if the family has those,
+// and transformers' otherwise.
+Result<Convention> convention_of(const SynthOptions& options, const Family& family) {
   const Format* format = TRY(find_format(options.to));
-  const std::string_view usual = !format->own_names.empty() ? format->own_names
-                                 : format->hf_names         ? "hf"
-                                                            : "torchtitan";
-  const std::string text = options.names.empty() ? std::string(usual) : options.names;
+  if (options.names.empty() && format->own_names.empty() && !format->hf_names)
+    return family.has_convention(Convention::kTorchtitan) ? Convention::kTorchtitan : Convention::kTransformers;
+  const std::string_view usual = format->own_names.empty() ? "hf" : format->own_names;
+  const std::string text(options.names.empty() ? usual : options.names);
   if (const auto convention = find_convention(text)) return *convention;
   return unknown_word("naming convention", text, convention_options());
 }
@@ -271,7 +273,7 @@ Result<std::unique_ptr<Target>> lay_out(const Catalog& model, const Subject& sub
   request.config = subject.config_file;
   request.heads = HeadCounts{subject.config.num_attention_heads(), subject.config.num_key_value_heads()};
   if (!options.mesh.empty()) request.mesh = TRY(Mesh::parse(options.mesh));
-  const Convention convention = TRY(convention_of(options));
+  const Convention convention = TRY(convention_of(options, *subject.family));
   if (!subject.family->has_convention(convention))
     return unsupported("family " + std::string(subject.family->name) + " has no " +
                        std::string(info(convention).title));
@@ -387,7 +389,7 @@ void add_synth(CommandLine& line) {
   line.add_option("--mesh", options->mesh, "Mesh of the ranks that save it, e.g. tp=8,pp=2 (default: one rank)")
       .takes("MESH")
       .common();
-  line.add_option("--names", options->names, "Naming convention (default: the format's, or torchtitan)")
+  line.add_option("--names", options->names, "Naming convention (default: the format's, torchtitan or transformers)")
       .takes("CONVENTION")
       .suggests(convention_options());
   line.add_option("--dtype", options->dtype, "Dtype of the weights (default: the config's, or bfloat16)")

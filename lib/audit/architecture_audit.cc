@@ -8,6 +8,8 @@
 #include "lib/base/names.h"
 #include "lib/base/text.h"
 #include "lib/model/architecture.h"
+#include "lib/model/config_members.h"
+#include "lib/model/formula.h"
 
 namespace reshard {
 namespace {
@@ -157,14 +159,25 @@ class ArchitectureComparison {
     return "[" + join(sizes, ", ") + "]";
   }
 
+  // Returns the first alternative of a formula that this config gives a value.
+  std::string formula_text(const std::string& formula) const {
+    const ConfigMembers members(config_.file, architecture_.defaults, architecture_.computed);
+    const std::vector<std::string> alternatives = split(formula, ';');
+    const auto used = std::find_if(alternatives.begin(), alternatives.end(),
+                                   [&](const std::string& text) { return members.evaluate(text).has_value(); });
+    return in_usual_notation(used == alternatives.end() ? alternatives[0] : *used);
+  }
+
   void explain(const ArchitectureParameter& p, const Dims& got, Finding& f) const {
     f.advice = "The config or the tensor belongs to another model: compare with the run's own config.";
     if (got.rank() != p.shape.rank()) return;
-    for (int d = 0; d < got.rank(); ++d) {
+    std::vector<int> wrong;
+    for (int d = 0; d < got.rank(); ++d)
+      if (p.shape[d] != kAnySize && p.shape[d] != got[d]) wrong.push_back(d);
+    for (const int d : wrong) {
       const Index want = p.shape[d], is = got[d];
-      if (want == kAnySize || want == is) continue;
-      f.why.push_back("dim " + std::to_string(d) + ": " + p.row->dims[d] + " = " + with_commas(want));
-      if (is < 1 || want % is != 0) continue;
+      f.why.push_back("dim " + std::to_string(d) + ": " + formula_text(p.row->dims[d]) + " = " + with_commas(want));
+      if (wrong.size() > 1 || is < 1 || want % is != 0) continue;  // a rank's part is smaller in one dimension
       f.id = "shape-part";
       f.why.push_back(with_commas(is) + " is 1/" + with_commas(want / is) + " of it: one of " + with_commas(want / is) +
                       " tensor-parallel parts");

@@ -91,6 +91,26 @@ bool is_single_name(std::string_view formula) {
   return factors.size() == 1 && !is_number(factors.front().text);
 }
 
+std::string in_usual_notation(std::string_view formula) {
+  std::string sum, product;
+  bool is_single = true;  // the product has one factor
+  for (const Factor& f : factors_of(formula)) {
+    if (f.sign == '+' || f.sign == '-') {
+      sum += product;
+      if (!sum.empty() || f.sign == '-') sum += f.sign;
+      product = f.text;
+    } else if (f.sign == ':') {
+      product = "ceil(" + product + "/" + std::string(f.text) + ")";
+    } else if (f.sign == '^') {
+      product = (is_single ? product : "(" + product + ")") + "^" + std::string(f.text);
+    } else {
+      product += f.sign + std::string(f.text);
+    }
+    is_single = f.sign == '+' || f.sign == '-' || f.sign == ':';
+  }
+  return sum + product;
+}
+
 std::string explain(std::string_view formula, const NumberOf& number_of) {
   std::string out;
   for (const Factor& f : factors_of(formula)) {

@@ -23,6 +23,9 @@ Result<Index> evaluate(std::string_view formula, const NumberOf& number_of);
 // Returns whether the formula is a single name.
 bool is_single_name(std::string_view formula);
 
+// Returns the formula in usual notation, for people: "(image_size/patch_size)^2+1", "ceil(width/8)".
+std::string in_usual_notation(std::string_view formula);
+
 // Returns the formula with its values, for people: "num_key_value_heads 8 x head_dim 128". Names without a value stay
 // as they are.
 std::string explain(std::string_view formula, const NumberOf& number_of);

@@ -2,6 +2,8 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <string>
+#include <tuple>
 
 #include "tests/support/checkpoints.h"
 #include "tests/support/expect_run.h"
@@ -24,6 +26,23 @@ TEST(Synth, AnOptimizerHasMadeOneNumberOfSteps) {
     ++parameters;
   }
   EXPECT_EQ(parameters, 12);
+}
+
+// DCP has no names of its own: the checkpoint has torchtitan's, or transformers' for models that torchtitan lacks.
+TEST(Synth, AModelWithoutTorchtitansNamesGetsThoseOfTransformers) {
+  const std::string sizes = R"("hidden_size": 16, "n_embd": 16, "num_hidden_layers": 1, "n_layer": 1, "n_head": 2,
+      "num_attention_heads": 2, "intermediate_size": 32, "vocab_size": 64, "n_positions": 8})";
+  const std::tuple<std::string, std::string, std::string> models[] = {
+      {"llama", "LlamaForCausalLM", "tok_embeddings.weight"},
+      {"gpt2", "GPT2LMHeadModel", "wte.weight"},
+      {"bert", "BertForMaskedLM", "bert.embeddings.word_embeddings.weight"}};
+  for (const auto& [type, architecture, name] : models) {
+    const TempDir dir;
+    const std::string config = dir.write(
+        "config.json", R"({"model_type": ")" + type + R"(", "architectures": [")" + architecture + R"("], )" + sizes);
+    expect_success(reshard_cli({"synth", dir / "dcp", "--config", config, "--to", "dcp", "-q"}));
+    EXPECT_TRUE(load_checkpoint(dir / "dcp").contains(name)) << type;
+  }
 }
 
 }  // namespace
