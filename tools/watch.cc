@@ -594,7 +594,15 @@ class Watch {
     return {};
   }
 
+  // Returns the directory of the step that the run's own file names (Megatron's latest_checkpointed_iteration.txt,
+  // DeepSpeed's latest), from which the trainer resumes. It is written after the step, and may still name an older one.
+  std::string named_by_run() const {
+    const auto open = open_if_known(run_, {.files_too = false});
+    return open && *open ? (*open)->reader->catalog().root : std::string();
+  }
+
   Status remove_others(const std::vector<Step>& complete, const std::set<std::string>& kept) {
+    const std::string named = options_.prune_source ? named_by_run() : std::string();
     std::set<std::string> good;
     for (const Step& step : complete)
       if (TRY(is_good(step.name))) good.insert(step.name);
@@ -605,7 +613,8 @@ class Watch {
       const auto done = done_.find(step.name);
       if (done == done_.end()) continue;  // never converted here
       if (const std::string output = output_of(step.name); TRY(path_exists(output))) TRY(remove_whole(output, step));
-      if (options_.prune_source && done->second.proven && !TRY(is_replaced(step))) TRY(remove_whole(step.source, step));
+      if (options_.prune_source && done->second.proven && !TRY(is_replaced(step)) && !TRY(lies_in(named, step.source)))
+        TRY(remove_whole(step.source, step));
     }
     return {};
   }

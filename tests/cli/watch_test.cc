@@ -207,6 +207,24 @@ TEST_F(Watch, TakesTheOptimizerOutOfOlderStepsThatAreProven) {
     EXPECT_THAT(entry.path().filename(), testing::StartsWith("step-"));
 }
 
+// Megatron's, which names a step only when all of it is written, and which it resumes from.
+TEST_F(Watch, KeepsTheSourceThatTheRunResumesFrom) {
+  const std::string config = sample("tp8") + "/config.json";
+  for (const std::string step : {"iter_0000100", "iter_0000200", "iter_0000300"}) {
+    ASSERT_EQ(reshard_cli({"synth", dir_ / step, "--config", config, "--to", "megatron"}).exit_code, 0);
+    std::filesystem::rename(dir_ / (step + "/release"), run_ + "/" + step);
+  }
+  write_file(run_ + "/latest_checkpointed_iteration.txt", "200");
+  const std::vector<std::string> options = {"--config", config, "--keep-last", "1", "--prune-source"};
+  ASSERT_EQ(watch({"--config", config}).exit_code, 0);
+  ASSERT_EQ(watch(options).exit_code, 0);
+  EXPECT_THAT(names(models_), ElementsAre("iter_0000300"));
+  EXPECT_THAT(names(run_), ElementsAre("iter_0000200", "iter_0000300", "latest_checkpointed_iteration.txt"));
+  write_file(run_ + "/latest_checkpointed_iteration.txt", "300");
+  ASSERT_EQ(watch(options).exit_code, 0);
+  EXPECT_THAT(names(run_), ElementsAre("iter_0000300", "latest_checkpointed_iteration.txt"));
+}
+
 // Each call is a new process, which knows of earlier failures by the record alone.
 TEST_F(Watch, RemovesNothingThatItsCommandRefused) {
   for (const int step : {100, 200}) save(step);
