@@ -107,6 +107,7 @@ Result<std::unique_ptr<Conversion>> Conversion::prepare(Reader& source, const Fo
   c->target_ = TRY(format.lay_out(std::move(request)));  // settles every file, offset and length
   TRY(check_metadata(metadata, *c->target_, source.catalog(), format, d.notes));
   if (d.names.renames()) c->target_view_ = TRY(view_target(c->target_->catalog(), d.names));
+  for (const auto& other : d.others) TRY(divide_as_source_of(*other, c->target_view_));
   if (d.merge) write_as(*d.merge, c->target_view(), c->draft_.view.catalog);
   c->plan_ = TRY(make_plan(d.view.catalog, c->target_view()));  // and which box goes where
   c->options_.run.kept_bytes = c->kept_bytes();

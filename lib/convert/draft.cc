@@ -95,6 +95,15 @@ Status convert_steps(Draft& d, Reader& source) {
   return add_steps(d.view, source, source.files());
 }
 
+}  // namespace
+
+Status divide_as_source_of(const Draft& draft, Catalog& catalog) {
+  if (!draft.names.renames()) return {};
+  return divide_columns(catalog, *draft.names.model.family, draft.names.model.convention);
+}
+
+namespace {
+
 // Divides columns that the output stores as separate tensors, so that the plan copies boxes of them.
 Status divide(Draft& d) {
   if (!d.names.renames()) return {};
@@ -112,7 +121,7 @@ Status divide(Draft& d) {
 Status match_merge(Draft& first, const Format& format, const ConversionOptions& options) {
   const std::vector<MergeSource>& sources = options.merge->sources;
   TRY(check_whole(first, sources[0]));
-  std::vector<const Catalog*> views = {&first.view.catalog};
+  std::vector<Draft*> drafts = {&first};
   for (std::size_t s = 1; s < sources.size(); ++s) {
     ConversionOptions of_other = options;
     of_other.merge.reset();
@@ -120,9 +129,15 @@ Status match_merge(Draft& first, const Format& format, const ConversionOptions& 
     of_other.source_path = sources[s].path;
     of_other.config_path.clear();
     of_other.donor = nullptr;
-    first.others.push_back(std::make_shared<Draft>(TRY(make_draft(*sources[s].reader, format, of_other))));
-    TRY(check_whole(*first.others.back(), sources[s]));
-    views.push_back(&first.others.back()->view.catalog);
+    const auto other = std::make_shared<Draft>(TRY(make_draft(*sources[s].reader, format, of_other)));
+    TRY(check_whole(*other, sources[s]));
+    drafts.push_back(other.get());
+    first.others.push_back(other);
+  }
+  std::vector<const Catalog*> views;
+  for (Draft* const draft : drafts) {
+    for (const Draft* const other : drafts) TRY(divide_as_source_of(*other, draft->view.catalog));
+    views.push_back(&draft->view.catalog);
   }
   first.merge = TRY(match_sources(*options.merge, views));
   return {};

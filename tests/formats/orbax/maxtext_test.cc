@@ -262,6 +262,13 @@ TEST_F(MaxText, ColumnsThatTakeTurnsAreTheEvenAndTheOddOnes) {
     for (const auto& [name, value] : stored) EXPECT_EQ(again_stored.at(name), value) << names << ' ' << name;
     const CommandResult compared = reshard_cli({"diff", hf, there});
     EXPECT_EQ(compared.exit_code, 0) << compared.out << compared.err;
+    for (const auto& [one, other] : {std::pair(hf, there), std::pair(there, hf)}) {
+      const CommandResult merged =
+          reshard_cli({"merge", one, other, dir_ / "merged", "--average", "--to", "hf", "--force", "-q"});
+      ASSERT_EQ(merged.exit_code, 0) << merged.err;
+      for (const auto& [name, value] : load_checkpoint(dir_ / "merged"))
+        EXPECT_EQ(value, stored.at(name)) << names << ' ' << name;
+    }
   }
 }
 
