@@ -121,7 +121,7 @@ Result<std::vector<std::string>> files_if_complete(const std::string& path) {
 Result<std::string> gap_of_checkpoint(const std::string& path) {
   const TroubleWatch watch;
   const auto files = files_if_complete(path);
-  if (!files && watch.explains(files.error())) return files.error();
+  if (!files && watch.hides(files.error())) return files.error();
   return files ? std::string() : files.error().message();
 }
 

@@ -22,7 +22,7 @@ Result<OpenCheckpoint> open_checkpoint(const std::string& path, const OpenOption
 // Returns the paths of the files that the checkpoint at `path` reads. Fails with its gap if it is incomplete.
 Result<std::vector<std::string>> files_if_complete(const std::string& path);
 // Returns why the checkpoint at `path` is incomplete; empty if it opens and all its files are there. Fails (I/O) if
-// that cannot be found out, because a device or a server does not answer.
+// that cannot be found out, because a device or a server does not answer, or access to a file is denied.
 Result<std::string> gap_of_checkpoint(const std::string& path);
 // Returns the last complete one of a training run's checkpoints (checkpoints_of_run). Fails with the gap of the last
 // one if none is complete, and (I/O) if that of a newer one cannot be found out.

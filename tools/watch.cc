@@ -392,7 +392,7 @@ class Watch {
     if (complete_.contains(step.name)) return true;
     const TroubleWatch watch;
     const auto files = files_if_complete(step.source);
-    if (!files && watch.explains(files.error())) report(failed_, step, files.error());
+    if (!files && watch.hides(files.error())) report(failed_, step, files.error());
     if (!files || (done != done_.end() && !TRY(are_quiet(*files)))) return false;
     complete_[step.name] = files->empty() ? std::string() : files->front();
     return true;

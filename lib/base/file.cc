@@ -27,8 +27,9 @@ namespace reshard {
 namespace {
 
 Error errno_error(const std::string& path, std::string_view what) {
-  const bool is_answer = is_nothing_there() || errno == EACCES || errno == EPERM || errno == ELOOP;
-  if (!is_answer) ++troubles;
+  const bool is_denied = errno == EACCES || errno == EPERM;
+  if (is_denied) ++denials;
+  if (!is_denied && !is_nothing_there() && errno != ELOOP) ++troubles;
   const bool may_be_ours = errno == EACCES && in_sandbox();
   return io_error(path + ": " + std::string(what) + ": " + std::strerror(errno) +
                   (may_be_ours       ? "; if other programs can open it, try --no-sandbox"

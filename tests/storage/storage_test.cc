@@ -234,6 +234,7 @@ TEST_F(Stores, NeverTakeAFailureForAnAnswer) {
 
 // A store that denies to list answers a request for a missing object as one for an object that may not be read.
 TEST_F(Stores, TellADeniedObjectFromAMissingOne) {
+  fs::create_directories(local("run"));
   const StandInServer server(directory_.path());
   server.set_faults(R"([{"fault": "denied", "times": 99, "match": "/org/model/hf/model.safetensors"}])");
   for (const char* name : {"hf/model.safetensors", "hf"}) {
@@ -241,6 +242,16 @@ TEST_F(Stores, TellADeniedObjectFromAMissingOne) {
     EXPECT_EQ(denied.exit_code, 5) << denied.out;
     EXPECT_THAT(denied.err, HasSubstr("AccessDenied")) << name;
   }
+  for (const char* step : {"run/step-1", "run/step-2"})
+    fs::copy(kSamples + "/fsdp8/checkpoint", local(step), fs::copy_options::recursive);
+  server.set_faults(R"([{"fault": "denied", "times": 99, "match": "/org/model/run/step-2/.metadata"}])");
+  const CommandResult latest = server.run({"latest", in_bucket("run")});
+  EXPECT_EQ(latest.exit_code, 5) << latest.out;
+  EXPECT_THAT(latest.err, HasSubstr("step-2/.metadata"));
+  // Many web servers deny every name that begins with a dot.
+  server.set_faults(R"([{"fault": "denied", "times": 99, "match": "/web/org/model/hf/."}])");
+  const CommandResult web = server.run({"inspect", server.url() + "/web/org/model/hf"});
+  EXPECT_EQ(web.exit_code, 0) << web.err;
   server.set_faults(R"([{"fault": "denied", "times": 99, "match": "/org/model/hf/none.safetensors"}])");
   const CommandResult missing = server.run({"inspect", in_bucket("hf/none.safetensors")});
   EXPECT_EQ(missing.exit_code, 5) << missing.out;
@@ -273,6 +284,7 @@ TEST_F(Stores, SayWhatToDo) {
       {"s3://org/model/odd.h5", "", kSigned, "libhdf5 reads only local files; download it first"},
       {"hf://org", "", {}, "expected hf://organisation/model"},
       {server.url() + "/web/org/none", "", {}, "not found"},
+      {server.url() + "/web/org/model/hf/model.safetensors", "denied", {}, "the server denies access (HTTP 403)"},
       {"https://user:s3cr3t@host/model", "", {}, "a URL with a user or a password"},
       {"http://127.0.0.1:1/model", "", {}, "check the endpoint, the network and the proxy"},
   };

@@ -54,7 +54,7 @@ class Bucket : public Storage {
   Result<bool> is_listed(const std::string& key) {
     const HttpReply reply =
         TRY(client_.send({.query = {{"list-type", "2"}, {"max-keys", "1"}, {"prefix", key}}}, is_error_of_listing));
-    if (reply.status == 403) return false;
+    if (reply.status == 401 || reply.status == 403) return false;
     if (reply.status != 200) return client_.error_of(reply).context(client_.root() + "/" + key);
     return xml_text(reply.body, "Key") == key;
   }

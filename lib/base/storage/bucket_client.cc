@@ -8,6 +8,7 @@
 #include "lib/base/storage/sha256.h"
 #include "lib/base/storage/url.h"
 #include "lib/base/text.h"
+#include "lib/base/trouble.h"
 
 namespace reshard {
 namespace {
@@ -101,6 +102,7 @@ Result<std::string> BucketClient::region_after(const HttpReply& reply, const std
   region = location.header("x-amz-bucket-region");
   if (region.empty()) region = xml_text(location.body, "Region").value_or("");
   if (region.empty()) region = xml_text(location.body, "LocationConstraint").value_or("");
+  if (region == "EU") region = "eu-west-1";  // of old buckets
   if (region.empty() && location.status == 200 && access.region != used) region = access.region;
   return region;
 }
@@ -140,6 +142,7 @@ std::string BucketClient::by_whom() const {
 }
 
 Error BucketClient::error_of(const HttpReply& reply) const {
+  if (reply.status == 401 || reply.status == 403) ++denials;
   const std::string code = code_of(reply);
   std::string out = status_text(reply, code, xml_text(reply.body, "Message").value_or(""));
   if (code == "RequestTimeTooSkewed")

@@ -60,8 +60,12 @@ class Web : public Storage {
     if (is_servers_trouble(reply.status)) return error_of(reply).context(root_ + "/" + key);
     if (links.empty()) {
       out.is_allowed = false;
-      if (reply.status != 404 && reply.status != 410)
-        out.why_not = "the server does not list its files (" + status_text(reply, "", "") +
+      const std::string status = status_text(reply, "", "");
+      if (reply.status == 401 || reply.status == 403)
+        out.why_not =
+            "the server denies access (" + status + "); name a file that may be read, or give a presigned URL";
+      else if (reply.status != 404 && reply.status != 410)
+        out.why_not = "the server does not list its files (" + status +
                       "); name a file, such as a model's index or its safetensors file";
       return out;
     }
