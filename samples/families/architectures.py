@@ -75,6 +75,7 @@ SMALLEST_SIZE = 16  # of a constant that may be a member's value
 CONFIRMATIONS = 6
 ATTEMPTS = 3
 LONGER = 3  # lists of members to try with one more
+FEWEST_RESULTS = 4  # that tell a further member from a coincidence
 ODDS = 0, 0, 0, 0, 0, 0, 0, 2
 SECONDS = 20  # for one model
 MOST_SECONDS = 240  # of processor time for one class
@@ -733,6 +734,15 @@ class Derivation:
             self.add_pair(base, sample, path)
             if tried == (3 if isinstance(value, (str, list)) else 2 if value is None else 1):
                 break
+        if type(value) is int and value > 1 and any(s.shapes.keys() != base.shapes.keys() for _, s, p in self.pairs if p == path):
+            self.reduce(base, path, value // 2)
+
+    def reduce(self, base, path, value):
+        """Tries a smaller value of a member that changes the names, because larger ones alone may only add some."""
+        sample = self.sample({path: value})
+        if sample:
+            self.moves.setdefault(path, []).append(value)
+            self.add_pair(base, sample, path)
 
     def add_pair(self, base, sample, *paths):
         if sample.patterns != base.patterns:
@@ -957,9 +967,10 @@ class Derivation:
         not all: of the width and the number of heads, a change of the latter alone leaves "width/heads*heads" the same."""
         fields = self.fields_of(quantity)
         yield fields
-        if results_by(fields, samples) is None:
+        if fields and results_by(fields, samples) is None:
             longer = (sorted([*fields, f]) for f in self.used_numbers if f not in fields)
-            yield from itertools.islice((more for more in longer if results_by(more, samples)), LONGER)
+            enough = (more for more in longer if len(results_by(more, samples) or ()) >= FEWEST_RESULTS)
+            yield from itertools.islice(enough, LONGER)
 
     @property
     def used_numbers(self):
