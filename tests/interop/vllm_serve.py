@@ -25,8 +25,8 @@ LARGE = {**CONFIG, "hidden_size": 2048, "intermediate_size": 5632, "num_hidden_l
 MADE = "made: "
 PROMPTS = [[1, 2, 3, 4, 5], [700, 20, 11]]
 MESH = ["--mesh", "tp=2,dp_shard=2"]
-SAVED = {"dcp": ["--to", "dcp", "--names", "torchtitan", *MESH], "megatron": ["--to", "megatron", "--mesh", "tp=2"],
-         "hf": ["--to", "hf"]}
+SAVED = {"dcp": ["--to", "dcp", "--names", "torchtitan", *MESH], "megatron": ["--to", "megatron"], "hf": ["--to", "hf"],
+         "megatron-legacy": ["--to", "megatron-legacy", "--mesh", "tp=2"]}
 
 
 def generate(model, update=(), tokens=8, dtype="float32", **how):
@@ -54,6 +54,41 @@ def generate(model, update=(), tokens=8, dtype="float32", **how):
         llm.finish_weight_update()
         made.append(outputs(tokens))
     return made, seconds
+
+
+def write_zero3(directory, model, ranks=2):
+    """Writes the weights of a converted model as ZeRO 3 does: each rank has a part of each parameter, in float32.
+
+    Written after deepspeed/runtime/zero/stage3.py and deepspeed/runtime/engine.py.
+    """
+    import torch
+    from safetensors.torch import load_file
+
+    step = os.path.join(directory, "zero3", "global_step1")
+    os.makedirs(step)
+    state = {}
+    for file in glob.glob(os.path.join(directory, model, "*.safetensors")):
+        state.update(load_file(file))
+    for rank in range(ranks):
+        parts = []
+        for tensor in state.values():
+            length = -(-tensor.numel() // ranks)
+            padded = torch.zeros(length * ranks)
+            padded[:tensor.numel()] = tensor.flatten()
+            parts.append(padded[rank * length:(rank + 1) * length])
+        flat = torch.cat(parts)
+        moments = {0: {"step": 1, "exp_avg": torch.zeros_like(flat), "exp_avg_sq": torch.zeros_like(flat)}}
+        torch.save({"module": {name: torch.empty(0) for name in state}, "buffer_names": [], "optimizer": None, "shared_params": {},
+                    "param_shapes": [{name: tensor.shape for name, tensor in state.items()}], "frozen_param_shapes": {},
+                    "frozen_param_fragments": {}, "dp_world_size": ranks, "mp_world_size": 1, "global_steps": 1, "ds_config": {},
+                    "ds_version": "0.19.8"}, os.path.join(step, f"zero_pp_rank_{rank}_mp_rank_00_model_states.pt"))  # fmt: skip
+        optimizer = {"zero_stage": 3, "partition_count": ranks, "fp32_flat_groups": [flat],
+                     "optimizer_state_dict": {"state": moments, "param_groups": [{"params": [0]}]}}  # fmt: skip
+        torch.save({"optimizer_state_dict": optimizer, "ds_config": {}, "ds_version": "0.19.8"},
+                   os.path.join(step, f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt"))  # fmt: skip
+    with open(os.path.join(directory, "zero3", "latest"), "w") as f:
+        f.write("global_step1")
+    shutil.copy(os.path.join(directory, model, "config.json"), os.path.join(directory, "zero3"))
 
 
 def generated(directory, model, **how):
@@ -96,14 +131,16 @@ def main(reshard, rounds):
             os.mkdir(os.path.join(directory, name))
             with open(os.path.join(directory, name, "config.json"), "w") as f:
                 json.dump(config, f)
-        for name, words in SAVED.items():
+        for name, words in SAVED.items():  # the same values
             run("synth", name, "--config", "config/config.json", *words)
         run("convert", "dcp", "model", "--to", "hf", "--config", "config/config.json")
         write_other(directory)
+        write_zero3(directory, "model")
 
         expected, _, _ = generated(directory, "model")
-        cases = {name: ("config", streamed(name)) for name in SAVED}
-        cases |= {f"{name}, tp=2": ("config", streamed(name, tensor_parallel_size=2)) for name in SAVED}
+        sources = [*SAVED, "zero3"]
+        cases = {name: ("config", streamed(name)) for name in sources}
+        cases |= {f"{name}, tp=2": ("config", streamed(name, tensor_parallel_size=2)) for name in sources}
         wrong = []
         for name, (model, how) in cases.items():
             made, _, read = generated(directory, model, **how)
