@@ -238,7 +238,10 @@ Status check_bytes(const Opened& opened, const Model& model, const Structure& st
     return skip("only metadata was requested; add --bytes to read everything");
   if (structure.metadata_only && options.asks_for_data())
     report.add(Severity::kError, "file-missing", "there are no data files to read");
-  if (!structure.is_readable) return skip("the data cannot be read as the metadata says");
+  if (!structure.is_readable) {
+    report.facts.emplace_back("bytes", "not checked: the data cannot be read as the metadata says");
+    return skip("the data cannot be read as the metadata says");
+  }
   report.read_data = true;
   report.checked("bytes", kBytesTitle, report.tensor_count);
   Status read = read_everything(opened, model, options, report);
