@@ -79,8 +79,8 @@ Result<bool> drop_optimizer(const std::string& source, const std::string& work, 
   {
     OpenCheckpoint open = TRY(open_checkpoint(source));
     const Format& format = *open.format;
-    if (!TRY(is_directory(source)) || format.holds != Holds::kEverything || format.sharding != Sharding::kBoxes ||
-        !format.lay_out)
+    if (!TRY(is_directory(source)) || format.holds != StateSupport::kEverything ||
+        format.sharding != Sharding::kBoxes || !format.lay_out)
       return unsupported(printable(source) + ": " + std::string(format.title) +
                          " cannot be rewritten without its optimizer, only a Distributed Checkpoint");
     one.to = format.name;

@@ -445,9 +445,9 @@ void widen_read_ahead(const std::string& directory) {
 }
 
 // A mounted tree.
-class Mounted {
+class MountedTree {
  public:
-  Mounted(const ConvertedImage::Listing& listing, const FuseOptions& options)
+  MountedTree(const ConvertedImage::Listing& listing, const FuseOptions& options)
       : tree_(listing, options), session_(tree_), options_(options) {}
 
   Status mount() {
@@ -493,10 +493,10 @@ Status serve_image(const Listing& listing, const MakeImage& make, const FuseOpti
   if (!fuse_library()) return fuse_library().error();
   TRY(check_device());
   std::unique_ptr<ConvertedImage> files;
-  std::unique_ptr<Mounted> mounted;
+  std::unique_ptr<MountedTree> mounted;
   const auto mount = [&](const ConvertedImage::Listing& shown) {
     mounted.reset();
-    mounted = std::make_unique<Mounted>(shown, options);
+    mounted = std::make_unique<MountedTree>(shown, options);
     return mounted->mount();
   };
   if (listing) TRY(mount(*listing));

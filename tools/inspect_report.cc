@@ -391,7 +391,7 @@ class Runs {
 };
 
 // Stores each distinct value once.
-class Shared {
+class DistinctValues {
  public:
   std::size_t add(Json value) {
     const auto [at, is_new] = places_.emplace(to_text(value), values_.size());
@@ -428,7 +428,7 @@ Json file_numbers_json(const FragmentList& list) {
 }  // namespace
 
 Json page_json(const Inspection& in, const ReportOptions& options) {
-  Shared layouts, lists;
+  DistinctValues layouts, lists;
   Json tensors = Json::array(), list = Json::array();
   for (const std::size_t i : wanted_tensors(in, options)) {
     const Tensor& t = in.catalog().tensors()[i];

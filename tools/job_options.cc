@@ -395,7 +395,7 @@ Status ConvertOptions::read_files(const Format& format, ConversionOptions& o) co
   return {};
 }
 
-Status ConvertOptions::read_typing(Typing& typing) const {
+Status ConvertOptions::read_typing(DtypeOptions& typing) const {
   if (dtype != "keep") {
     typing.dtype = dtype_from_user(dtype);
     if (!typing.dtype || !can_convert(DType::kFloat32, *typing.dtype) || *typing.dtype == DType::kFloat64)

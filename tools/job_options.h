@@ -92,7 +92,7 @@ struct ConvertOptions {
   Status read_names(ConversionOptions& o) const;
   Status read_placement(const Format& format, RankPlacement& placement, bool has_family) const;
   Status read_files(const Format& format, ConversionOptions& o) const;
-  Status read_typing(Typing& typing) const;
+  Status read_typing(DtypeOptions& typing) const;
   Status read_adapter(AdapterOptions& out) const;
 };
 

@@ -38,10 +38,11 @@ std::vector<std::string> warnings_of(const PreparedConversion& prepared) {
 // Returns the notes to print. Those of the source's reader are about training state, so they are left out if the target
 // leaves out that state.
 std::vector<std::string> notes_of(const PreparedConversion& prepared) {
-  return prepared.target->holds == Holds::kModel ? std::vector<std::string>() : prepared.source.reader->catalog().notes;
+  return prepared.target->holds == StateSupport::kModel ? std::vector<std::string>()
+                                                        : prepared.source.reader->catalog().notes;
 }
 
-std::string left_out_text(const LeftOut& l) {
+std::string left_out_text(const OmittedState& l) {
   std::vector<std::string> parts;
   if (l.tensors > 0) parts.push_back(count_of(l.tensors, "tensor"));
   if (l.objects > 0) parts.push_back(count_of(l.objects, "object"));
@@ -69,7 +70,7 @@ std::string files_text(const Catalog& catalog) {
 
 void print_remarks(const PreparedConversion& prepared) {
   std::vector<std::string> left_out;
-  for (const LeftOut& l : prepared.conversion->notes().left_out) left_out.push_back(left_out_text(l));
+  for (const OmittedState& l : prepared.conversion->notes().left_out) left_out.push_back(left_out_text(l));
   if (!left_out.empty()) print_row("", "left out: " + join(left_out, ", "));
   for (const std::string& warning : warnings_of(prepared)) print_row("warning", warning);
 }
@@ -175,7 +176,7 @@ void print_strategy(const ChosenStrategy& chosen, Index ranks, Index machines) {
 Json plan_json(const PreparedConversion& prepared, const ConvertOptions& options, std::string_view command) {
   const Conversion& c = *prepared.conversion;
   Json left_out = Json::array();
-  for (const LeftOut& l : c.notes().left_out)
+  for (const OmittedState& l : c.notes().left_out)
     left_out.push_back(
         Json::object().set("what", l.what).set("tensors", l.tensors).set("objects", l.objects).set("bytes", l.bytes));
   Json files = Json::array();

@@ -99,7 +99,7 @@ Status prepare_again(PreparedConversion& p, PlanOf of) {
   p.options.metadata_only = of != PlanOf::kData;
   p.conversion = TRY(Conversion::prepare(*p.source.reader, *p.target, p.options));
   // Other formats encode objects again, so no pickle is copied.
-  if (p.target->lay_out && p.target->holds == Holds::kEverything && of == PlanOf::kData && !p.allows_objects)
+  if (p.target->lay_out && p.target->holds == StateSupport::kEverything && of == PlanOf::kData && !p.allows_objects)
     TRY(check_inert(*p.source.reader, p.conversion->source_view().blobs));
   return {};
 }

@@ -187,7 +187,7 @@ Result<Catalog> model_catalog(const Subject& subject, const SynthOptions& option
   for (std::size_t i = 0; i < used.size(); ++i)
     if (!used[i]) return usage_error("--shape: the model has no " + tensor_text(reshaped[i].first));
   catalog.sort_by_name();
-  TRY(divide_columns(catalog, *subject.family, TRY(convention_of(options))));
+  TRY(divide_columns(catalog, *subject.family, TRY(convention_of(options, *subject.family))));
   return catalog;
 }
 

@@ -80,7 +80,7 @@ struct Step {
 };
 
 // The record of one step.
-struct Done {
+struct StepRecord {
   std::string source;
   bool proven = false;     // this record's watch has converted it
   bool then = false;       // --then has succeeded
@@ -402,7 +402,7 @@ class Watch {
   Result<bool> is_replaced(const Step& step) {
     const auto file = files_.find(step.name);
     if (file == files_.end()) return false;
-    Done& done = done_[step.name];
+    StepRecord& done = done_[step.name];
     const auto entry = TRY(entry_at(step.source + file->second.path));
     if (entry && entry->size == file->second.size && entry->mtime_ns == file->second.mtime_ns) return done.replaced;
     if (!done.rewriting) return true;
@@ -476,7 +476,7 @@ class Watch {
       ++failures_;
       const std::string text = options_.keep_best + ": '" + line + "' is no complete step of " + run_ +
                                "; nothing is removed until each line is the number or name of one";
-      if (text != unknown_best_) tell("failed", {}, text);
+      if (text != unknown_best_) report_event("failed", {}, text);
       unknown_best_ = text;
       return false;
     }
@@ -534,7 +534,7 @@ class Watch {
     backoff.wait = std::min(kLongest, std::max(Seconds(options_.interval), 2 * backoff.wait));
     backoff.next = Clock::now() + std::chrono::duration_cast<Clock::duration>(backoff.wait);
     backoff.why = status.error().message();
-    tell("failed", step, status.error().message());
+    report_event("failed", step, status.error().message());
   }
 
   Status make(const Step& step) {
@@ -564,17 +564,17 @@ class Watch {
       if (is_replaced) renewed_.insert(step.name);
       const double seconds = Seconds(Clock::now() - start).count();
       seconds_[step.name] = seconds;
-      tell("converted", step, human_seconds(seconds));
+      report_event("converted", step, human_seconds(seconds));
     }
     TRY(remove_work_of(output));
-    Done& done = done_[step.name];
+    StepRecord& done = done_[step.name];
     if (options_.then.empty() || done.then) return {};
     const std::string command = replaced_braces(options_.then, output);
     if (const int code = TRY(run_child({"/bin/sh", "-c", command}, OnInterrupt::kWait)); code != 0)
       return io_error("'" + printable(command) + "' ended with exit code " + std::to_string(code));
     done.then = true;
     TRY(write_record());
-    tell("then", step, command);
+    report_event("then", step, command);
     return {};
   }
 
@@ -634,17 +634,17 @@ class Watch {
     return {};
   }
 
-  Status drop_optimizer_of(const Step& step, Done& done) {
+  Status drop_optimizer_of(const Step& step, StepRecord& done) {
     done.rewriting = true;  // a kill leaves other files, which are no new checkpoint
     TRY(write_record());
     const bool had = TRY(drop_optimizer(step.source, removed_name(step.source), options_.resources));
     done.small = true;
     TRY(finish_rewriting(step, done));
-    if (had) tell("rewritten", step, step.source + " without its optimizer");
+    if (had) report_event("rewritten", step, step.source + " without its optimizer");
     return {};
   }
 
-  Status finish_rewriting(const Step& step, Done& done) {
+  Status finish_rewriting(const Step& step, StepRecord& done) {
     complete_[step.name].clear();  // its files may have other names
     TRY(take_data_file(step));
     done.rewriting = false;
@@ -661,17 +661,17 @@ class Watch {
     const std::string away = removed_name(path);
     TRY(rename_no_replace(path, away));
     TRY(remove(away));
-    tell("removed", step, path);
+    report_event("removed", step, path);
     return {};
   }
 
   // Reports what keeps the whole run from being watched, unless that was reported last.
   void tell_once(const std::string& event, const std::string& text) {
-    if (text != told_) tell(event, {}, text);
+    if (text != told_) report_event(event, {}, text);
     told_ = text;
   }
 
-  void tell(const std::string& event, const Step& step, const std::string& text) const {
+  void report_event(const std::string& event, const Step& step, const std::string& text) const {
     if (options_.as_json) {
       Json line = Json::object();
       line.set("schema", "reshard.watch/1").set("event", event);
@@ -691,7 +691,7 @@ class Watch {
   const std::string run_, root_;
   std::optional<DirectoryLock> lock_;
   bool is_file_ = false;                         // an output is one file
-  std::map<std::string, Done> done_;             // by name, as below
+  std::map<std::string, StepRecord> done_;       // by name, as below
   std::map<std::string, std::string> started_;   // sources of steps whose conversion has started, by name
   std::map<std::string, DataFile> files_;        // of steps that were converted or started, by name
   std::map<std::string, std::string> complete_;  // a data file of steps whose sources have been complete, by name

@@ -49,12 +49,12 @@ struct Slice {
 };
 
 // How a framework that builds on DCP stores the tensors of a request.
-struct Storing {
+struct DcpStorage {
   std::string directory;                                   // of the DCP: "iter_0000010/"
   std::vector<std::vector<Slice>> slices;                  // for each tensor, at least one place at which to store it
   std::vector<std::pair<std::string, std::string>> texts;  // further files: name and content
 };
-Result<std::unique_ptr<Target>> lay_out(LayoutRequest request, Storing storing);
+Result<std::unique_ptr<Target>> lay_out(LayoutRequest request, DcpStorage storing);
 
 }  // namespace dcp
 }  // namespace reshard

@@ -18,7 +18,7 @@ namespace {
 constexpr Index kStretch = Index{1} << 20;  // bytes
 
 // A text or global that is written for each tensor or item: in full the first time, then as a reference.
-struct Word {
+struct MemoizedText {
   std::string_view text, module = {};  // the global's module; empty for a text
   std::optional<std::uint32_t> memo = {};
 };
@@ -29,7 +29,7 @@ class Writer {
       : contents_(contents), emit_(emit), names_(contents.entries()) {}
 
   Status write() {
-    Word metadata{"Metadata", kMetadataModule};
+    MemoizedText metadata{"Metadata", kMetadataModule};
     write_object(metadata, [&] {
       w_.shared_text("state_dict_metadata");
       each_entry([&](std::size_t e, const Entry& entry) {
@@ -55,7 +55,7 @@ class Writer {
  private:
   using Entry = MetadataContents::Entry;
 
-  void write(Word& word) {
+  void write(MemoizedText& word) {
     if (word.memo) return w_.get(*word.memo);
     word.memo = word.module.empty() ? w_.shared_text(word.text) : w_.shared_global(word.module, word.text);
   }
@@ -69,7 +69,7 @@ class Writer {
 
   // Writes an object of a class without arguments. `fields` writes its state, a dict, key by key.
   template <class Fields>
-  void write_object(Word& of, Fields fields) {
+  void write_object(MemoizedText& of, Fields fields) {
     write(of);
     w_.empty_tuple();
     w_.new_object();
@@ -85,7 +85,7 @@ class Writer {
     w_.empty_tuple();
     w_.new_object();
     w_.mark();
-    write(dtypes_.try_emplace(dtype, Word{info(dtype).torch_name, "torch"}).first->second);
+    write(dtypes_.try_emplace(dtype, MemoizedText{info(dtype).torch_name, "torch"}).first->second);
     write(get_layout_);
     write(strided_);
     w_.tuple_of_last(1);
@@ -160,7 +160,7 @@ class Writer {
         });
         write_object(storage_info_, [&] {
           write(relative_path_);
-          write(files_.try_emplace(item.file, Word{contents_.file(item.file)}).first->second);
+          write(files_.try_emplace(item.file, MemoizedText{contents_.file(item.file)}).first->second);
           write(offset_);
           w_.integer(item.offset);
           write(length_);
@@ -191,15 +191,15 @@ class Writer {
   const std::function<Status(std::string_view)>& emit_;
   pickle::PickleWriter w_;
   std::vector<std::uint32_t> names_;  // for each entry that was written, the argument for get()
-  Word torch_size_{"Size", "torch"}, tensor_properties_{"TensorProperties", kMetadataModule},
+  MemoizedText torch_size_{"Size", "torch"}, tensor_properties_{"TensorProperties", kMetadataModule},
       get_layout_{"_get_layout", "torch.serialization"}, strided_{"torch.strided"},
       memory_format_{"_MEM_FORMAT_ENCODING", kMetadataModule};
-  Word tensor_metadata_{"TensorStorageMetadata", kMetadataModule}, properties_{"properties"}, size_{"size"},
+  MemoizedText tensor_metadata_{"TensorStorageMetadata", kMetadataModule}, properties_{"properties"}, size_{"size"},
       chunks_{"chunks"}, chunk_metadata_{"ChunkStorageMetadata", kMetadataModule}, offsets_{"offsets"}, sizes_{"sizes"};
-  Word metadata_index_{"MetadataIndex", kMetadataModule}, fqn_{"fqn"}, index_{"index"}, offset_{"offset"};
-  Word storage_info_{"_StorageInfo", kFilesystemModule}, relative_path_{"relative_path"}, length_{"length"};
-  std::map<DType, Word> dtypes_;
-  std::map<std::uint32_t, Word> files_;
+  MemoizedText metadata_index_{"MetadataIndex", kMetadataModule}, fqn_{"fqn"}, index_{"index"}, offset_{"offset"};
+  MemoizedText storage_info_{"_StorageInfo", kFilesystemModule}, relative_path_{"relative_path"}, length_{"length"};
+  std::map<DType, MemoizedText> dtypes_;
+  std::map<std::uint32_t, MemoizedText> files_;
   Status status_;  // the first error of `emit`
 };
 

@@ -60,7 +60,7 @@ class Items {
 // large job has millions of items.
 class DcpTarget : public Target, private MetadataContents {
  public:
-  DcpTarget(LayoutRequest request, Storing storing) : request_(std::move(request)), storing_(std::move(storing)) {}
+  DcpTarget(LayoutRequest request, DcpStorage storing) : request_(std::move(request)), storing_(std::move(storing)) {}
 
   Status lay_out();
   bool wants_crcs() const override { return true; }
@@ -120,7 +120,7 @@ class DcpTarget : public Target, private MetadataContents {
   std::uint32_t append_file(const std::string& name, Index size);
 
   LayoutRequest request_;  // its tensors move to the catalog at the end of the layout
-  Storing storing_;
+  DcpStorage storing_;
   std::vector<Extent> blobs_;
   std::vector<Part> parts_;                 // in the order of the entries, after the layout
   std::vector<std::uint32_t> first_parts_;  // the first part of each entry, not counting blobs
@@ -425,10 +425,10 @@ Status DcpTarget::seal_at(const Extent& place, const PayloadCrc& crc, const Emit
 
 Result<std::unique_ptr<Target>> lay_out(LayoutRequest request) {
   TRY(rename_parameter_lists(request));
-  return lay_out(std::move(request), Storing());
+  return lay_out(std::move(request), DcpStorage());
 }
 
-Result<std::unique_ptr<Target>> lay_out(LayoutRequest request, Storing storing) {
+Result<std::unique_ptr<Target>> lay_out(LayoutRequest request, DcpStorage storing) {
   auto target = std::make_unique<DcpTarget>(std::move(request), std::move(storing));
   TRY(target->lay_out());
   return std::unique_ptr<Target>(std::move(target));

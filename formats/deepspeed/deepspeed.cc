@@ -21,7 +21,7 @@ const Format kDeepspeedUniversalFormat = {
     .recognises = nullptr,
     .open = nullptr,
     .lay_out = deepspeed::lay_out_universal,
-    .holds = Holds::kAdam,
+    .holds = StateSupport::kAdam,
     .takes_object = deepspeed::takes_object,
     .hf_names = true,
 };

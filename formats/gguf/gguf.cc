@@ -45,7 +45,7 @@ const Format kGgufFormat = {
     .recognises = gguf::recognises,
     .open = gguf::open,
     .lay_out = nullptr,
-    .holds = Holds::kModel,
+    .holds = StateSupport::kModel,
     .written_by =
         "llama.cpp's converter writes it of a Hugging Face model: reshard convert SRC MODEL --to hf; "
         "python convert_hf_to_gguf.py MODEL --outfile MODEL.gguf",

@@ -69,14 +69,14 @@ Result<Sources> indexed_sources(const PathSnapshot& directory, const std::string
 }
 
 // The parsed name "model-00002-of-00004.safetensors".
-struct Numbered {
+struct ShardFileName {
   std::string prefix;  // "model-"
   Index i = 0;
   Index n = 0;
   std::size_t width = 0;
 };
 
-std::optional<Numbered> parse_numbered(std::string_view name) {
+std::optional<ShardFileName> parse_numbered(std::string_view name) {
   name.remove_suffix(std::string_view(".safetensors").size());
   const std::size_t of = name.rfind("-of-");
   if (of == std::string_view::npos) return std::nullopt;
@@ -84,7 +84,7 @@ std::optional<Numbered> parse_numbered(std::string_view name) {
   const std::size_t dash = name.substr(0, of).rfind('-');
   if (dash == std::string_view::npos) return std::nullopt;
   const std::string_view i = name.substr(dash + 1, of - dash - 1);
-  Numbered out{std::string(name.substr(0, dash + 1)), 0, 0, i.size()};
+  ShardFileName out{std::string(name.substr(0, dash + 1)), 0, 0, i.size()};
   out.i = parse_number(i).value_or(0);
   out.n = parse_number(n).value_or(0);
   return out.i > 0 && out.n > 0 ? std::optional(out) : std::nullopt;

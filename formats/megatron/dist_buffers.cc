@@ -77,9 +77,9 @@ std::optional<std::vector<Index>> layers_of_stage(const Model& model, Index stag
 
 // Returns the places of a group's parameters in this order, or nothing if the file contradicts it. Groups count the tp
 // ranks, or for experts the ep ranks, then the stages.
-std::vector<Placed> place_group(const Model& model, const Catalog& stored, const BufferGroup& group,
-                                bool has_experts_apart, const std::map<Index, std::size_t>& buckets,
-                                const Modules& modules) {
+std::vector<BufferedParameter> place_group(const Model& model, const Catalog& stored, const BufferGroup& group,
+                                           bool has_experts_apart, const std::map<Index, std::size_t>& buckets,
+                                           const Modules& modules) {
   const bool is_of_experts = group.optimizer > 0;
   const Index ranks = is_of_experts ? model.degrees.etp : model.degrees.tp, ep = is_of_experts ? model.degrees.ep : 1;
   const Index tp = group.group % ranks, expert_rank = group.group / ranks % ep, stage = group.group / ranks / ep;
@@ -105,7 +105,7 @@ std::vector<Placed> place_group(const Model& model, const Catalog& stored, const
   names = in_model_order(std::move(names), modules);
   std::reverse(names.begin(), names.end());
 
-  std::vector<Placed> out;
+  std::vector<BufferedParameter> out;
   auto bucket = buckets.begin();
   Index at = 0, number = 0;
   std::set<Index> starts;
@@ -118,7 +118,7 @@ std::vector<Placed> place_group(const Model& model, const Catalog& stored, const
   if (bucket == buckets.end()) return {};
   Index length = look_at();
   for (const std::string& name : names) {
-    Placed placed;
+    BufferedParameter placed;
     placed.name = has_copy && name == kHead ? std::string(kEmbedding) : name;
     const auto cut = cut_of(name, model.args.flag("swiglu"));
     const auto shape = cut ? local_shape(*cut, model.shapes.at(placed.name), ranks) : Result<Dims>(Dims{});
@@ -142,7 +142,7 @@ std::vector<Placed> place_group(const Model& model, const Catalog& stored, const
     out.push_back(std::move(placed));
     at = begin + n;
   }
-  return at == length && std::next(bucket) == buckets.end() ? out : std::vector<Placed>();
+  return at == length && std::next(bucket) == buckets.end() ? out : std::vector<BufferedParameter>();
 }
 
 }  // namespace
@@ -171,14 +171,14 @@ Buffers find_buffers(const Model& model, const Catalog& stored) {
   bool is_found = false;
   for (const Modules& modules : kAllModules) {
     if (modules.grouped_experts != model.args.flag("moe_grouped_gemm")) continue;
-    std::map<std::size_t, std::vector<Placed>> all;
+    std::map<std::size_t, std::vector<BufferedParameter>> all;
     bool fits = true;
     for (const auto& [group, words] : groups) {
       for (const auto& [word, buckets] : words) {
-        const auto places =
-            fits ? place_group(model, stored, group, has_experts_apart, buckets, modules) : std::vector<Placed>();
+        const auto places = fits ? place_group(model, stored, group, has_experts_apart, buckets, modules)
+                                 : std::vector<BufferedParameter>();
         fits = !places.empty();
-        for (const Placed& p : places) all[buckets.at(p.bucket)].push_back(p);
+        for (const BufferedParameter& p : places) all[buckets.at(p.bucket)].push_back(p);
       }
     }
     if (!fits || (is_found && all == out.placed)) continue;
@@ -190,14 +190,15 @@ Buffers find_buffers(const Model& model, const Catalog& stored) {
   return out;
 }
 
-Status emit_buffer(const Tensor& tensor, const std::vector<Placed>& placed,
-                   const std::function<Status(const Placed& parameter, const Dims& shape, const Fragment& f)>& sink) {
+Status emit_buffer(
+    const Tensor& tensor, const std::vector<BufferedParameter>& placed,
+    const std::function<Status(const BufferedParameter& parameter, const Dims& shape, const Fragment& f)>& sink) {
   for (const FragmentList* list : {&tensor.fragments, &tensor.replicas}) {
     std::vector<std::pair<Index, std::size_t>> order;  // start and index of each piece
     for (std::size_t i = 0; i < list->size(); ++i)
       if (!list->box(i).empty()) order.emplace_back(list->box(i).begin(0), i);
     std::sort(order.begin(), order.end());
-    for (const Placed& p : placed) {
+    for (const BufferedParameter& p : placed) {
       const Index begin = p.at, end = p.at + volume(p.local);
       const Dims shape = TRY(whole_shape(p.cut, p.local, p.ranks));
       const auto parts = parts_of_rank(p.cut, p.local, p.rank, p.ranks);

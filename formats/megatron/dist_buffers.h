@@ -20,13 +20,13 @@
 namespace reshard::megatron {
 
 // A parameter in a flat buffer.
-struct Placed {
+struct BufferedParameter {
   std::string name;
   Cut cut;
   Dims local;
   Index rank = 0, ranks = 1;
   Index bucket = 0, at = 0;
-  friend bool operator==(const Placed& a, const Placed& b) {
+  friend bool operator==(const BufferedParameter& a, const BufferedParameter& b) {
     return a.name == b.name && a.bucket == b.bucket && a.at == b.at;
   }
 };
@@ -41,8 +41,8 @@ struct Model {
 
 // The buffers among the stored tensors, by index.
 struct Buffers {
-  std::map<std::size_t, std::string> words;           // the state in it: "exp_avg"
-  std::map<std::size_t, std::vector<Placed>> placed;  // its parameters; empty if `why_not` is set
+  std::map<std::size_t, std::string> words;                      // the state in it: "exp_avg"
+  std::map<std::size_t, std::vector<BufferedParameter>> placed;  // its parameters; empty if `why_not` is set
   std::string why_not;
 };
 // Finds the buffers and their parameters. Sets `why_not` unless exactly one order of the parameters fits.
@@ -50,7 +50,8 @@ Buffers find_buffers(const Model& model, const Catalog& stored);
 
 // Passes the stored pieces of a buffer to `sink` as fragments of its parameters; `shape` is that of the whole
 // parameter.
-Status emit_buffer(const Tensor& tensor, const std::vector<Placed>& placed,
-                   const std::function<Status(const Placed& parameter, const Dims& shape, const Fragment& f)>& sink);
+Status emit_buffer(
+    const Tensor& tensor, const std::vector<BufferedParameter>& placed,
+    const std::function<Status(const BufferedParameter& parameter, const Dims& shape, const Fragment& f)>& sink);
 
 }  // namespace reshard::megatron

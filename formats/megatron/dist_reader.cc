@@ -190,7 +190,7 @@ Status ShardedReader::emit(std::size_t inner, const Sink& sink) {
   const Tensor& tensor = stored().tensors()[inner];
   const Recipe& recipe = recipes_[inner];
   if (recipe.kind == Recipe::Kind::kBuffer)
-    return emit_buffer(tensor, recipe.placed, [&](const Placed& p, const Dims& shape, const Fragment& f) {
+    return emit_buffer(tensor, recipe.placed, [&](const BufferedParameter& p, const Dims& shape, const Fragment& f) {
       return sink(p.name, shape, state_path(p.name, recipe.word), f);
     });
   for (const FragmentList* list : {&tensor.fragments, &tensor.replicas})
@@ -328,14 +328,14 @@ Status ShardedReader::open(const PathSnapshot& directory, const OpenOptions& opt
     catalog_.blobs.front().extent.length = catalog_.files[common_file_].size;
   TRY(add_blobs());
   catalog_.vocabulary = vocabulary_of(args_, catalog_);
-  tell();
+  add_facts();
   catalog_.sort_by_name();
   catalog_.shares_extents = from.shares_extents || splits_pieces_;
   if (!options.validated) return {};
   return validate(catalog_, options.files_too);
 }
 
-void ShardedReader::tell() {
+void ShardedReader::add_facts() {
   const auto is_stacked = [](const Recipe& r) { return r.kind == Recipe::Kind::kStack && r.stack.by_layer; };
   const bool has_stacks = std::any_of(recipes_.begin(), recipes_.end(), is_stacked);
   const auto iteration = values_ ? values_->find("iteration") : std::nullopt;

@@ -62,7 +62,7 @@ class ShardedReader : public TensorFileReader {
     Dims model_shape;      // of the parameter's stored tensor
     bool is_flat = false;  // its pieces are flat
     Stack stack;
-    std::vector<Placed> placed;  // the parameters in a buffer
+    std::vector<BufferedParameter> placed;  // the parameters in a buffer
   };
 
   Status read_metadata();
@@ -80,7 +80,7 @@ class ShardedReader : public TensorFileReader {
   Status add_steps();
   Result<bool> is_nothing(const Blob& blob);
   Status add_blobs();
-  void tell();
+  void add_facts();
   std::string optimizer_text() const;
   const Catalog& stored() const { return inner_->catalog(); }
 

@@ -143,7 +143,7 @@ Result<std::unique_ptr<Target>> lay_out_sharded(LayoutRequest request) {
     model.args.set("dist_ckpt_optim_fully_reshardable", true);
   }
   std::map<std::string, Counts> stored;
-  dcp::Storing storing;
+  dcp::DcpStorage storing;
   for (const auto& [key, core] : model.parts) {
     Dims at, counts;
     if (core.layer) {

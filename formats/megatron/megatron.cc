@@ -96,7 +96,7 @@ constexpr Format kRankFiles = {
     .lay_out = [](LayoutRequest request) -> Result<std::unique_ptr<Target>> {
       return lay_out_rank_files(std::move(request), kTransformerEngine);
     },
-    .holds = Holds::kAdam,
+    .holds = StateSupport::kAdam,
     .takes_object = RunState::takes_object,
     .sharding = Sharding::kOwnLocal,
     .has_masters = true,
@@ -115,7 +115,7 @@ const Format kMegatronFormat = {
     .recognises = megatron::recognises,
     .open = megatron::open,
     .lay_out = megatron::lay_out_sharded,
-    .holds = Holds::kAdam,
+    .holds = StateSupport::kAdam,
     .takes_object = megatron::RunState::takes_object,
     .sharding = Sharding::kBoxes,
     .has_masters = true,

@@ -44,7 +44,7 @@ const Format kMetaFormat = {
     .recognises = meta::recognises,
     .open = meta::open,
     .lay_out = nullptr,
-    .holds = Holds::kModel,
+    .holds = StateSupport::kModel,
 };
 
 }  // namespace reshard

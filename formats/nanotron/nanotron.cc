@@ -129,7 +129,7 @@ const Format kNanotronFormat = {
     .recognises = nanotron::recognises,
     .open = nanotron::open,
     .lay_out = nullptr,
-    .holds = Holds::kModel,
+    .holds = StateSupport::kModel,
 };
 
 }  // namespace reshard

@@ -40,7 +40,7 @@ std::string wrap(std::uint32_t magic, std::string_view body) {
 }
 
 // The columns of a table of strings, in which each string shares a prefix with the previous one.
-struct Shared {
+struct PrefixedStrings {
   std::string prefixes, suffix_lengths, suffixes;
   std::string last;
   bool is_first = true;
@@ -56,7 +56,7 @@ struct Shared {
 };
 
 std::string table_of_files(const std::vector<std::string_view>& paths) {
-  Shared shared;
+  PrefixedStrings shared;
   for (const std::string_view path : paths) shared.add(path);
   std::string out;
   put(out, std::uint64_t{paths.size()});
@@ -155,7 +155,7 @@ Status DatabaseWriter::end_leaf() {
 Result<std::vector<WrittenNode>> DatabaseWriter::write_parents(const std::vector<WrittenNode>& children) {
   std::vector<WrittenNode> out;
   for (std::size_t begin = 0, end = 0; begin < children.size(); begin = end) {
-    Shared keys;
+    PrefixedStrings keys;
     std::string offsets, lengths, counts, tree_bytes, value_bytes;
     WrittenNode node{children[begin].first_key, 0, 0, 0, 0, 0, children[begin].height + 1};
     for (; end < children.size() && (end < begin + 2 || keys.suffixes.size() < kNodeBytes); ++end) {

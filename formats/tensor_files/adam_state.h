@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Adam's state in a request to a target that stores Adam and no other optimizer (Holds::kAdam). The moments and the
-// float32 masters of parameters are tensors, the hyperparameters of the groups are objects. The names may be those of
-// any framework.
+// Adam's state in a request to a target that stores Adam and no other optimizer (StateSupport::kAdam). The moments and
+// the float32 masters of parameters are tensors, the hyperparameters of the groups are objects. The names may be those
+// of any framework.
 #pragma once
 
 #include <deque>

@@ -22,10 +22,10 @@ Status LocalFiles::add_file(std::string name, const std::vector<LocalTensor>& te
   return {};
 }
 
-Status LocalFiles::add_file(std::string name, std::function<std::vector<LocalTensor>()> tell) {
-  const std::vector<LocalTensor> tensors = tell();
-  const auto tell_stored = [tell = std::move(tell)] { return stored_as(tell()); };
-  place(tensors, TRY(target_->add_file(std::move(name), request_.container, stored_as(tensors), tell_stored)));
+Status LocalFiles::add_file(std::string name, std::function<std::vector<LocalTensor>()> list) {
+  const std::vector<LocalTensor> tensors = list();
+  const auto list_stored = [list = std::move(list)] { return stored_as(list()); };
+  place(tensors, TRY(target_->add_file(std::move(name), request_.container, stored_as(tensors), list_stored)));
   return {};
 }
 

@@ -36,9 +36,9 @@ class LocalFiles {
 
   // Appends a file with these local tensors.
   Status add_file(std::string name, const std::vector<LocalTensor>& tensors);
-  // Appends a file with the local tensors that `tell` returns, the same on each call. They are not kept, which saves
+  // Appends a file with the local tensors that `list` returns, the same on each call. They are not kept, which saves
   // memory when there are many ranks.
-  Status add_file(std::string name, std::function<std::vector<LocalTensor>()> tell);
+  Status add_file(std::string name, std::function<std::vector<LocalTensor>()> list);
   // Appends a torch.save file whose pickle is more than a dict of the tensors (TensorFilesTarget::add_archive).
   Status add_archive(std::string name, const std::vector<LocalTensor>& tensors, torch_archive::Content content);
 

@@ -139,7 +139,7 @@ bool TensorFilesTarget::wants_crcs() const {
 // Emits the bytes of a file that overlap `place` (null: all of them).
 Status TensorFilesTarget::seal_file(const TensorsFile& file, const PayloadCrc& crc, const Extent* place,
                                     const EmitBytes& emit) {
-  std::vector<FileTensor> tensors = file.tell();
+  std::vector<FileTensor> tensors = file.list();
   TRY(lay_out(file, tensors, crc, place, [&](Index offset, std::string_view text) -> Status {
     if (place && (offset >= end_of(*place) || place->offset >= offset + std::ssize(text))) return {};
     return emit(file.file, offset, as_bytes(text));
@@ -191,8 +191,8 @@ Result<std::vector<Extent>> TensorFilesTarget::add_file(std::string name, Contai
 }
 
 Result<std::vector<Extent>> TensorFilesTarget::add_file(std::string name, Container container,
-                                                        std::vector<FileTensor> now, TellTensors tell) {
-  return append(std::move(name), {0, container, std::move(tell), std::nullopt}, std::move(now));
+                                                        std::vector<FileTensor> now, ListTensors list) {
+  return append(std::move(name), {0, container, std::move(list), std::nullopt}, std::move(now));
 }
 
 Status TensorFilesTarget::add_whole(std::string name, Container container, std::span<TargetTensor> tensors,
@@ -203,13 +203,13 @@ Status TensorFilesTarget::add_whole(std::string name, Container container, std::
     to.push_back({t.name.substr(skipped), t.dtype, t.shape, {}});
   };
   for (const TargetTensor& t : tensors) add(stored, t);
-  const auto tell = [this, add, first = catalog_.tensors().size(), n = tensors.size()] {
+  const auto list = [this, add, first = catalog_.tensors().size(), n = tensors.size()] {
     std::vector<FileTensor> out;
     out.reserve(n);
     for (std::size_t i = first; i < first + n; ++i) add(out, catalog_.tensors()[i]);
     return out;
   };
-  const auto extents = TRY(add_file(std::move(name), container, std::move(stored), tell));
+  const auto extents = TRY(add_file(std::move(name), container, std::move(stored), list));
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     Tensor tensor;
     tensor.name = std::move(tensors[i].name);

@@ -64,7 +64,7 @@ struct FileTensor {
 
 // Returns the tensors of a file, the same ones on each call. A job with many ranks has millions of them, so they are
 // not kept: the bytes around the tensors are computed from a new list each time they are needed.
-using TellTensors = std::function<std::vector<FileTensor>()>;
+using ListTensors = std::function<std::vector<FileTensor>()>;
 
 // A target of such files.
 class TensorFilesTarget : public Target {
@@ -83,9 +83,9 @@ class TensorFilesTarget : public Target {
   // begins with the tensors that fill whole pages. The caller adds tensors to the catalog. Fails with kUnsupported for
   // a dtype or a name that the container cannot express, and for 2^63 bytes or more.
   Result<std::vector<Extent>> add_file(std::string name, Container container, const std::vector<FileTensor>& tensors);
-  // Does the same without keeping the tensors: `tell` returns them again when needed. `now` is what it returns.
+  // Does the same without keeping the tensors: `list` returns them again when needed. `now` is what it returns.
   Result<std::vector<Extent>> add_file(std::string name, Container container, std::vector<FileTensor> now,
-                                       TellTensors tell);
+                                       ListTensors list);
   // Appends a torch.save file whose pickle is more than a dict of its tensors. Needs at least one tensor.
   Result<std::vector<Extent>> add_archive(std::string name, const std::vector<FileTensor>& tensors,
                                           torch_archive::Content content);
@@ -110,7 +110,7 @@ class TensorFilesTarget : public Target {
   struct TensorsFile {
     std::uint32_t file = 0;
     Container container = Container::kSafetensors;
-    TellTensors tell;
+    ListTensors list;
     std::optional<torch_archive::Content> content;  // of torch.save; nothing: a dict of them
     bool is_empty = false;                          // has no tensors
     std::shared_ptr<const SafetensorsMetadata> metadata = nullptr;

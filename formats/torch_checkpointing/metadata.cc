@@ -175,8 +175,8 @@ class Parser {
     return out;
   }
 
-  Result<Holding> read_holding(Value data) {
-    Holding out;
+  Result<StoredPlacement> read_holding(Value data) {
+    StoredPlacement out;
     const Value shape = TRY(member(data, "global_shape")), dtype = TRY(member(data, "dtype"));
     for (const Index n : TRY(numbers(shape, "global_shape", kMaxRank))) out.shape.push_back(n);
     constexpr std::string_view kTorch = "torch.";
@@ -245,7 +245,7 @@ class Parser {
 
 }  // namespace
 
-bool Holding::is_replicated() const {
+bool StoredPlacement::is_replicated() const {
   return std::all_of(placements.begin(), placements.end(),
                      [](const AxisPlacement& p) { return p.kind == AxisPlacement::Kind::kReplicate; });
 }
@@ -312,7 +312,7 @@ class Writer {
         w_.text(to_text(path));
         w_.empty_list();
         w_.mark();
-        for (const Holding& holding : t.holdings) write_holding(holding);
+        for (const StoredPlacement& holding : t.holdings) write_holding(holding);
         w_.append_items();
       }
       tensors.end();
@@ -340,7 +340,7 @@ class Writer {
     w_.append_items();
   }
 
-  void write_holding(const Holding& h) {
+  void write_holding(const StoredPlacement& h) {
     dict([&] {
       key("sharding_metadata");
       dict([&] {

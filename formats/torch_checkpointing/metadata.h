@@ -42,7 +42,7 @@ struct DeviceMesh {
 };
 
 // The placement of a tensor on one mesh.
-struct Holding {
+struct StoredPlacement {
   DType dtype = DType::kFloat32;
   Dims shape;  // of the whole
   std::shared_ptr<const DeviceMesh> mesh;
@@ -54,8 +54,8 @@ struct Holding {
 // A tensor of an item.
 struct ItemTensor {
   KeyPath path;
-  std::string name;               // the path joined by dots
-  std::vector<Holding> holdings;  // at least one; all have the same shape and dtype
+  std::string name;                       // the path joined by dots
+  std::vector<StoredPlacement> holdings;  // at least one; all have the same shape and dtype
 };
 
 // A part of the state with files of its own: the model, the optimizer, ...

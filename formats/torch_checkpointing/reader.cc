@@ -68,8 +68,8 @@ class StepReader : public TensorFileReader {
   Result<Content> read_file(const std::string& item, const std::string& name, Index rank, const OpenOptions& options);
   Status read_item(const std::string& name, const Item& item, const OpenOptions& options);
   Status join(const std::string& item, const ItemTensor& tensor, std::vector<Content>& contents);
-  Result<std::size_t> add_holding(const Holding& holding, const ItemTensor& tensor, std::vector<Content>& contents,
-                                  JoinedTensor& joined);
+  Result<std::size_t> add_holding(const StoredPlacement& holding, const ItemTensor& tensor,
+                                  std::vector<Content>& contents, JoinedTensor& joined);
   Status read_others(const PathSnapshot& directory, const OpenOptions& options);
   Status add_own_tensors(const std::string& item, const std::vector<Content>& contents);
   void add_values(const std::string& item, const TensorFile& content, std::uint32_t file);
@@ -126,7 +126,7 @@ Result<StepReader::Content> StepReader::read_file(const std::string& item, const
 }
 
 // Adds the parts of a mesh's ranks and returns how many ranks have the tensor.
-Result<std::size_t> StepReader::add_holding(const Holding& holding, const ItemTensor& tensor,
+Result<std::size_t> StepReader::add_holding(const StoredPlacement& holding, const ItemTensor& tensor,
                                             std::vector<Content>& contents, JoinedTensor& joined) {
   const Mesh mesh = mesh_of_sizes(holding.mesh->sizes);
   const Placement placement =
@@ -167,11 +167,11 @@ Result<std::size_t> StepReader::add_holding(const Holding& holding, const ItemTe
 }
 
 Status StepReader::join(const std::string& item, const ItemTensor& tensor, std::vector<Content>& contents) {
-  const Holding& first = tensor.holdings.front();
+  const StoredPlacement& first = tensor.holdings.front();
   const std::string name = name_in(item, tensor.name);
   JoinedTensor joined(name, first.dtype, first.shape, KeyPath{name});
   std::size_t found = 0;
-  for (const Holding& holding : tensor.holdings) found += TRY(add_holding(holding, tensor, contents, joined));
+  for (const StoredPlacement& holding : tensor.holdings) found += TRY(add_holding(holding, tensor, contents, joined));
   if (found == 0)
     return corrupt(catalog_.root + ": " + tensor_text(name) + ": " + std::string(kMetadataFile) +
                    " lists it, but it is in no rank's file");

@@ -145,7 +145,7 @@ Result<std::unique_ptr<Target>> lay_out(LayoutRequest request) {
     auto on = axes.find(stage);
     if (on == axes.end()) on = axes.emplace(stage, axes_of(request.mesh, stage)).first;
     auto placements = TRY(placements_of(t, on->second, request.mesh));
-    Holding holding{t.dtype, t.shape, on->second.mesh, std::move(placements)};
+    StoredPlacement holding{t.dtype, t.shape, on->second.mesh, std::move(placements)};
     const auto [item, name] = item_of(t.name);
     metadata.items[item].tensors.push_back({{name}, name, {std::move(holding)}});
     tensors[item].push_back(i);

@@ -52,7 +52,7 @@ const Format kTorchCheckpointingFormat = {
     .recognises = torch_checkpointing::recognises,
     .open = torch_checkpointing::open,
     .lay_out = torch_checkpointing::lay_out,
-    .holds = Holds::kTensors,
+    .holds = StateSupport::kTensors,
     .sharding = Sharding::kBoxes,
 };
 

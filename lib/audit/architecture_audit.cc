@@ -66,7 +66,7 @@ class ArchitectureComparison {
     };
     for (const NamedTensor& t : tensors) stored_.emplace(own_name(t.name), t.tensor);
     for (const std::string& name : others) others_.insert(own_name(name));
-    is_in_memory_ = count_of_names(StandsIn::kMemory) > count_of_names(StandsIn::kFiles);
+    is_in_memory_ = count_of_names(NameScope::kMemory) > count_of_names(NameScope::kFiles);
   }
 
   ArchitectureAudit audit() {
@@ -105,17 +105,17 @@ class ArchitectureComparison {
 
   std::string name_of(const ArchitectureParameter& p) const { return (p.row->is_base ? prefix_ : "") + p.name; }
 
-  std::ptrdiff_t count_of_names(StandsIn place) const {
+  std::ptrdiff_t count_of_names(NameScope place) const {
     return std::count_if(model_.parameters.begin(), model_.parameters.end(), [&](const ArchitectureParameter& p) {
       return p.row->stands_in == place && stored_.contains(name_of(p));
     });
   }
   // Returns whether the parameter is stored, or has a name of the other kind: only in files, or only in memory.
   bool is_there(const ArchitectureParameter& p) const {
-    return p.row->stands_in != (is_in_memory_ ? StandsIn::kFiles : StandsIn::kMemory);
+    return p.row->stands_in != (is_in_memory_ ? NameScope::kFiles : NameScope::kMemory);
   }
   bool is_required(const ArchitectureParameter& p) const {
-    return p.is_required && p.row->stands_in != StandsIn::kMemoryTied && is_there(p);
+    return p.is_required && p.row->stands_in != NameScope::kMemoryTied && is_there(p);
   }
 
   void compare(const ArchitectureParameter& p, const Tensor& t) {

@@ -133,12 +133,12 @@ bool is_cast_from(const Casts& casts, const Tensor& tensor, DType from) {
 }
 
 // The dtypes in which the elements of two tensors are compared.
-struct Meeting {
+struct ComparedDtypes {
   DType a, b;
   Comparison::Cast cast = Comparison::Cast::kNone;
 };
 
-Meeting meet(const Tensor& a, const Tensor& b, const Casts& casts_a, const Casts& casts_b) {
+ComparedDtypes meet(const Tensor& a, const Tensor& b, const Casts& casts_a, const Casts& casts_b) {
   using Cast = Comparison::Cast;
   if (a.dtype == b.dtype || !can_convert(a.dtype, b.dtype)) return {a.dtype, b.dtype};
   if (!are_of_one_width(a, b)) {
@@ -436,11 +436,11 @@ Result<std::vector<Comparison::Digests>> Comparison::digests() {
   const Casts casts_a = needs_casts ? TRY(recorded_casts(a_, a_model_, options_.model.families)) : Casts();
   const Casts casts_b = needs_casts ? TRY(recorded_casts(b_, b_model_, options_.model.families)) : Casts();
   std::vector<DigestRequest> from_a, from_b;
-  std::vector<Meeting> meetings;
+  std::vector<ComparedDtypes> meetings;
   Index bytes_a = 0;
   for (const Pair& p : pairs_) {
     const Tensor &a = a_view_.tensors()[p.a], &b = b_view_.tensors()[p.b];
-    const Meeting& m = meetings.emplace_back(meet(a, b, casts_a, casts_b));
+    const ComparedDtypes& m = meetings.emplace_back(meet(a, b, casts_a, casts_b));
     from_a.push_back({p.a, m.a});
     from_b.push_back({p.b, m.b});
     bytes_a += a.bytes();

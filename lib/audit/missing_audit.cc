@@ -11,7 +11,7 @@ namespace reshard {
 namespace {
 
 // Parameters without a tensor.
-struct Missing {
+struct MissingParameters {
   const Parameter* head = nullptr;
   std::set<Index> layer_numbers;  // layers that are missing completely
   std::vector<const Parameter*> layers, experts, others;
@@ -19,8 +19,8 @@ struct Missing {
 
 bool is_head(const Parameter& p) { return p.rule->is_vocabulary() && p.rule->place == NameRule::Place::kLast; }
 
-Missing find_missing(const DescribedModel& subject, const StoredModel& stored, Index kept) {
-  Missing out;
+MissingParameters find_missing(const DescribedModel& subject, const StoredModel& stored, Index kept) {
+  MissingParameters out;
   std::map<Index, Index> due, gone;  // by layer
   std::vector<const Parameter*> rest;
   for (const Parameter& p : subject.expected) {
@@ -94,7 +94,7 @@ bool is_one_run(const std::set<Index>& numbers) {
   return *numbers.rbegin() - *numbers.begin() + 1 == std::ssize(numbers);
 }
 
-void report_missing_layers(const DescribedModel& subject, const Missing& missing, FindingList& findings) {
+void report_missing_layers(const DescribedModel& subject, const MissingParameters& missing, FindingList& findings) {
   const std::set<Index>& layers = missing.layer_numbers;
   if (layers.empty()) return;
   Finding& f = findings.add(Severity::kError, "missing-layers");
@@ -162,7 +162,7 @@ void report_renamed(const DescribedModel& subject, const StoredModel& stored,
   f.advice = "Add --rename FROM=TO to translate names, or --family-file to describe a family that has them.";
 }
 
-void report_missing(const DescribedModel& subject, const StoredModel& stored, const Missing& missing,
+void report_missing(const DescribedModel& subject, const StoredModel& stored, const MissingParameters& missing,
                     FindingList& findings) {
   if (missing.head) report_missing_head(subject, *missing.head, stored.other_head, findings);
   report_missing_layers(subject, missing, findings);
@@ -200,7 +200,7 @@ void report_extra(const DescribedModel& subject, const StoredModel& stored, Find
 
 void audit_missing(const DescribedModel& subject, const StoredModel& stored, Index experts_kept,
                    FindingList& findings) {
-  const Missing missing = find_missing(subject, stored, experts_kept);
+  const MissingParameters missing = find_missing(subject, stored, experts_kept);
   std::vector<const Parameter*> all = missing.layers;
   all.insert(all.end(), missing.experts.begin(), missing.experts.end());
   all.insert(all.end(), missing.others.begin(), missing.others.end());

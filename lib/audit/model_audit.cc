@@ -443,7 +443,7 @@ void report_concatenated(const DescribedModel& subject, const std::vector<Mismat
 // ---- Another model's config
 
 // A formula of the family's table, and the sizes that the tensors have instead.
-struct Said {
+struct FormulaSizes {
   std::set<Index> by_config, stored;
   Index tensors = 0;
   bool is_sure = false;  // whether some tensor differs in a way that no sharding explains
@@ -459,8 +459,8 @@ std::string formula_of(const NameRule& rule, int dim) {
 
 // Returns the formulas whose result no tensor has, while all tensors agree on another value: "hidden_size" of a larger
 // model's config.
-std::map<std::string, Said> contradicted(const DescribedModel& subject, const StoredModel& stored) {
-  std::map<std::string, Said> out;
+std::map<std::string, FormulaSizes> contradicted(const DescribedModel& subject, const StoredModel& stored) {
+  std::map<std::string, FormulaSizes> out;
   for (const Parameter& p : subject.expected) {
     const Tensor* t = stored.find(p);
     if (!t || t->elements() == 0 || p.is_scale || t->shape.rank() != p.shape.rank() ||
@@ -469,7 +469,7 @@ std::map<std::string, Said> contradicted(const DescribedModel& subject, const St
     const Mismatch m = t->shape == p.shape ? Mismatch() : classify(p, *t);
     const bool is_other = t->shape != p.shape && m.difference == Difference::kOther;
     for (int d = 0; d < p.shape.rank(); ++d) {
-      Said& said = out[formula_of(*p.rule, d)];
+      FormulaSizes& said = out[formula_of(*p.rule, d)];
       said.by_config.insert(p.shape[d]);
       said.stored.insert(t->shape[d]);
       ++said.tensors;
@@ -478,7 +478,7 @@ std::map<std::string, Said> contradicted(const DescribedModel& subject, const St
     }
   }
   std::erase_if(out, [](const auto& entry) {
-    const Said& s = entry.second;
+    const FormulaSizes& s = entry.second;
     return !(s.is_sure || s.cut_elsewhere.size() > 2) || s.tensors < 2 || s.by_config.size() != 1 ||
            s.stored.size() != 1 || s.by_config == s.stored;
   });
@@ -486,7 +486,7 @@ std::map<std::string, Said> contradicted(const DescribedModel& subject, const St
 }
 
 // Moves the mismatches that the contradicted formulas explain.
-std::vector<Mismatch> take_explained(const std::map<std::string, Said>& said, Mismatches& all) {
+std::vector<Mismatch> take_explained(const std::map<std::string, FormulaSizes>& said, Mismatches& all) {
   std::vector<Mismatch> out;
   const auto is_explained = [&](const Mismatch& m) {
     const Dims &want = m.parameter->shape, &got = m.tensor->shape;
@@ -509,7 +509,7 @@ std::vector<Mismatch> take_explained(const std::map<std::string, Said>& said, Mi
 }
 
 // Reports a config of another model. If it returns true, the caller reports nothing else about the config.
-bool report_other_config(const DescribedModel& subject, const std::map<std::string, Said>& said,
+bool report_other_config(const DescribedModel& subject, const std::map<std::string, FormulaSizes>& said,
                          const std::vector<Mismatch>& explained, FindingList& findings) {
   if (explained.empty()) return false;
   Finding& f = findings.add(Severity::kError, "config-other");

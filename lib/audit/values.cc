@@ -124,9 +124,9 @@ std::string rows_of(const RowSet& rows, Index of) {
 }
 
 // Collects the cases of each kind.
-class Judge {
+class CaseCollector {
  public:
-  explicit Judge(const ValueContext& context) : context_(context) {}
+  explicit CaseCollector(const ValueContext& context) : context_(context) {}
 
   void look_at(const Tensor& tensor, const TensorHealth& h) {
     const StateKind state = split_state_key(tensor.key()).kind;
@@ -320,7 +320,7 @@ std::string rows_text(const RowSet& rows) {
 
 std::vector<Finding> judge_values(const Catalog& catalog, const std::vector<TensorHealth>& health,
                                   const ValueContext& context) {
-  Judge judge(context);
+  CaseCollector judge(context);
   for (std::size_t i = 0; i < health.size(); ++i) judge.look_at(catalog.tensors()[i], health[i]);
   return judge.findings();
 }

@@ -24,7 +24,7 @@ namespace reshard {
 namespace {
 
 // Opens a checkpoint even if its files do not match its metadata, so that all problems can be reported.
-Result<Opened> open_to_audit(const Opener& open, const VerifyOptions& options) {
+Result<OpenedSource> open_to_audit(const Opener& open, const VerifyOptions& options) {
   OpenOptions how{.files_too = true,
                   .validated = false,
                   .keys = options.keys,
@@ -33,12 +33,12 @@ Result<Opened> open_to_audit(const Opener& open, const VerifyOptions& options) {
                   .own_family = options.model.families.own()};
   const TroubleWatch watch;
   auto whole = open(options.path, how);
-  if (whole) return Opened{*std::move(whole), ""};
+  if (whole) return OpenedSource{*std::move(whole), ""};
   if (watch.explains(whole.error())) return std::move(whole).error();
   how.files_too = false;
   auto metadata = open(options.path, how);
   if (!metadata) return std::move(whole).error();
-  return Opened{*std::move(metadata), whole.error().message()};
+  return OpenedSource{*std::move(metadata), whole.error().message()};
 }
 
 // Recognises the model by the given config or the checkpoint's own, which may describe an unknown model or be damaged.
@@ -58,7 +58,7 @@ Result<Model> recognise(Reader& reader, const VerifyOptions& options, VerifyRepo
 
 // ---- Metadata
 
-Structure check_structure(const Opened& opened, const VerifyOptions& options, VerifyReport& report) {
+Structure check_structure(const OpenedSource& opened, const VerifyOptions& options, VerifyReport& report) {
   StructureAudit audit = audit_structure(opened.reader(), options.run.threads, options.spool);
   const Catalog& catalog = opened.catalog();
   const auto tensors = std::ssize(catalog.tensors());
@@ -152,7 +152,7 @@ void check_optimizer(const Catalog& catalog, VerifyReport& report) {
 // published one. Training state keeps float32 on purpose.
 void check_upcast(const ModelAudit& audit, const ModelConfig& config, const Catalog& catalog, VerifyReport& report) {
   const auto stored = dtype_from_torch(audit.uniform_dtype), due = dtype_from_torch(config.dtype);
-  const bool is_training = report.format->holds != Holds::kModel ||
+  const bool is_training = report.format->holds != StateSupport::kModel ||
                            std::any_of(catalog.parts.begin(), catalog.parts.end(),
                                        [](const Part& part) { return part.kind != StateKind::kModel; });
   if (!stored || !due || byte_size(*stored) <= byte_size(*due) || is_training) return;
@@ -367,7 +367,8 @@ void explain_cover(const MeshAudit& audit, VerifyReport& report) {
       f.causes.emplace_back("ranks-silent");
 }
 
-Status check_layout(const Opened& opened, const Model& model, const VerifyOptions& options, VerifyReport& report) {
+Status check_layout(const OpenedSource& opened, const Model& model, const VerifyOptions& options,
+                    VerifyReport& report) {
   if (!options.layout && !options.mesh) return {};
   const Catalog& catalog = opened.catalog();
   std::optional<Placer> placer;
@@ -455,8 +456,8 @@ void check_unchanged(const WatchedFiles& read, VerifyReport& report) {
   std::rotate(report.findings.begin(), report.findings.end() - 1, report.findings.end());
 }
 
-Status check_against(const Opener& open, const Opened& opened, const Structure& structure, const VerifyOptions& options,
-                     VerifyReport& report) {
+Status check_against(const Opener& open, const OpenedSource& opened, const Structure& structure,
+                     const VerifyOptions& options, VerifyReport& report) {
   if (options.against.empty()) return {};
   const std::string title = "equal to " + options.against;
   if (!structure.is_readable) {
@@ -517,7 +518,7 @@ Finding& VerifyReport::add_message(std::string id, const std::string& message) {
 void VerifyReport::add(std::vector<Finding> more) { std::move(more.begin(), more.end(), std::back_inserter(findings)); }
 
 Result<VerifyReport> verify(const Opener& open, const VerifyOptions& options) {
-  const Opened opened = TRY(open_to_audit(open, options));
+  const OpenedSource opened = TRY(open_to_audit(open, options));
   const WatchedFiles read(opened.catalog().file_paths());
   VerifyReport report;
   const Model model = TRY(recognise(opened.reader(), options, report));

@@ -17,7 +17,8 @@ namespace reshard {
 namespace {
 
 // Returns nothing if there is no manifest.
-Result<std::optional<Json>> read_manifest(const Opened& opened, const std::string& path, const std::string& manifest) {
+Result<std::optional<Json>> read_manifest(const OpenedSource& opened, const std::string& path,
+                                          const std::string& manifest) {
   if (!TRY(is_directory(path)) && !opened.checkpoint.format->is_file) return std::optional<Json>();
   const auto text = TRY(opened.reader().side_file(std::string(kManifestFile), kMaxManifestBytes));
   return text ? std::optional(TRY(parse_json(*text, manifest))) : std::optional<Json>();
@@ -72,7 +73,7 @@ void check_masters(const Catalog& view, const std::map<std::size_t, std::size_t>
       "convert the masters.";
 }
 
-Status read_tensors(const Catalog& view, const Opened& opened, const Model& model, const VerifyOptions& options,
+Status read_tensors(const Catalog& view, const OpenedSource& opened, const Model& model, const VerifyOptions& options,
                     VerifyReport& report) {
   RunOptions run = options.run;
   run.progress = watch(options, view.tensor_bytes());
@@ -171,7 +172,7 @@ void check_tied_head(const Catalog& view, const Model& model, VerifyReport& repo
   }
 }
 
-Status check_replicas(const Opened& opened, const VerifyOptions& options, VerifyReport& report) {
+Status check_replicas(const OpenedSource& opened, const VerifyOptions& options, VerifyReport& report) {
   ReplicaReport replicas = TRY(compare_replicas(opened.catalog(), opened.reader().files(), options.run));
   report.checked("replicas", "all copies of a piece are equal", replicas.copies);
   report.fact("replicas", replicas.copies == 0 ? std::string("every piece is stored once; nothing to compare")
@@ -193,7 +194,8 @@ Result<Catalog> chosen_tensors(const Catalog& from, const std::vector<std::size_
   return out;
 }
 
-Status read_everything(const Opened& opened, const Model& model, const VerifyOptions& options, VerifyReport& report) {
+Status read_everything(const OpenedSource& opened, const Model& model, const VerifyOptions& options,
+                       VerifyReport& report) {
   const std::string path = path_join(options.path, kManifestFile);
   std::optional<Json> manifest = TRY(read_manifest(opened, options.path, path));
   if (!options.keys.part.empty()) manifest.reset();  // it covers all parts
@@ -228,8 +230,8 @@ std::string checksums_text(Index count, const char* where) {
                    : std::string("read completely; ") + where + " no checksums";
 }
 
-Status check_bytes(const Opened& opened, const Model& model, const Structure& structure, const VerifyOptions& options,
-                   VerifyReport& report) {
+Status check_bytes(const OpenedSource& opened, const Model& model, const Structure& structure,
+                   const VerifyOptions& options, VerifyReport& report) {
   const auto skip = [&](std::string why) {
     report.skipped("bytes", kBytesTitle, std::move(why));
     return Status();

@@ -9,7 +9,7 @@
 
 namespace reshard {
 
-struct Opened {
+struct OpenedSource {
   OpenCheckpoint checkpoint;
   std::string refusal;  // why the reader refused it, if it was opened without validation
 
@@ -30,7 +30,7 @@ std::function<void(Index)> watch(const VerifyOptions& options, Index bytes);
 std::string checksums_text(Index count, const char* where);
 
 // Reads the requested data: checksums, digests against the manifest, values, copies.
-Status check_bytes(const Opened& opened, const Model& model, const Structure& structure, const VerifyOptions& options,
-                   VerifyReport& report);
+Status check_bytes(const OpenedSource& opened, const Model& model, const Structure& structure,
+                   const VerifyOptions& options, VerifyReport& report);
 
 }  // namespace reshard

@@ -69,10 +69,10 @@ Result<std::string> end_of_links(std::string path) {
 }
 
 // The identities of an output and of the directories that contain it.
-class Written {
+class OutputIdentity {
  public:
-  static Result<Written> look(const std::string& path) {
-    Written out(path);
+  static Result<OutputIdentity> look(const std::string& path) {
+    OutputIdentity out(path);
     if (const auto there = TRY(identity_of(path))) {
       (there->is_directory ? out.directory_ : out.file_) = *there;
       if (there->is_directory) out.around_.insert(*there);
@@ -89,7 +89,7 @@ class Written {
   bool is_file() const { return file_.has_value(); }
 
  private:
-  explicit Written(std::string path) : path_(std::move(path)) {}
+  explicit OutputIdentity(std::string path) : path_(std::move(path)) {}
 
   // Adds `directory`, or its nearest existing ancestor, and everything above it.
   Status add_around(std::string directory) {
@@ -110,7 +110,7 @@ class Written {
 // Searches an input directory for anything that writing the output would change.
 class Search {
  public:
-  explicit Search(const Written& written) : written_(written) {}
+  explicit Search(const OutputIdentity& written) : written_(written) {}
 
   // The conflicting path and how the output relates to it. In directories reached by a link only files count.
   struct Found {
@@ -154,7 +154,7 @@ class Search {
     return out;
   }
 
-  const Written& written_;
+  const OutputIdentity& written_;
   std::set<Identity> seen_;
   Index names_ = 0;
 };
@@ -188,7 +188,7 @@ Status check_spares_urls(const std::string& output, const std::vector<std::strin
 
 Status check_spares_inputs(const std::string& output, const std::vector<std::string>& inputs) {
   if (is_url(output)) return check_spares_urls(output, inputs);
-  const Written written = TRY(Written::look(output));
+  const OutputIdentity written = TRY(OutputIdentity::look(output));
   const auto refused = [&](const std::string& how, const std::string& input, const std::string& advice) {
     return usage_error(printable(output) + ": " + how + " " + printable(input) + ", which this job reads; " + advice);
   };

@@ -110,7 +110,7 @@ struct LayoutRequest {
   std::optional<Index> rank;        // for per-rank formats: lay out only this rank's files; nothing: all ranks'
   std::optional<Json> config = {};  // the model's config.json, if known
   std::vector<std::pair<std::string, std::string>> header_metadata = {};  // as Catalog's, for safetensors files
-  // For Holds::kAdam: the optimizer's step count, if the source has it in tensors.
+  // For StateSupport::kAdam: the optimizer's step count, if the source has it in tensors.
   std::optional<Index> step = {};
   // Returns the output's names of a parameter named by an object of the source: several if it is split. Null:
   // unchanged.
@@ -224,7 +224,7 @@ struct ViewReport {
 };
 
 // What a format can store of a training state.
-enum class Holds {
+enum class StateSupport {
   kEverything,
   kTensors,  // parameters and optimizer tensors, no other objects
   // Parameters and Adam's state (moments and a float32 master for each parameter, one step count for all), and the
@@ -257,8 +257,8 @@ struct Format {
   // without copying their data. Null if the format cannot do that. The report lists the tensors it cannot express.
   Result<ViewReport> (*write_view)(const Catalog& catalog, const std::string& path, bool replace) = nullptr;
 
-  Holds holds = Holds::kEverything;
-  bool (*takes_object)(std::string_view key) = nullptr;  // with Holds::kAdam; takes a plain key
+  StateSupport holds = StateSupport::kEverything;
+  bool (*takes_object)(std::string_view key) = nullptr;  // with StateSupport::kAdam; takes a plain key
   // Returns whether a file that the reader uses has a name that the format's writers give, or that an index names.
   // Asked before --force removes files. Null: the reader uses no others.
   bool (*is_own_file)(const Catalog& catalog, std::string_view path) = nullptr;
@@ -281,10 +281,10 @@ struct Format {
   bool holds_whole_tensors() const { return sharding == Sharding::kNone || sharding == Sharding::kStages; }
   bool holds_local_tensors() const { return sharding == Sharding::kLocal; }
   // Returns whether an adapter can be written next to the model.
-  bool holds_adapter() const { return hf_names && holds == Holds::kModel && sharding == Sharding::kNone; }
+  bool holds_adapter() const { return hf_names && holds == StateSupport::kModel && sharding == Sharding::kNone; }
   // Returns whether a training run resumes from the format with modules under the model's own names, so that the
   // parameters of adapters are among them.
-  bool resumes_training() const { return holds == Holds::kAdam && hf_names; }
+  bool resumes_training() const { return holds == StateSupport::kAdam && hf_names; }
 };
 
 // Returns a row for a variant of a format that is only written; the original row reads both.

@@ -135,7 +135,7 @@ Json Conversion::provenance() const {
     options.delta_of = draft_.merge->options.sources.back().path;
   options.keeps_names = !names.renames() && !names.plain_names;
   options.model_names = !names.renames() || names.to == Convention::kHf;
-  options.holds_optimizer = format_.holds != Holds::kModel;
+  options.holds_optimizer = format_.holds != StateSupport::kModel;
   return provenance_of(source, tensors, options);
 }
 

@@ -58,9 +58,9 @@ class Conversion {
 
   void set_strategy(Strategy strategy) { options_.run.strategy = strategy; }
 
-  void set_resume(Resume resume, std::function<void(const std::string& note)> tell) {
+  void set_resume(Resume resume, std::function<void(const std::string& note)> on_note) {
     options_.resume = resume;
-    options_.tell = std::move(tell);
+    options_.on_note = std::move(on_note);
   }
 
   void set_progress(std::function<void(Index bytes)> progress) { options_.run.progress = std::move(progress); }

@@ -97,7 +97,7 @@ Result<Conversion::Outcome> Conversion::run(OutputPath destination) {
     if (rank_of(ranks) == 0) text = TRY(facts(plan_fingerprint));
     continuation->facts = TRY(broadcast(ranks, std::move(text)));
     continuation->group_bytes = options_.group_bytes;
-    continuation->tell = options_.tell;
+    continuation->on_note = options_.on_note;
   } else if (options_.resume == Resume::kRequire) {
     return unsupported(
         destination.path +
@@ -107,8 +107,8 @@ Result<Conversion::Outcome> Conversion::run(OutputPath destination) {
   const bool is_journaled = continuation.has_value();
   auto output =
       TRY(Output::create(std::move(destination), *target_, Output::Space::kReserved, ranks, std::move(continuation)));
-  if (!is_journaled && output->removed_leftover() && options_.tell)
-    options_.tell("removed " + work + " of an interrupted run");
+  if (!is_journaled && output->removed_leftover() && options_.on_note)
+    options_.on_note("removed " + work + " of an interrupted run");
   Result<Outcome> outcome = write(*output, origin, {recorded ? &*recorded : nullptr, deltas.get()}, read);
   if (!outcome) return output->give_up(outcome.error());
   outcome->checksums += of_left_out;

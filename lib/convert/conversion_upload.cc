@@ -43,7 +43,7 @@ Result<Conversion::Outcome> Conversion::upload(OutputPath destination) {
   Upload::Options how;
   if (is_first) how.facts = TRY(facts(plan_fingerprint));
   how.resume = options_.resume;
-  how.tell = options_.tell;
+  how.on_note = options_.on_note;
   how.interrupt = run.interrupt;
   how.ranks = run.ranks;
   how.divides_files = !target_->wants_crcs() && !draft_.merge;

@@ -183,10 +183,10 @@ Result<Draft> make_draft(Reader& source, const Format& format, const ConversionO
     return d;
   }
 
-  if (format.holds == Holds::kAdam) {
+  if (format.holds == StateSupport::kAdam) {
     TRY(add_masters(d.view, d.notes));
     d.step = TRY(take_steps(d.view, source.files(), o.metadata_only));
-  } else if (format.holds != Holds::kModel) {
+  } else if (format.holds != StateSupport::kModel) {
     TRY(convert_steps(d, source));
   }
 

@@ -42,7 +42,7 @@ struct ConversionOptions : Request {
   bool sizes_only = false;     // with metadata_only: plans names and sizes only, without locating the source's elements
   Resume resume = Resume::kAuto;
   Index group_bytes = ResumeOptions().group_bytes;
-  std::function<void(const std::string& note)> tell{};  // called if an earlier run left something
+  std::function<void(const std::string& note)> on_note{};  // called if an earlier run left something
   RunOptions run;
 };
 
@@ -59,7 +59,7 @@ struct Draft {
   // The view before columns were divided as the output stores them (divide_columns()), in which values are computed.
   // Null: none are computed, or nothing was divided.
   std::unique_ptr<Catalog> undivided;
-  std::optional<Index> step;  // of the optimizer, for Holds::kAdam
+  std::optional<Index> step;  // of the optimizer, for StateSupport::kAdam
   OutputTensors output;       // placed; empty for a format that shows tensors in place
   // Of a merge: how its sources match, and the drafts of those after the first.
   std::optional<Merge> merge;

@@ -15,12 +15,12 @@ constexpr std::string_view kTensorNames = "tensor_names";
 constexpr std::string_view kPlain = "Tensor";
 
 // A tensor of torchao's list.
-struct Described {
+struct TorchaoWeight {
   std::string text;     // the entry of the weight
   bool is_packed;       // stored as several tensors
   std::string renamed;  // name in the output; empty: not seen yet
 };
-using DescribedTensors = std::map<std::string, Described, std::less<>>;
+using DescribedTensors = std::map<std::string, TorchaoWeight, std::less<>>;
 
 // Returns the tensors that the metadata describes; none if torchao did not write it.
 Result<DescribedTensors> described_tensors(const Catalog& source) {
@@ -41,7 +41,7 @@ Result<DescribedTensors> described_tensors(const Catalog& source) {
     const Json description = TRY(parse_json(entry->second, where + printable(name)));
     const Json* const type = description.find("_type");
     const bool is_packed = type && type->is_string() && TRY(type->as_string()) != kPlain;
-    out.emplace(name, Described{std::string(entry->second), is_packed, ""});
+    out.emplace(name, TorchaoWeight{std::string(entry->second), is_packed, ""});
   }
   return out;
 }

@@ -23,7 +23,7 @@ struct RecordedMerge {
   MergeOptions merge;  // no source is open
   std::string to;      // "hf", as --to
   Selection selection;
-  Typing typing;
+  DtypeOptions typing;
 
   // Sets the directory that the source `name` is in now. Fails (usage) with all names if there is no such source.
   Status move(std::string_view name, const std::string& directory);

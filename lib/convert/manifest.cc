@@ -58,7 +58,7 @@ void write_manifest(const Conversion& c, const std::vector<TensorProof>& proofs,
   const ConversionOptions& o = c.options();
   const Translation& names = c.names();
   Json left_out = Json::array();
-  for (const LeftOut& l : c.notes().left_out) {
+  for (const OmittedState& l : c.notes().left_out) {
     Json entry = Json::object();
     entry.set("what", l.what).set("tensors", l.tensors).set("objects", l.objects).set("bytes", l.bytes);
     Json tensors_left = Json::array();

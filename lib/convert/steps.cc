@@ -235,7 +235,7 @@ bool can_name(const SourceView& view, const Model& model, const std::string& can
 }
 
 // Notes which packed weights --dtype leaves unchanged.
-void note_packed(const SourceView& view, const Translation& names, const Typing& typing, ConversionNotes& notes) {
+void note_packed(const SourceView& view, const Translation& names, const DtypeOptions& typing, ConversionNotes& notes) {
   if (!typing.dtype) return;
   std::set<std::string_view> kept;
   for (std::size_t i = 0; i < view.catalog.tensors().size(); ++i)
@@ -271,7 +271,7 @@ void note_orphans(const SourceView& view, const Family& family, const std::vecto
 // Decides the dtypes of the output's tensors.
 class TargetDtypes {
  public:
-  TargetDtypes(const SourceView& view, const Translation& names, const Typing& typing)
+  TargetDtypes(const SourceView& view, const Translation& names, const DtypeOptions& typing)
       : view_(view), family_(names.model.family), config_(names.said ? &*names.said : nullptr), typing_(typing) {}
 
   // Returns the dtype of a tensor of the view. Some keep their own dtype, because transformers loads them so, or
@@ -321,7 +321,7 @@ class TargetDtypes {
   const SourceView& view_;
   const Family* const family_;       // may be null
   const ModelConfig* const config_;  // may be null
-  const Typing& typing_;
+  const DtypeOptions& typing_;
   std::vector<std::string> kept_;  // for messages
   bool narrows_ = false;
 };
@@ -370,7 +370,7 @@ Status check_have_names(const SourceView& view, const Translation& names, const 
 // Decides name, dtype and shape of the output's tensors, one after the other.
 class OutputNamer {
  public:
-  OutputNamer(const SourceView& view, const Translation& names, const Typing& typing, OutputTensors& out)
+  OutputNamer(const SourceView& view, const Translation& names, const DtypeOptions& typing, OutputTensors& out)
       : view_(view), names_(names), typing_(typing), dtypes_(view, names, typing), out_(out) {}
 
   // Adds the tensor that is made of the tensors of a group.
@@ -387,7 +387,7 @@ class OutputNamer {
 
   const SourceView& view_;
   const Translation& names_;
-  const Typing& typing_;
+  const DtypeOptions& typing_;
   TargetDtypes dtypes_;
   OutputTensors& out_;
 };
@@ -434,7 +434,7 @@ Status OutputNamer::add(const PackedGroup& group) {
 
 }  // namespace
 
-Result<OutputTensors> name_tensors(const SourceView& view, const Translation& names, const Typing& typing,
+Result<OutputTensors> name_tensors(const SourceView& view, const Translation& names, const DtypeOptions& typing,
                                    ConversionNotes& notes) {
   note_packed(view, names, typing, notes);
   OutputTensors out;
@@ -588,8 +588,8 @@ namespace {
 bool means_one(std::string_view pattern) { return pattern.find_first_of("*?[{") == std::string_view::npos; }
 
 // Returns the files next to config.json that are neither read nor copied.
-Result<LeftOut> what_stays(const Catalog& source, const std::vector<SideFile>& copied) {
-  LeftOut out{"files next to the model", 0, 0, 0};
+Result<OmittedState> what_stays(const Catalog& source, const std::vector<SideFile>& copied) {
+  OmittedState out{"files next to the model", 0, 0, 0};
   std::set<std::string> known;
   for (const std::string_view own : {kConfigFile, kManifestFile, kAdapterConfigFile}) known.emplace(own);
   const auto add = [&](const std::string& name) { known.insert(name.substr(0, name.find('/'))); };
@@ -653,13 +653,14 @@ Result<std::vector<SideFile>> find_side_files(const Catalog& source, const std::
     if (out.size() > before)
       notes.warnings.push_back(out.back().path + " is copied unchanged, because it is next to a model");
   }
-  if (LeftOut stays = TRY(what_stays(source, out)); !stays.names.empty()) notes.left_out.push_back(std::move(stays));
+  if (OmittedState stays = TRY(what_stays(source, out)); !stays.names.empty())
+    notes.left_out.push_back(std::move(stays));
   return out;
 }
 
 // ---- for formats that refer to tensors in place
 
-Result<Catalog> name_view(const SourceView& view, const Translation& names, const Typing& typing) {
+Result<Catalog> name_view(const SourceView& view, const Translation& names, const DtypeOptions& typing) {
   if (typing.dtype) return usage_error("--dtype: a view shows the stored values and cannot convert them");
   if (names.hf_rows && names.to != Convention::kHf)
     return unsupported("a view in the row order of " + std::string(info(*names.to).title) +

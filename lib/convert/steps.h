@@ -51,7 +51,7 @@ struct OutputTensors {
   std::vector<bool>
       uncut;  // for each of `tensors`: whether it is part of a packed weight, which every rank holds whole
 };
-Result<OutputTensors> name_tensors(const SourceView& view, const Translation& names, const Typing& typing,
+Result<OutputTensors> name_tensors(const SourceView& view, const Translation& names, const DtypeOptions& typing,
                                    ConversionNotes& notes);
 
 // Sets the placement of each tensor. Fails (unsupported) if a layout shards a tensor that is part of a packed weight.
@@ -86,6 +86,6 @@ Result<std::vector<SideFile>> find_side_files(const Catalog& source, const std::
 // ---- for formats that refer to tensors in place
 
 // Returns the view under the output's names. Rows keep their order: Hugging Face's, or the stored one.
-Result<Catalog> name_view(const SourceView& view, const Translation& names, const Typing& typing);
+Result<Catalog> name_view(const SourceView& view, const Translation& names, const DtypeOptions& typing);
 
 }  // namespace reshard

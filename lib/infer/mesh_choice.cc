@@ -15,9 +15,9 @@ constexpr Index kMaxRanks = 1'000'000;
 constexpr std::size_t kMaxPatterns = 512;  // distinct shardings used to choose the mesh; others are only described
 constexpr std::size_t kMaxTrials = 256;    // meshes that are checked against the writers, the best by their boxes
 
-class Choosing {
+class MeshSearch {
  public:
-  explicit Choosing(const Catalog& catalog) : catalog_(catalog) {}
+  explicit MeshSearch(const Catalog& catalog) : catalog_(catalog) {}
 
   MeshChoice run() {
     find_writers();
@@ -215,7 +215,7 @@ std::vector<RankPosition> MeshChoice::positions(const Axes& axes) const {
   return out;
 }
 
-MeshChoice choose_mesh(const Catalog& catalog) { return Choosing(catalog).run(); }
+MeshChoice choose_mesh(const Catalog& catalog) { return MeshSearch(catalog).run(); }
 
 std::string leaf_name(std::string_view tensor) {
   for (const std::string_view suffix : {".weight", ".bias"})

@@ -21,11 +21,11 @@ inline std::optional<Index> padded_vocabulary(Index words, Index multiple, Index
 // The common values of m, the likeliest first, and the frameworks that use them by default.
 // (Megatron-LM: megatron/training/tokenizer/tokenizer.py, _vocab_size_with_padding;
 // ColossalAI: colossalai/shardformer/layer/embedding.py and linear.py)
-struct UsualMultiple {
+struct DefaultMultiple {
   Index multiple = 1;
   std::string_view framework = {};
 };
-inline constexpr std::array<UsualMultiple, 7> kUsualMultiples = {
+inline constexpr std::array<DefaultMultiple, 7> kUsualMultiples = {
     {{64, "ColossalAI"}, {128, "Megatron-LM"}, {32}, {16}, {8}, {256}, {1}}};
 
 }  // namespace reshard

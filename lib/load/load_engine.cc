@@ -118,12 +118,12 @@ Status use_slab(const LoadJob& job, std::size_t planned, const Box& box, const D
 
 // The items that this rank holds, and the planned tensor of each. If the boxes of a tensor fill their common box they
 // are joined, such as the two stored halves of a head's rows.
-struct LandingItems {
+struct LocalItems {
   std::vector<WalkItem> items;
   std::vector<std::size_t> planned;
 };
-LandingItems landing_items(const LoadJob& job) {
-  LandingItems out;
+LocalItems landing_items(const LoadJob& job) {
+  LocalItems out;
   for (std::size_t p = 0; p < job.plan.tensors.size(); ++p) {
     const FragmentList& boxes = job.landings.boxes(p);
     if (boxes.empty()) continue;
@@ -151,9 +151,9 @@ LandingItems landing_items(const LoadJob& job) {
 
 // ---- All ranks together
 
-class Together : public Rounds {
+class JointLoad : public Rounds {
  public:
-  Together(const LoadJob& job, Transport& data, Index extra)
+  JointLoad(const LoadJob& job, Transport& data, Index extra)
       : job_(job), extra_(extra), device_(device_of(job.run)), data_(data), on_device_(data_.moves_device_memory()) {}
 
   Result<LoadDigests> run() {
@@ -282,7 +282,7 @@ Result<LoadDigests> load_direct(const LoadJob& job) {
 
 Result<LoadDigests> load_together(const LoadJob& job) {
   Transport* const data = job.run.data ? TRY(job.run.data()) : job.run.ranks;
-  return Together(job, *data, growth(job)).run();
+  return JointLoad(job, *data, growth(job)).run();
 }
 
 }  // namespace reshard

@@ -92,7 +92,7 @@ const Format kMemoryFormat = {.name = "memory",
                               .recognises = nullptr,
                               .open = nullptr,
                               .lay_out = nullptr,
-                              .holds = Holds::kTensors,
+                              .holds = StateSupport::kTensors,
                               .sharding = Sharding::kLocal};
 
 }  // namespace reshard

@@ -57,15 +57,15 @@ Index places_in(std::string_view name) {
   return out;
 }
 
-StandsIn take_mark(std::string& name) {
-  static constexpr std::pair<char, StandsIn> kMarks[] = {
-      {'<', StandsIn::kFiles}, {'>', StandsIn::kMemory}, {'~', StandsIn::kMemoryTied}};
+NameScope take_mark(std::string& name) {
+  static constexpr std::pair<char, NameScope> kMarks[] = {
+      {'<', NameScope::kFiles}, {'>', NameScope::kMemory}, {'~', NameScope::kMemoryTied}};
   for (const auto& [mark, stands_in] : kMarks) {
     if (!name.starts_with(mark)) continue;
     name.erase(0, 1);
     return stands_in;
   }
-  return StandsIn::kEverywhere;
+  return NameScope::kEverywhere;
 }
 
 Status read_rows(std::string_view text, const Texts& texts, bool is_base, std::vector<ArchitectureRow>& out) {
@@ -77,7 +77,7 @@ Status read_rows(std::string_view text, const Texts& texts, bool is_base, std::v
     before = TRY(whole_name(parts[0], before));
     const std::string dims = TRY(text_of(parts[1], texts)), counts = TRY(text_of(parts[2], texts));
     std::string condition = TRY(text_of(parts[3], texts));
-    ArchitectureRow row{before, list_of(dims), list_of(counts), std::move(condition), is_base, StandsIn::kEverywhere};
+    ArchitectureRow row{before, list_of(dims), list_of(counts), std::move(condition), is_base, NameScope::kEverywhere};
     row.stands_in = take_mark(row.name);
     if (std::ssize(row.counts) != places_in(row.name)) return corrupt("'" + printable(line) + "' has other counts");
     out.push_back(std::move(row));

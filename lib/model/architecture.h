@@ -52,7 +52,7 @@
 namespace reshard {
 
 // Where a name occurs.
-enum class StandsIn {
+enum class NameScope {
   kEverywhere,
   kFiles,
   kMemory,
@@ -65,7 +65,7 @@ struct ArchitectureRow {
   std::vector<std::string> counts;  // formulas, one for each {}
   std::string condition;
   bool is_base = false;  // its name may begin with the prefix
-  StandsIn stands_in = StandsIn::kEverywhere;
+  NameScope stands_in = NameScope::kEverywhere;
 };
 
 struct Architecture {

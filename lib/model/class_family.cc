@@ -37,7 +37,7 @@ Result<Family> make_family(const Architecture& architecture, const ModelConfig& 
   out.title = architecture.name + " of transformers " + architecture.transformers;
   out.model_types = {config.model_type};
   for (const ArchitectureParameter& p : model.parameters) {
-    const bool is_in_files = p.row->stands_in == StandsIn::kEverywhere || p.row->stands_in == StandsIn::kFiles;
+    const bool is_in_files = p.row->stands_in == NameScope::kEverywhere || p.row->stands_in == NameScope::kFiles;
     if (p.is_required && is_in_files) out.rules.push_back(TRY(rule_of(p, architecture)));
   }
   if (out.rules.empty()) return unsupported("no tensor of " + architecture.name + " is known to be there");
@@ -45,12 +45,12 @@ Result<Family> make_family(const Architecture& architecture, const ModelConfig& 
 }
 
 // The families that were made, by the user's own family and the text of the config.
-struct Made {
+struct FamilyCache {
   std::mutex mutex;
   std::map<std::pair<const Family*, std::string>, std::unique_ptr<Family>> families;
 };
-Made& made() {
-  static auto* const out = new Made;
+FamilyCache& made() {
+  static auto* const out = new FamilyCache;
   return *out;
 }
 

@@ -539,9 +539,9 @@ NamePatterns text_names(const Family& outer, const NamePatterns& names) {
   return out;
 }
 
-Known best_known(const NamePatterns& names, Families families, bool around_text) {
+FamilyMatch best_known(const NamePatterns& names, Families families, bool around_text) {
   const Index all = count_all(names);
-  Known best;
+  FamilyMatch best;
   const auto look = [&](const Family* family) {
     if (const Index known = count_known(*family, names); known > best.names) best = {family, known, known == all};
   };
@@ -572,7 +572,7 @@ std::vector<std::string> first_words(const NamePatterns& names) {
   return out;
 }
 
-Known best_known(const NamePatterns& names, Families families) { return best_known(names, families, true); }
+FamilyMatch best_known(const NamePatterns& names, Families families) { return best_known(names, families, true); }
 
 std::optional<Convention> detect_convention(const Family& family, const Catalog& catalog) {
   return most_frequent(family, model_names(catalog));
@@ -635,21 +635,21 @@ NameAgreement compare_names(const Family& family, const Catalog& catalog, const 
 
 std::optional<Convention> convention_without_config(const Catalog& catalog, Families families) {
   const NamePatterns names = model_names(catalog);
-  const Known known = best_known(names, families);
+  const FamilyMatch known = best_known(names, families);
   if (!known.family || known.names * 2 <= count_all(names)) return std::nullopt;
   const auto convention = most_frequent(*known.family, names);
   return convention && info(*convention).needs_config ? convention : std::nullopt;
 }
 
-std::optional<Detected> detect_family(const Catalog& catalog, const ModelConfig* config, Families families) {
+std::optional<DetectedFamily> detect_family(const Catalog& catalog, const ModelConfig* config, Families families) {
   std::vector<const Tensor*> examples;
   const NamePatterns names = model_names(catalog, find_packed(catalog, config), &examples);
   const Family* family = config ? family_of_model_type(config->model_type, config->text_model_type, families) : nullptr;
   const bool is_said = family && most_frequent(*family, names) && !compare_names(*family, names, config).is_of_others();
-  const auto as = [&](const Family& f) -> std::optional<Detected> {
+  const auto as = [&](const Family& f) -> std::optional<DetectedFamily> {
     const Convention convention = *most_frequent(f, names);
     if (info(convention).needs_config && !is_said) return std::nullopt;
-    return Detected{&f, convention};
+    return DetectedFamily{&f, convention};
   };
   if (!is_said) family = best_known(names, families).family;
   if (!family || (!is_said && compare_names(*family, names, nullptr).is_of_others())) return std::nullopt;

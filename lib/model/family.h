@@ -408,22 +408,22 @@ void add_name(NamePatterns& names, std::string name);
 Index count_all(const NamePatterns& names);
 
 // The family that recognises the most names, as parameters or as carried tensors; ties go to the earlier one.
-struct Known {
+struct FamilyMatch {
   const Family* family = nullptr;
   Index names = 0;
   bool is_all = false;
 };
-Known best_known(const NamePatterns& names, Families families = {});
+FamilyMatch best_known(const NamePatterns& names, Families families = {});
 
 // Detects the family that recognises the most model tensors of a catalog, and their convention; nothing if none
 // recognises any. A known model_type in the config decides. Ties go to the first family whose shapes do not contradict
 // each other (shapes.h).
-struct Detected {
+struct DetectedFamily {
   const Family* family = nullptr;
   Convention convention = Convention::kHf;
 };
-std::optional<Detected> detect_family(const Catalog& catalog, const ModelConfig* config = nullptr,
-                                      Families families = {});
+std::optional<DetectedFamily> detect_family(const Catalog& catalog, const ModelConfig* config = nullptr,
+                                            Families families = {});
 // How a checkpoint's names match a family's: an example of each kind of name that the family knows and that it does not
 // know, and the canonical patterns of the parameters that are missing. With `config`, of the parameters that this model
 // has; if null, of those that every model of the family has.

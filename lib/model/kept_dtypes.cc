@@ -15,15 +15,15 @@ namespace reshard {
 namespace {
 
 // Globs that match parameter names.
-struct Kept {
+struct Float32Globs {
   std::vector<std::string> always, in_float16;
 };
 
 struct KeptTable {
   std::string version;
-  std::map<std::string, Kept, std::less<>> of_type;
+  std::map<std::string, Float32Globs, std::less<>> of_type;
 
-  const Kept* find(std::string_view model_type) const {
+  const Float32Globs* find(std::string_view model_type) const {
     const auto found = of_type.find(model_type);
     return found == of_type.end() ? nullptr : &found->second;
   }
@@ -41,12 +41,12 @@ Result<KeptTable> parse_table(std::string_view text) {
   KeptTable out;
   out.version = TRY(json.get_string("transformers"));
   for (const Json& group : TRY(json.get_array("kept"))) {
-    Kept kept;
+    Float32Globs kept;
     kept.always = TRY(texts(group, "always"));
     kept.in_float16 = TRY(texts(group, "float16"));
     for (std::string& type : TRY(texts(group, "model_types"))) out.of_type.emplace(std::move(type), kept);
   }
-  for (std::string& type : TRY(texts(json, "others"))) out.of_type.emplace(std::move(type), Kept{});
+  for (std::string& type : TRY(texts(json, "others"))) out.of_type.emplace(std::move(type), Float32Globs{});
   return out;
 }
 
@@ -61,7 +61,7 @@ const KeptTable& table() {
 }
 
 bool keeps(std::string_view model_type, std::string_view name, DType as) {
-  const Kept* const kept = table().find(model_type);
+  const Float32Globs* const kept = table().find(model_type);
   return kept &&
          (any_glob_matches(kept->always, name) || (as != DType::kBFloat16 && any_glob_matches(kept->in_float16, name)));
 }

@@ -21,13 +21,13 @@ constexpr std::string_view kNumber = "{}";
 
 // A name with its numbers taken out: "model.layers.3.mlp.up_proj.weight" is {"model.layers.{}.mlp.up_proj.weight",
 // {3}}.
-struct Numbered {
+struct NumberedName {
   std::string pattern;
   std::vector<Index> numbers;
 };
 
-Numbered taken_apart(std::string_view name) {
-  Numbered out;
+NumberedName taken_apart(std::string_view name) {
+  NumberedName out;
   while (true) {
     const std::size_t dot = std::min(name.find('.'), name.size());
     const std::string_view word = name.substr(0, dot);
@@ -95,7 +95,7 @@ std::optional<std::vector<std::string>> in_parameter_order(std::string_view mode
   // A name sorts by the run of its first hole, the number there, the run of its second hole, ..., and its pattern.
   std::vector<std::pair<std::vector<Index>, std::string>> keyed;
   for (const std::string& name : names) {
-    const Numbered parts = taken_apart(name);
+    const NumberedName parts = taken_apart(name);
     const auto place = places->second.find(parts.pattern);
     if (place == places->second.end()) return std::nullopt;
     std::vector<Index> key;

@@ -46,7 +46,7 @@ bool is_module_word(std::string_view word) {
 }
 
 // A name whose first components determine its kind: "app.optim.state.x" is "optim" after "app.".
-struct Told {
+struct ClassifiedName {
   StateKind kind = StateKind::kModel;
   std::string_view prefix;  // up to and including the word
   std::string plain;        // start of the plain key, "optimizer."
@@ -79,7 +79,7 @@ bool is_of_optimizer(std::string_view rest) {
 
 // `rest` follows the word in `name`. In a list of optimizers (Lightning's "optimizer_states.0.state.") the position
 // becomes the number; in a dict (Composer's "state.optimizers.DecoupledAdamW.state.") optimizers have names.
-Told tell_optimizer(std::string_view name, std::string_view word, std::string_view rest) {
+ClassifiedName classify_optimizer_name(std::string_view name, std::string_view word, std::string_view rest) {
   std::string_view number = optimizer_number(word);
   bool is_named = false;
   const std::size_t dot = rest.find('.');
@@ -96,7 +96,7 @@ Told tell_optimizer(std::string_view name, std::string_view word, std::string_vi
           is_named};
 }
 
-Told tell(std::string_view name) {
+ClassifiedName classify(std::string_view name) {
   std::size_t begin = 0;
   bool only_outer = true;
   for (int depth = 0; depth < 3; ++depth) {
@@ -106,7 +106,7 @@ Told tell(std::string_view name) {
     if (is_digits(word)) break;
     if ((is_optimizer_word(word) && only_outer) ||
         ((is_optimizer_word(word) || word == "opt") && is_of_optimizer(rest)))
-      return tell_optimizer(name, word, rest);
+      return classify_optimizer_name(name, word, rest);
     if (is_average_word(word) && only_outer && end < name.size())
       return {StateKind::kOther, name.substr(0, end + 1), {}, rest, true};
     if (is_training_word(word) && only_outer) return {StateKind::kOther, name.substr(0, end), {}, rest};
@@ -118,10 +118,10 @@ Told tell(std::string_view name) {
 }
 
 // Returns the plain key of an optimizer's value, with the parameter's wrappers still in it.
-std::string optimizer_key(const Told& told) {
-  std::string_view rest = told.rest;
+std::string optimizer_key(const ClassifiedName& found) {
+  std::string_view rest = found.rest;
   const bool is_by_parameter = take(rest, kGroupsByParameter);
-  return rest.empty() ? told.plain : told.plain + (is_by_parameter ? ".param_groups." : ".") + std::string(rest);
+  return rest.empty() ? found.plain : found.plain + (is_by_parameter ? ".param_groups." : ".") + std::string(rest);
 }
 
 // ---- Which prefix wraps a set of names
@@ -148,7 +148,7 @@ std::vector<std::string> common_prefixes(const NamePatterns& names) {
 
 // Returns best_known() for the names that have the prefix, without it. If only a minority is known, the match is
 // chance.
-Known known_without(const NamePatterns& names, std::string_view prefix, Families families) {
+FamilyMatch known_without(const NamePatterns& names, std::string_view prefix, Families families) {
   NamePatterns without;
   bool have_prefix = names.size() <= kMaxPatterns;
   for (const auto& [pattern, alike] : names) {
@@ -157,12 +157,12 @@ Known known_without(const NamePatterns& names, std::string_view prefix, Families
     if (!pattern.starts_with(prefix) || pattern.size() == prefix.size()) continue;
     without.emplace(pattern.substr(prefix.size()), AlikeNames{alike.example.substr(prefix.size()), alike.count});
   }
-  Known best = best_known(without, families);
+  FamilyMatch best = best_known(without, families);
   // Models are more similar in their in-memory names than in those in files, so more must be known: Mamba without its
   // head shares three quarters with Nemotron-H.
   if (best.family && !best.family->in_memory.empty() && best.names * 5 <= count_all(without) * 4) return {};
   best.is_all = best.is_all && have_prefix;
-  return best.names > count_all(without) / 2 ? best : Known{};
+  return best.names > count_all(without) / 2 ? best : FamilyMatch{};
 }
 
 struct Wrapper {
@@ -216,7 +216,7 @@ Wrapper wrapper_by_family(const NamePatterns& names, Families families) {
   const Index all = count_all(names);
   return best_wrapper(names, [&](const std::string& prefix) -> Wrapper {
     constexpr const char* kEvidence = "the names under it are those of family ";
-    const Known known = known_without(names, prefix, families);
+    const FamilyMatch known = known_without(names, prefix, families);
     const Family* const base = known.names * 2 > all ? nullptr : family_without_base(names, prefix, families);
     if (base)
       return {prefix, base_prefix(*base), kEvidence + base->name + " without '" + base_prefix(*base) + "'", all};
@@ -274,7 +274,7 @@ Wrapper wrapper_by_match(const NamePatterns& names, const PatternSet& others,
 std::optional<std::string> model_under(const NamePatterns& names, const std::string& prefix, Families families) {
   for (const std::string& inner : common_prefixes(names)) {
     if (inner.size() < prefix.size()) continue;
-    if (const Known known = known_without(names, inner, families); known.names >= kFewNames)
+    if (const FamilyMatch known = known_without(names, inner, families); known.names >= kFewNames)
       return "the names under it are those of family " + known.family->name;
   }
   return std::nullopt;
@@ -339,20 +339,20 @@ class PartFinder {
 
   bool is_given_model(std::string_view name) const { return !given_.empty() && name.starts_with(given_); }
 
-  Told tell_of(std::string_view name) const {
-    return is_given_model(name) || (!chosen_.empty() && name.starts_with(chosen_)) ? Told{} : tell(name);
+  ClassifiedName classified(std::string_view name) const {
+    return is_given_model(name) || (!chosen_.empty() && name.starts_with(chosen_)) ? ClassifiedName{} : classify(name);
   }
 
   void count(const std::string& name) {
-    const Told told = tell_of(name);
-    if (told.kind == StateKind::kModel && !is_beside_weights(name)) add_name(model_, without_wrappers(name));
-    if (told.kind == StateKind::kModel && ("." + name).ends_with("." + std::string(kAverageCount)))
+    const ClassifiedName found = classified(name);
+    if (found.kind == StateKind::kModel && !is_beside_weights(name)) add_name(model_, without_wrappers(name));
+    if (found.kind == StateKind::kModel && ("." + name).ends_with("." + std::string(kAverageCount)))
       counted_.insert(name.substr(0, name.size() - kAverageCount.size()));
-    if (told.is_average) add_name(averages_[std::string(told.prefix)], without_inner_wrappers(name));
-    if (told.kind != StateKind::kOptimizer) return;
-    if (told.is_named) named_optimizers_.emplace(told.prefix);
-    add_part(StateKind::kOptimizer, told.prefix, told.plain);
-    if (const StateKey key = split_state_key(optimizer_key(told)); !key.parameter.empty())
+    if (found.is_average) add_name(averages_[std::string(found.prefix)], without_inner_wrappers(name));
+    if (found.kind != StateKind::kOptimizer) return;
+    if (found.is_named) named_optimizers_.emplace(found.prefix);
+    add_part(StateKind::kOptimizer, found.prefix, found.plain);
+    if (const StateKey key = split_state_key(optimizer_key(found)); !key.parameter.empty())
       add_name(optimized_, without_inner_wrappers(key.parameter));
   }
 
@@ -443,7 +443,7 @@ class PartFinder {
     if (averages_.empty()) return;
     const auto is_weight = [&](const Tensor& t) {
       const std::string name = renamed(t.key());
-      return t.elements() > 1 && tell_of(name).kind == StateKind::kModel && !is_of_average(without_wrappers(name));
+      return t.elements() > 1 && classified(name).kind == StateKind::kModel && !is_of_average(without_wrappers(name));
     };
     has_weights_ = std::any_of(catalog_.tensors().begin(), catalog_.tensors().end(), is_weight);
     // A counter and a flag next to an average are not a model (ema-pytorch's `step` and `initted`).
@@ -585,12 +585,12 @@ class PartFinder {
   }
 
   std::string plain_key(const std::string& name) const {
-    Told told = tell_of(name);
-    switch (told.kind) {
+    ClassifiedName found = classified(name);
+    switch (found.kind) {
       case StateKind::kOptimizer: {
-        told.plain += number_of_named(told.prefix);
-        const StateKey key = split_state_key(optimizer_key(told));
-        if (key.parameter.empty()) return optimizer_key(told);
+        found.plain += number_of_named(found.prefix);
+        const StateKey key = split_state_key(optimizer_key(found));
+        if (key.parameter.empty()) return optimizer_key(found);
         if (is_beside_weights(key.parameter)) return key.prefix + adapter_key(key.parameter) + key.suffix;
         return key.prefix + unwrapped(without_inner_wrappers(key.parameter), optimizer_wrapper_) + key.suffix;
       }

@@ -14,7 +14,7 @@ namespace reshard {
 namespace {
 
 // A parameter, and how its dimensions correspond to those of its rule.
-struct Seen {
+struct MatchedParameter {
   const Tensor* tensor = nullptr;
   const NameRule* rule = nullptr;
   bool is_transposed = false;  // the last two dimensions
@@ -25,7 +25,7 @@ struct Seen {
   }
 };
 
-std::optional<Seen> see(const Family& family, const Tensor& tensor) {
+std::optional<MatchedParameter> see(const Family& family, const Tensor& tensor) {
   const StateKey key = split_state_key(tensor.key());
   if (key.kind != StateKind::kModel || !is_floating(tensor.dtype) || tensor.elements() == 0) return std::nullopt;
   const auto parsed = parse_name(family, key.parameter);
@@ -35,13 +35,13 @@ std::optional<Seen> see(const Family& family, const Tensor& tensor) {
   if (!is_transposed && form != Form::kSame && form != Form::kRotaryQuery && form != Form::kRotaryKey)
     return std::nullopt;
   if (form == Form::kSame && transposed_in_memory(family, *parsed->rule)) return std::nullopt;
-  return Seen{&tensor, parsed->rule, is_transposed};
+  return MatchedParameter{&tensor, parsed->rule, is_transposed};
 }
 
 class Sizes {
  public:
   // Learns sizes that are single dimensions of a tensor, or fails if one contradicts a known size.
-  Status learn(const Seen& seen) {
+  Status learn(const MatchedParameter& seen) {
     return each_dimension(seen, [&](const std::string& formula, int d, Index n) -> Status {
       if (!is_single_name(formula)) return {};
       const auto [known, is_new] = known_.emplace(formula, Known{n, seen.tensor});
@@ -51,7 +51,7 @@ class Sizes {
   }
 
   // Checks dimensions that follow from known sizes.
-  Status check(const Seen& seen) const {
+  Status check(const MatchedParameter& seen) const {
     return each_dimension(seen, [&](const std::string& formula, int d, Index n) -> Status {
       if (is_single_name(formula)) return {};
       std::set<std::string> names;
@@ -73,7 +73,7 @@ class Sizes {
   };
 
   template <class Visit>
-  static Status each_dimension(const Seen& seen, const Visit& visit) {
+  static Status each_dimension(const MatchedParameter& seen, const Visit& visit) {
     const std::vector<std::string> formulas = split(seen.rule->shape, ',');
     if (std::ssize(formulas) != seen.tensor->shape.rank()) {
       const Dims& shape = seen.tensor->shape;
@@ -92,7 +92,8 @@ class Sizes {
   }
 
   // `names` are the sizes that it contradicts.
-  Error contradiction(const Seen& seen, int d, const std::string& due, const std::set<std::string>& names) const {
+  Error contradiction(const MatchedParameter& seen, int d, const std::string& due,
+                      const std::set<std::string>& names) const {
     std::string by;
     for (const std::string& name : names) {
       const Tensor& of = *known_.find(name)->second.of;
@@ -117,14 +118,15 @@ std::string explain_flat(const Dims& got, const Dims& expected) {
 }
 
 Status check_shapes_agree(const Family& family, const std::vector<const Tensor*>& tensors) {
-  std::vector<Seen> all;
+  std::vector<MatchedParameter> all;
   for (const Tensor* const tensor : tensors)
     if (const auto seen = see(family, *tensor)) all.push_back(*seen);
   // Tensors outside the layers come first: layers are many, and their matrices may be transposed.
-  std::stable_partition(all.begin(), all.end(), [](const Seen& s) { return s.rule->place != NameRule::Place::kLayer; });
+  std::stable_partition(all.begin(), all.end(),
+                        [](const MatchedParameter& s) { return s.rule->place != NameRule::Place::kLayer; });
   Sizes sizes;
-  for (const Seen& seen : all) TRY(sizes.learn(seen));
-  for (const Seen& seen : all) TRY(sizes.check(seen));
+  for (const MatchedParameter& seen : all) TRY(sizes.learn(seen));
+  for (const MatchedParameter& seen : all) TRY(sizes.check(seen));
   return {};
 }
 

@@ -171,7 +171,7 @@ bool is_of_class(const Catalog& catalog, const ModelConfig& config) {
   Index known = 0;
   for (const ArchitectureParameter& p : model->parameters) {
     const auto found = stored.find((p.row->is_base && has_prefix ? architecture->prefix : "") + p.name);
-    if (found == stored.end() && p.is_required && p.row->stands_in == StandsIn::kEverywhere) return false;
+    if (found == stored.end() && p.is_required && p.row->stands_in == NameScope::kEverywhere) return false;
     if (found == stored.end()) continue;
     if (!p.fits(found->second->shape)) return false;
     ++known;

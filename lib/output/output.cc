@@ -179,9 +179,9 @@ Status Output::take_leftover() {
       TRY(remove_what_is_not_data(work_, target_));
       journal_length_ = TRY(join_journals(work_, *continued_));
       has_old_files_ = true;
-      if (continuation_->tell)
-        continuation_->tell("resuming " + work_ + ": " + human_bytes(continued_->finished.bytes) +
-                            " already written; checking it first");
+      if (continuation_->on_note)
+        continuation_->on_note("resuming " + work_ + ": " + human_bytes(continued_->finished.bytes) +
+                               " already written; checking it first");
       return {};
     }
     if (resume == Resume::kRequire) return cannot_resume(work_, why);
@@ -189,9 +189,9 @@ Status Output::take_leftover() {
   lock_.reset();
   TRY(remove_work(work_));
   removed_leftover_ = true;
-  if (continuation_ && continuation_->tell)
-    continuation_->tell("removed " + work_ + " of an interrupted run" +
-                        (why.empty() ? "" : ", and started over: " + why));
+  if (continuation_ && continuation_->on_note)
+    continuation_->on_note("removed " + work_ + " of an interrupted run" +
+                           (why.empty() ? "" : ", and started over: " + why));
   return {};
 }
 
@@ -205,7 +205,7 @@ Status Output::start_over(const std::string& why) {
     TRY(marker.sync_data());
     journal_length_ = 0;
     made_work_ = true;
-    if (continuation_->tell) continuation_->tell("started over: " + why);
+    if (continuation_->on_note) continuation_->on_note("started over: " + why);
   }
   make_journal();
   return {};
@@ -403,11 +403,11 @@ Status Output::add_file(const std::string& name, std::string_view contents) {
   return directory == work_ ? Status() : sync_directory(directory);
 }
 
-Status Output::add_text(const std::string& name, const std::function<void(const EmitText& emit)>& tell) {
+Status Output::add_text(const std::string& name, const std::function<void(const EmitText& emit)>& write_text) {
   constexpr std::size_t kStretch = std::size_t{1} << 20;
   std::string held;
   if (SingleFile* const file = target_.single_file()) {
-    tell([&](std::string_view part) { held += part; });
+    write_text([&](std::string_view part) { held += part; });
     return file->add_side_file(name, held);
   }
   File file = TRY(File::create(path_join(work_, name)));
@@ -418,7 +418,7 @@ Status Output::add_text(const std::string& name, const std::function<void(const 
     at += std::ssize(held);
     held.clear();
   };
-  tell([&](std::string_view part) {
+  write_text([&](std::string_view part) {
     held += part;
     if (held.size() >= kStretch) write_held();
   });

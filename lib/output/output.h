@@ -45,7 +45,7 @@ struct ResumeOptions {
   std::string facts;                     // what the output's bytes depend on (journal.h)
   Index group_bytes = Index{128} << 20;  // source bytes per journal entry
   // Receives what became of an earlier run's leftover; on rank 0.
-  std::function<void(const std::string& note)> tell = nullptr;
+  std::function<void(const std::string& note)> on_note = nullptr;
 };
 
 class Output {
@@ -100,7 +100,7 @@ class Output {
   Status add_file(const std::string& name, std::string_view contents);
   // Adds a side file whose text is produced in parts. The whole text is in memory only if the output is a single file.
   using EmitText = std::function<void(std::string_view part)>;
-  Status add_text(const std::string& name, const std::function<void(const EmitText& emit)>& tell);
+  Status add_text(const std::string& name, const std::function<void(const EmitText& emit)>& write_text);
 
   // Completes the output: writes what surrounds the data, syncs everything, and moves the directory to the destination.
   // Replaces only what create() saw there; if something else has appeared, fails and says where the output is. After an

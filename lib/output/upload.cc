@@ -144,8 +144,9 @@ Status Upload::prepare() {
       TRY(take_up(*left));
     } else {
       TRY(drop(*left));
-      if (options_.tell)
-        options_.tell("removed " + work + " of an interrupted run" + (why.empty() ? "" : ", and started over: " + why));
+      if (options_.on_note)
+        options_.on_note("removed " + work + " of an interrupted run" +
+                         (why.empty() ? "" : ", and started over: " + why));
     }
   }
   if (const Status begun = begin(); !begun) return give_up(begun.error());
@@ -266,10 +267,10 @@ Status Upload::take_up(const Journal& left) {
     }
     return {};
   }));
-  if (options_.tell)
-    options_.tell("resuming " + to_.path + ": " + count_of(found, "part") +
-                  " already uploaded; each is computed again "
-                  "and not sent if it is the same");
+  if (options_.on_note)
+    options_.on_note("resuming " + to_.path + ": " + count_of(found, "part") +
+                     " already uploaded; each is computed again "
+                     "and not sent if it is the same");
   return {};
 }
 

@@ -43,12 +43,12 @@ class Upload {
   struct Options {
     std::string facts = {};  // what the output's bytes depend on
     Resume resume = Resume::kAuto;
-    std::function<void(const std::string& note)> tell = nullptr;
+    std::function<void(const std::string& note)> on_note = nullptr;
     const std::atomic<bool>* interrupt = nullptr;
     int workers = 1;
     bool reads_ahead = false;  // the source is behind a URL, too
     // The ranks that share the work; null: this process alone. Rank 0 makes every decision and all requests but those
-    // that send parts. `facts`, `resume`, `tell` and `is_own_file` of the others are not used.
+    // that send parts. `facts`, `resume`, `on_note` and `is_own_file` of the others are not used.
     Transport* ranks = nullptr;
     bool divides_files = true;  // whether several ranks may send parts of one file
     // Returns whether an existing object may be replaced by an output that is one file. Null: none may.

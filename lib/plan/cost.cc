@@ -18,17 +18,17 @@ constexpr Index kSlab = Index{1} << 20;
 constexpr Index kPiece = Index{256} << 10;
 
 // Costs in seconds. docs/cluster.md explains where they come from.
-struct Prices {
+struct CostRates {
   double read, open;      // per rank
   double open_of_all;     // for a file system that serves all ranks
   double byte_exchanged;  // packed, sent, received and unpacked
 };
-constexpr Prices kCluster = {33e-6, 200e-6, 20e-6, 1 / 12e9 + 2 / 8e9};
-Prices one_machine_with(Index ranks) {
+constexpr CostRates kCluster = {33e-6, 200e-6, 20e-6, 1 / 12e9 + 2 / 8e9};
+CostRates one_machine_with(Index ranks) {
   return {11e-6, 10e-6, 1e-6, kCluster.byte_exchanged * static_cast<double>(ranks)};
 }
 
-void estimate(StrategyCost& cost, const Prices& prices) {
+void estimate(StrategyCost& cost, const CostRates& prices) {
   const auto times = [](Index n, double price) { return static_cast<double>(n) * price; };
   cost.seconds = times(cost.reads, prices.read) +
                  std::max(times(cost.opens, prices.open), times(cost.total_opens, prices.open_of_all)) +
@@ -66,9 +66,9 @@ Index slab_reads(const Tensor& tensor, Index items) {
 }
 
 // Counts the files that each rank opens if the source's items are divided in order, evenly by bytes.
-class Opens {
+class FileOpens {
  public:
-  Opens(std::size_t files, Index total_bytes, Index ranks)
+  FileOpens(std::size_t files, Index total_bytes, Index ranks)
       : last_rank_(files, -1), opens_(ranks), total_(std::max<Index>(1, total_bytes)) {}
 
   void add(std::uint32_t file, Index bytes) {
@@ -100,7 +100,7 @@ class Opens {
 
 void count(const Plan& plan, const Catalog& source, Index ranks, StrategyChoice& out) {
   std::vector<FileUse> files(source.files.size());
-  Opens opens(source.files.size(), plan.bytes_read, ranks);
+  FileOpens opens(source.files.size(), plan.bytes_read, ranks);
   Index reads = 0;
   for (const PlannedTensor& planned : plan.tensors) {
     const Tensor& tensor = source.tensors()[planned.from];
@@ -149,7 +149,7 @@ std::string to_string(const StrategyCost& cost) {
 StrategyChoice choose_strategy(const Plan& plan, const Catalog& source, Index ranks, bool one_machine) {
   StrategyChoice out;
   count(plan, source, ranks, out);
-  const Prices prices = one_machine ? one_machine_with(ranks) : kCluster;
+  const CostRates prices = one_machine ? one_machine_with(ranks) : kCluster;
   estimate(out.direct, prices);
   estimate(out.exchange, prices);
   if (ranks == 1) {

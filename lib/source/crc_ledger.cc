@@ -25,17 +25,18 @@ EachExtent extents_of(const Catalog& catalog) {
   };
 }
 
-bool CrcLedger::Open::overlaps(const Pieces& pieces, Index begin, Index end) {
+bool CrcLedger::IncompleteExtents::overlaps(const Pieces& pieces, Index begin, Index end) {
   const auto next = pieces.lower_bound(begin);
   return (next != pieces.end() && next->first < end) || (next != pieces.begin() && std::prev(next)->second.end > begin);
 }
 
-bool CrcLedger::Open::overlaps(const Key& key, Index begin, Index end) const {
+bool CrcLedger::IncompleteExtents::overlaps(const Key& key, Index begin, Index end) const {
   const auto entry = entries_.find(key);
   return entry != entries_.end() && overlaps(entry->second.pieces, begin, end);
 }
 
-std::optional<std::uint32_t> CrcLedger::Open::add(const Extent& extent, Index begin, Index length, std::uint32_t crc) {
+std::optional<std::uint32_t> CrcLedger::IncompleteExtents::add(const Extent& extent, Index begin, Index length,
+                                                               std::uint32_t crc) {
   if (begin == 0 && length == extent.length) {
     entries_.erase(key_of(extent));
     return crc;
@@ -67,7 +68,7 @@ std::optional<std::uint32_t> CrcLedger::Open::add(const Extent& extent, Index be
   return whole;
 }
 
-std::vector<std::pair<Index, Index>> CrcLedger::Open::gaps(const Extent& extent) const {
+std::vector<std::pair<Index, Index>> CrcLedger::IncompleteExtents::gaps(const Extent& extent) const {
   std::vector<std::pair<Index, Index>> out;
   Index at = 0;
   if (const auto entry = entries_.find(key_of(extent)); entry != entries_.end())
@@ -79,18 +80,18 @@ std::vector<std::pair<Index, Index>> CrcLedger::Open::gaps(const Extent& extent)
   return out;
 }
 
-std::vector<Extent> CrcLedger::Open::extents() const {
+std::vector<Extent> CrcLedger::IncompleteExtents::extents() const {
   std::vector<Extent> out;
   for (const auto& [key, entry] : entries_) out.push_back(entry.extent);
   return out;
 }
 
-void CrcLedger::Open::tell(const VisitPiece& visit) const {
+void CrcLedger::IncompleteExtents::for_each(const VisitPiece& visit) const {
   for (const auto& [key, entry] : entries_)
     for (const auto& [begin, piece] : entry.pieces) visit({entry.extent, begin, piece.end - begin, piece.crc});
 }
 
-CrcLedger::Done::Done(const EachExtent& each_extent) {
+CrcLedger::CompleteExtents::CompleteExtents(const EachExtent& each_extent) {
   const auto group_of = [&](const Extent& e) -> Group& { return groups_[{e.file, upper_half(e.offset)}]; };
   each_extent([&](const Extent& e) { ++group_of(e).end; });
   std::size_t sum = 0;
@@ -109,7 +110,7 @@ CrcLedger::Done::Done(const EachExtent& each_extent) {
   }
 }
 
-std::optional<std::size_t> CrcLedger::Done::place(const Key& key) const {
+std::optional<std::size_t> CrcLedger::CompleteExtents::place(const Key& key) const {
   const auto& [file, offset] = key;
   const auto group = groups_.find({file, upper_half(offset)});
   if (group == groups_.end()) return std::nullopt;
@@ -119,73 +120,73 @@ std::optional<std::size_t> CrcLedger::Done::place(const Key& key) const {
   return at - offsets_.begin();
 }
 
-void CrcLedger::Done::add(std::size_t place, std::uint32_t crc) {
+void CrcLedger::CompleteExtents::add(std::size_t place, std::uint32_t crc) {
   crcs_[place] = crc;
   known_[place] = true;
 }
 
-void CrcLedger::Done::tell(const VisitPiece& visit) const {
+void CrcLedger::CompleteExtents::for_each(const VisitPiece& visit) const {
   for (const auto& [key, group] : groups_)
     for (std::size_t i = group.begin; i < group.end; ++i)
       if (known_[i]) visit({{key.first, Index{key.second} << 32 | offsets_[i], 0}, 0, 0, crcs_[i]});
 }
 
-CrcLedger::Done& CrcLedger::done() const {
-  if (!done_) done_.emplace(each_extent_);
-  return *done_;
+CrcLedger::CompleteExtents& CrcLedger::complete() const {
+  if (!complete_) complete_.emplace(each_extent_);
+  return *complete_;
 }
 
 bool CrcLedger::is_new(const Extent& extent, Index begin, Index length) const {
   const std::lock_guard lock(mutex_);
-  const auto place = done().place(key_of(extent));
-  return place && !done().find(*place) && !open_.overlaps(key_of(extent), begin, begin + length);
+  const auto place = complete().place(key_of(extent));
+  return place && !complete().find(*place) && !incomplete_.overlaps(key_of(extent), begin, begin + length);
 }
 
 std::vector<std::pair<Index, Index>> CrcLedger::gaps(const Extent& extent) const {
   const std::lock_guard lock(mutex_);
-  const auto place = done().place(key_of(extent));
-  if (place && done().find(*place)) return {};
-  return open_.gaps(extent);
+  const auto place = complete().place(key_of(extent));
+  if (place && complete().find(*place)) return {};
+  return incomplete_.gaps(extent);
 }
 
 void CrcLedger::keep_recent() { recent_.emplace(); }
 
 std::optional<std::uint32_t> CrcLedger::add(const Extent& extent, Index begin, Index length, std::uint32_t crc) {
   const std::lock_guard lock(mutex_);
-  const auto place = done().place(key_of(extent));
-  if (!place || done().find(*place)) return std::nullopt;
+  const auto place = complete().place(key_of(extent));
+  if (!place || complete().find(*place)) return std::nullopt;
   const bool is_whole = begin == 0 && length == extent.length;
-  if (!is_whole && open_.overlaps(key_of(extent), begin, begin + length)) return std::nullopt;
+  if (!is_whole && incomplete_.overlaps(key_of(extent), begin, begin + length)) return std::nullopt;
   if (recent_)
     if (const auto all = recent_->pieces.add(extent, begin, length, crc))
       recent_->whole.push_back({extent, 0, extent.length, *all});
-  const auto whole = open_.add(extent, begin, length, crc);
-  if (whole) done().add(*place, *whole);
+  const auto whole = incomplete_.add(extent, begin, length, crc);
+  if (whole) complete().add(*place, *whole);
   return whole;
 }
 
 std::optional<std::uint32_t> CrcLedger::whole(const Extent& extent) const {
   const std::lock_guard lock(mutex_);
-  const auto place = done().place(key_of(extent));
-  const std::uint32_t* const crc = place ? done().find(*place) : nullptr;
+  const auto place = complete().place(key_of(extent));
+  const std::uint32_t* const crc = place ? complete().find(*place) : nullptr;
   if (!crc) return std::nullopt;
   return *crc;
 }
 
 std::vector<Extent> CrcLedger::incomplete() const {
   const std::lock_guard lock(mutex_);
-  return open_.extents();
+  return incomplete_.extents();
 }
 
 void CrcLedger::visit_incomplete(const VisitPiece& visit) const {
   const std::lock_guard lock(mutex_);
-  open_.tell(visit);
+  incomplete_.for_each(visit);
 }
 
 void CrcLedger::visit_all(const VisitPiece& visit) const {
   const std::lock_guard lock(mutex_);
-  open_.tell(visit);
-  done().tell(visit);
+  incomplete_.for_each(visit);
+  complete().for_each(visit);
 }
 
 std::vector<CrcPiece> CrcLedger::take_recent() {
@@ -193,14 +194,14 @@ std::vector<CrcPiece> CrcLedger::take_recent() {
   if (!recent_) return {};
   Recent recent = std::exchange(*recent_, {});
   std::vector<CrcPiece> out = std::move(recent.whole);
-  recent.pieces.tell([&](const CrcPiece& piece) { out.push_back(piece); });
+  recent.pieces.for_each([&](const CrcPiece& piece) { out.push_back(piece); });
   return out;
 }
 
 void CrcLedger::clear() {
   const std::lock_guard lock(mutex_);
-  open_ = Open();
-  done().clear();
+  incomplete_ = IncompleteExtents();
+  complete().clear();
 }
 
 }  // namespace reshard

@@ -69,13 +69,13 @@ class CrcLedger {
  private:
   using Key = std::pair<std::uint32_t, Index>;  // file and offset
   // Incomplete extents.
-  class Open {
+  class IncompleteExtents {
    public:
     std::optional<std::uint32_t> add(const Extent& extent, Index begin, Index length, std::uint32_t crc);
     bool overlaps(const Key& key, Index begin, Index end) const;
     std::vector<std::pair<Index, Index>> gaps(const Extent& extent) const;
     std::vector<Extent> extents() const;
-    void tell(const VisitPiece& visit) const;
+    void for_each(const VisitPiece& visit) const;
 
    private:
     struct Piece {
@@ -92,14 +92,14 @@ class CrcLedger {
     std::map<Key, Entry> entries_;
   };
   // The CRCs of complete extents, by file and offset. Compact, because a job has millions.
-  class Done {
+  class CompleteExtents {
    public:
-    explicit Done(const EachExtent& each_extent);
+    explicit CompleteExtents(const EachExtent& each_extent);
     std::optional<std::size_t> place(const Key& key) const;  // nothing: not a tracked extent
     const std::uint32_t* find(std::size_t place) const { return known_[place] ? &crcs_[place] : nullptr; }
     void add(std::size_t place, std::uint32_t crc);
     void clear() { known_.assign(known_.size(), false); }
-    void tell(const VisitPiece& visit) const;
+    void for_each(const VisitPiece& visit) const;
 
    private:
     // The extents of a file whose offsets have the same upper half: [begin, end) in offsets_.
@@ -111,16 +111,16 @@ class CrcLedger {
     std::vector<std::uint32_t> crcs_;
     std::vector<bool> known_;
   };
-  Done& done() const;
+  CompleteExtents& complete() const;
 
   const EachExtent each_extent_;
   mutable std::mutex mutex_;
-  Open open_;
-  mutable std::optional<Done> done_;
+  IncompleteExtents incomplete_;
+  mutable std::optional<CompleteExtents> complete_;
   // What was added since take_recent(): complete extents, and pieces of others.
   struct Recent {
     std::vector<CrcPiece> whole;
-    Open pieces;
+    IncompleteExtents pieces;
   };
   std::optional<Recent> recent_;
 };

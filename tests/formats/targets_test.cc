@@ -261,7 +261,7 @@ TEST_P(EveryFormat, VerifiesCleanUnderEveryName) {
 
 // And say so. What they hold of the model is the same.
 TEST_P(EveryFormat, ModelsAloneLeaveTheOptimizerOut) {
-  if (format().holds != Holds::kModel) GTEST_SKIP() << "holds more than a model";
+  if (format().holds != StateSupport::kModel) GTEST_SKIP() << "holds more than a model";
   const std::string source = sample("fsdp2_tp2_optim") + "/checkpoint", out = dir_ / "out";
   const CommandResult r = reshard_cli({"convert", source, out, "--to", std::string(format().name)});
   expect_success(r);
@@ -386,7 +386,7 @@ LayoutRequest request_for(const Format& format, const TensorValues& values) {
       t.placement = Placement{{{{"tp"}, 0}}};
     request.tensors.push_back(std::move(t));
   }
-  if (format.holds == Holds::kEverything)
+  if (format.holds == StateSupport::kEverything)
     request.blobs.push_back({"step", {"step"}, torch_archive::object_item(std::string_view("\x80\x02N.", 4))});
   return request;
 }
@@ -454,7 +454,7 @@ TEST_P(BareTensors, ReadsWhatItWrites) {
       EXPECT_LE(t.fragments.size(), 1U) << t.name;
     }
   }
-  if (format().holds == Holds::kEverything) {
+  if (format().holds == StateSupport::kEverything) {
     ASSERT_EQ((*reader)->catalog().blobs.size(), 1U);
     const Blob& blob = (*reader)->catalog().blobs[0];
     EXPECT_EQ(blob.name, "step");

@@ -15,7 +15,7 @@ using namespace reshard::torch_checkpointing;
 
 namespace {
 
-void check(const Holding& h, Index world_size) {
+void check(const StoredPlacement& h, Index world_size) {
   const auto elements = checked_volume(h.shape);
   require(elements && checked_mul(*elements, byte_size(h.dtype)).has_value());
   require(h.placements.size() == h.mesh->sizes.size());
@@ -57,7 +57,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     files += static_cast<Index>(item.files.size());
     for (const std::string& file : item.files) require(is_safe_relative_path(file));
     for (const ItemTensor& tensor : item.tensors)
-      for (const Holding& h : tensor.holdings) check(h, read->world_size);
+      for (const StoredPlacement& h : tensor.holdings) check(h, read->world_size);
   }
   require(files <= static_cast<Index>(size));
   const auto again = parse_metadata(write_metadata(*read), "again");

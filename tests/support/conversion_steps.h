@@ -29,7 +29,7 @@ inline const Format kModels = {.name = "models",
                                .recognises = nullptr,
                                .open = nullptr,
                                .lay_out = nullptr,
-                               .holds = Holds::kModel,
+                               .holds = StateSupport::kModel,
                                .hf_names = true};
 inline const Format kAll = {.name = "all", .title = "All", .recognises = nullptr, .open = nullptr, .lay_out = nullptr};
 

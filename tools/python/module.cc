@@ -32,20 +32,20 @@ constexpr Index kLong = 32 << 20;  // reads of at least these bytes can be inter
 constexpr auto kLook = std::chrono::milliseconds(50);
 
 // A C++ exception that carries an Error. translate() turns it into an exception of reshard._errors.
-struct Raised {
+struct PythonError {
   Error error;
 };
 
 template <class T>
 T value_or_raise(Result<T> result) {
-  if (!result) throw Raised{std::move(result).error()};
+  if (!result) throw PythonError{std::move(result).error()};
   if constexpr (!std::is_void_v<T>) return *std::move(result);
 }
 
 void translate(const std::exception_ptr& pointer, void*) {
   try {
     std::rethrow_exception(pointer);
-  } catch (const Raised& raised) {
+  } catch (const PythonError& raised) {
     try {
       const nb::object exception =
           nb::module_::import_("reshard._errors")

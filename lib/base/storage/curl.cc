@@ -98,11 +98,11 @@ class Handles {
   std::vector<CURL*> idle_;
 };
 
-struct TakenHandle {
-  TakenHandle() : handle(Handles::of_process().take()) {}
-  ~TakenHandle() { Handles::of_process().give_back(handle); }
-  TakenHandle(const TakenHandle&) = delete;
-  TakenHandle& operator=(const TakenHandle&) = delete;
+struct PooledHandle {
+  PooledHandle() : handle(Handles::of_process().take()) {}
+  ~PooledHandle() { Handles::of_process().give_back(handle); }
+  PooledHandle(const PooledHandle&) = delete;
+  PooledHandle& operator=(const PooledHandle&) = delete;
   CURL* const handle;
 };
 
@@ -279,7 +279,7 @@ HttpOutcome send_once(const HttpRequest& request) {
   if (const Status opened = open_http(); !opened) return HttpFailure{opened.error()};
   const std::string_view scheme = split_http_url(request.url).scheme;  // libcurl supports more than these two
   if (scheme != "https" && scheme != "http") return HttpFailure{usage_error("expected a URL of http or https")};
-  const TakenHandle taken;
+  const PooledHandle taken;
   if (!taken.handle) return HttpFailure{io_error("libcurl has no memory for a request")};
   curl_slist* headers = curl()->slist_append(nullptr, "User-Agent: reshard/" RESHARD_VERSION);
   headers = curl()->slist_append(headers, "Expect:");  // no round trip before a body

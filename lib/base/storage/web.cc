@@ -48,9 +48,9 @@ std::set<std::string> links_of(std::string_view page) {
   return out;
 }
 
-class Web : public Storage {
+class WebServer : public Storage {
  public:
-  explicit Web(std::string root) : root_(std::move(root)) {}
+  explicit WebServer(std::string root) : root_(std::move(root)) {}
 
   Result<Listing> list(const std::string& key, Depth) override {
     const HttpReply reply = TRY(get_following(root_, url_of(key) + (key.empty() ? "" : "/"), {}, "", {}));
@@ -129,7 +129,7 @@ class Web : public Storage {
 Result<std::unique_ptr<Storage>> open_web(const std::string& root) {
   if (split_http_url(root).host.empty())
     return usage_error(printable(root) + ": expected a host, as in https://host/directory");
-  return std::unique_ptr<Storage>(std::make_unique<Web>(root));
+  return std::unique_ptr<Storage>(std::make_unique<WebServer>(root));
 }
 
 }  // namespace reshard

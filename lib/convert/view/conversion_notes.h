@@ -11,7 +11,7 @@
 namespace reshard {
 
 // State of the source that is not written to the output.
-struct LeftOut {
+struct OmittedState {
   std::string what;  // "optimizer", "tied head"
   Index tensors = 0;
   Index objects = 0;
@@ -22,7 +22,7 @@ struct LeftOut {
 // Notes of all steps, for the user and the manifest. Steps only add to them.
 struct ConversionNotes {
   std::vector<std::string> warnings;  // whole sentences
-  std::vector<LeftOut> left_out;
+  std::vector<OmittedState> left_out;
   Json repairs = Json::array();
   Json arithmetic = Json::array();  // how values were changed, for the manifest
 };

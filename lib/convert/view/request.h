@@ -42,7 +42,7 @@ inline constexpr std::array<std::pair<std::string_view, Quantization>, 3> kQuant
      {"fp8-tensor", Quantization::kFp8Tensor},
      {"mxfp4", Quantization::kMxfp4}}};  // as in --quantize
 
-struct Typing {
+struct DtypeOptions {
   std::optional<DType> dtype;           // floating-point model tensors become this
   std::vector<std::string> keep_dtype;  // globs over the source's names
   Quantization quantize = Quantization::kNone;
@@ -69,7 +69,7 @@ struct RankPlacement {
 struct Request {
   Selection selection;
   Naming naming;
-  Typing typing;
+  DtypeOptions typing;
   VocabularyRows vocabulary;
   RankPlacement placement;
   ModelChoice model;

@@ -68,7 +68,7 @@ class Selector {
 
   void leave_out_faulty(bool files_too, ConversionNotes& notes) {
     const auto& tensors = source_.tensors();
-    LeftOut faulty{"incomplete or stored twice (--allow cover)", 0, 0, 0, {}};
+    OmittedState faulty{"incomplete or stored twice (--allow cover)", 0, 0, 0, {}};
     for (const auto& [tensor, error] : tensor_faults(source_, files_too)) {
       is_faulty_[tensor] = true;
       ++faulty.tensors;
@@ -88,7 +88,7 @@ class Selector {
     bool holds_model = false;
     for (std::size_t i = 0; i < tensors.size(); ++i) {
       if (is_faulty_[i]) continue;
-      if (LeftOut* const left = reason_for(tensors[i])) {
+      if (OmittedState* const left = reason_for(tensors[i])) {
         ++left->tensors;
         left->bytes += tensors[i].bytes();
         continue;
@@ -102,7 +102,7 @@ class Selector {
 
   void divide_blobs() {
     for (std::size_t i = 0; i < source_.blobs.size(); ++i) {
-      if (LeftOut* const left = reason_for(source_.blobs[i])) {
+      if (OmittedState* const left = reason_for(source_.blobs[i])) {
         ++left->objects;
         left->bytes += source_.blobs[i].extent.length;
       } else {
@@ -112,14 +112,14 @@ class Selector {
   }
 
   Selected take(ConversionNotes& notes) {
-    for (LeftOut* left : {&optimizer_, &average_, &other_, &parts_, &excluded_, &merged_})
+    for (OmittedState* left : {&optimizer_, &average_, &other_, &parts_, &excluded_, &merged_})
       if (left->tensors + left->objects > 0) notes.left_out.push_back(std::move(*left));
     return std::move(selected_);
   }
 
  private:
   // Returns why a tensor is left out; null if it is converted.
-  LeftOut* reason_for(const Tensor& tensor) {
+  OmittedState* reason_for(const Tensor& tensor) {
     const StateKind kind = state_kind(tensor.key());
     const bool is_adapters = is_adapter(tensor.key()) && kind != StateKind::kModel;
     if (is_adapters && selection_.merge_adapter) return &merged_;
@@ -133,16 +133,16 @@ class Selector {
     return selects(selection_, tensor.name) ? nullptr : &excluded_;
   }
 
-  LeftOut* reason_for(const Blob& blob) {
-    if (format_.holds != Holds::kEverything && !(format_.takes_object && format_.takes_object(blob.key())))
+  OmittedState* reason_for(const Blob& blob) {
+    if (format_.holds != StateSupport::kEverything && !(format_.takes_object && format_.takes_object(blob.key())))
       return state_kind(blob.key()) == StateKind::kOptimizer ? &optimizer_ : &other_;
     if (!is_of_part(blob.key(), selection_.part)) return &parts_;
     return selects(selection_, blob.name) ? nullptr : &excluded_;
   }
 
   bool holds(StateKind kind) const {
-    if (format_.holds == Holds::kModel) return kind == StateKind::kModel;
-    return format_.holds != Holds::kAdam || kind != StateKind::kOther;
+    if (format_.holds == StateSupport::kModel) return kind == StateKind::kModel;
+    return format_.holds != StateSupport::kAdam || kind != StateKind::kOther;
   }
 
   const Catalog& source_;
@@ -150,9 +150,9 @@ class Selector {
   const Format& format_;
   std::vector<bool> is_faulty_;
   Selected selected_;
-  LeftOut optimizer_{"optimizer", 0, 0, 0, {}}, average_{"average of the weights", 0, 0, 0, {}};
-  LeftOut other_{"training state", 0, 0, 0, {}}, excluded_{"excluded", 0, 0, 0, {}};
-  LeftOut parts_{"other parts", 0, 0, 0, {}}, merged_{"adapter, merged into the weights", 0, 0, 0, {}};
+  OmittedState optimizer_{"optimizer", 0, 0, 0, {}}, average_{"average of the weights", 0, 0, 0, {}};
+  OmittedState other_{"training state", 0, 0, 0, {}}, excluded_{"excluded", 0, 0, 0, {}};
+  OmittedState parts_{"other parts", 0, 0, 0, {}}, merged_{"adapter, merged into the weights", 0, 0, 0, {}};
 };
 
 }  // namespace
@@ -165,7 +165,7 @@ Result<Selected> select(const Catalog& source, const Selection& selection, const
   selector.divide_blobs();
   Selected out = selector.take(notes);
   note_objects_of_ranks(source, out.blobs, notes);
-  if (format.holds == Holds::kEverything) note_names_off_paths(source, notes);
+  if (format.holds == StateSupport::kEverything) note_names_off_paths(source, notes);
   if (source.tensors().empty())
     return usage_error((source.files.size() == 1 ? source.file_path(0) : source.root) + ": contains no tensors");
   if (out.tensors.empty())
@@ -275,8 +275,9 @@ Result<SourceView> view_source(const Catalog& source, const Selected& selected, 
                              " flattened, as FSDP stores parameters (" + some_of(reshaped) +
                              "); written in the shape that " + model.config->path + " gives");
   if (!dropped.empty()) {
-    LeftOut out{"derived tensors or the trainer's own (" + dropped.front() + (dropped.size() > 1 ? ", ..." : "") + ")",
-                0, 0, 0};
+    OmittedState out{
+        "derived tensors or the trainer's own (" + dropped.front() + (dropped.size() > 1 ? ", ..." : "") + ")", 0, 0,
+        0};
     for (const std::string& name : dropped) {
       ++out.tensors;
       out.bytes += chosen.tensors()[*chosen.find(name)].bytes();

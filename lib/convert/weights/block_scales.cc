@@ -56,12 +56,12 @@ Status fill(TensorSource& stored, const ScaledMatrix& m, DType as, const Box& bo
 }  // namespace
 
 Result<Requantization> apply_block_scales(SourceView& view, const std::optional<Float8Scales>& float8,
-                                          const Typing& typing, ConversionNotes& notes) {
+                                          const DtypeOptions& typing, ConversionNotes& notes) {
   Requantization out;
   std::vector<ScaledMatrix> matrices;
   if (!typing.dtype || byte_size(*typing.dtype) == 1 || !float8) return out;
   const Catalog& catalog = view.catalog;
-  LeftOut applied{"scales, applied to their float8 matrices", 0, 0, 0};
+  OmittedState applied{"scales, applied to their float8 matrices", 0, 0, 0};
   const auto leave_out = [&](std::size_t i) {
     view.applied.insert(i);
     ++applied.tensors;

@@ -188,7 +188,7 @@ bool becomes_float8(const NameRule& rule, bool in_blocks) {
 
 }  // namespace
 
-Result<Requantization> quantize_fp8(SourceView& view, const Model& model, const Typing& typing,
+Result<Requantization> quantize_fp8(SourceView& view, const Model& model, const DtypeOptions& typing,
                                     ConversionNotes& notes) {
   const bool in_blocks = typing.quantize == Quantization::kFp8Block;
   Requantization out;

@@ -237,7 +237,8 @@ Result<PackedMatrix> match(const Catalog& catalog, std::size_t blocks) {
   return out;
 }
 
-Result<std::vector<PackedMatrix>> find_packed(const SourceView& view, const Family& family, const Typing& typing) {
+Result<std::vector<PackedMatrix>> find_packed(const SourceView& view, const Family& family,
+                                              const DtypeOptions& typing) {
   const Catalog& catalog = view.catalog;
   std::vector<PackedMatrix> out;
   std::string kept;
@@ -261,13 +262,13 @@ Result<std::vector<PackedMatrix>> find_packed(const SourceView& view, const Fami
 
 }  // namespace
 
-Result<Requantization> unpack_mxfp4(SourceView& view, const Model& model, const Typing& typing,
+Result<Requantization> unpack_mxfp4(SourceView& view, const Model& model, const DtypeOptions& typing,
                                     ConversionNotes& notes) {
   Requantization out;
   if (!typing.dtype || byte_size(*typing.dtype) == 1 || !model.family) return out;
   std::vector<PackedMatrix> packed = TRY(find_packed(view, *model.family, typing));
   if (packed.empty()) return out;
-  LeftOut applied{"scales, applied to their 4-bit values", 0, 0, 0};
+  OmittedState applied{"scales, applied to their 4-bit values", 0, 0, 0};
   for (const PackedMatrix& m : packed) {
     const Tensor& blocks = view.catalog.tensors()[m.blocks];
     Tensor made =
@@ -297,7 +298,8 @@ Result<Requantization> unpack_mxfp4(SourceView& view, const Model& model, const 
   return out;
 }
 
-Result<Requantization> pack_mxfp4(SourceView& view, const Model& model, const Typing& typing, ConversionNotes& notes) {
+Result<Requantization> pack_mxfp4(SourceView& view, const Model& model, const DtypeOptions& typing,
+                                  ConversionNotes& notes) {
   Requantization out;
   std::vector<std::string> names;
   for (const Tensor& t : view.catalog.tensors()) {

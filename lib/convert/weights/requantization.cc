@@ -18,7 +18,7 @@ namespace {
 bool is_float8(DType dtype, DType as) { return byte_size(dtype) == 1 && can_convert(dtype, as); }
 
 // Fails if a float8 matrix would be converted without its scales: its elements alone are not the model's weights.
-Status check_scales_are_applied(const SourceView& view, const Typing& typing) {
+Status check_scales_are_applied(const SourceView& view, const DtypeOptions& typing) {
   if (!typing.dtype || byte_size(*typing.dtype) == 1) return {};
   const auto& tensors = view.catalog.tensors();
   std::unordered_map<std::string_view, std::size_t> scales;  // by the weight
@@ -66,7 +66,7 @@ std::string other_quantizations(const Family& family) {
 
 // Fails if the output cannot store scales, or if the model has no matrices that can be quantized.
 Status check_quantizes(const SourceView& view, const Translation& names, const Selection& selection,
-                       const Typing& typing, const Format& format) {
+                       const DtypeOptions& typing, const Format& format) {
   std::string what = "--quantize: ";
   for (const auto& [name, quantization] : kQuantizations)
     if (typing.quantize == quantization) what = "--quantize " + std::string(name) + ": ";
@@ -74,7 +74,7 @@ Status check_quantizes(const SourceView& view, const Translation& names, const S
     return unsupported(view.catalog.root + ": " + what +
                        "the model belongs to no known family, so it is unknown which matrices to quantize " +
                        "(docs/families.md)");
-  if (!names.renames() || names.to != Convention::kHf || format.holds == Holds::kAdam)
+  if (!names.renames() || names.to != Convention::kHf || format.holds == StateSupport::kAdam)
     return unsupported(what + "only Hugging Face names have names for scales; add --to hf or " + "--names hf");
   const Model& model = names.model;
   if (!model.is_described())
@@ -102,7 +102,7 @@ Status check_quantizes(const SourceView& view, const Translation& names, const S
 }  // namespace
 
 Result<Requantization> requantize(SourceView& view, const Translation& names, const Selection& selection,
-                                  const Typing& typing, const Format& format, ConversionNotes& notes) {
+                                  const DtypeOptions& typing, const Format& format, ConversionNotes& notes) {
   if (typing.quantize != Quantization::kNone) {
     TRY(check_quantizes(view, names, selection, typing, format));
     Requantization out = TRY(typing.quantize == Quantization::kMxfp4 ? pack_mxfp4(view, names.model, typing, notes)

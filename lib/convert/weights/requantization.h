@@ -11,6 +11,6 @@ namespace reshard {
 // and adds the tensors that the output does not contain to SourceView::applied. Fails, naming the tensor, for a matrix
 // without scales, scales whose shape does not fit, and matrices that cannot be quantized.
 Result<Requantization> requantize(SourceView& view, const Translation& names, const Selection& selection,
-                                  const Typing& typing, const Format& format, ConversionNotes& notes);
+                                  const DtypeOptions& typing, const Format& format, ConversionNotes& notes);
 
 }  // namespace reshard

@@ -71,7 +71,7 @@ class SmallReader {
 // Returns whether other code dequantizes this layout: quantizations.h.
 bool is_unpacked_elsewhere(Packing packing) { return packing == Packing::kFloat8 || packing == Packing::kMxfp4; }
 
-bool stays(const Catalog& source, const PackedWeight& weight, const Typing& typing) {
+bool stays(const Catalog& source, const PackedWeight& weight, const DtypeOptions& typing) {
   return typing.keeps(weight.name, weight.name) ||
          std::any_of(weight.parts.begin(), weight.parts.end(), [&](const PackedTensor& part) {
            const Tensor& t = source.tensors()[part.tensor];
@@ -80,7 +80,7 @@ bool stays(const Catalog& source, const PackedWeight& weight, const Typing& typi
 }
 
 // Returns whether all weights stay packed. Fails (usage) if only some do.
-Result<bool> stay(const Catalog& source, const PackedWeights& packed, const Typing& typing) {
+Result<bool> stay(const Catalog& source, const PackedWeights& packed, const DtypeOptions& typing) {
   const PackedWeight *kept = nullptr, *unpacked = nullptr;
   for (const PackedWeight& w : packed.weights) (stays(source, w, typing) ? kept : unpacked) = &w;
   if (!kept || !unpacked) return kept != nullptr;
@@ -117,7 +117,7 @@ Result<bool> is_plain_transposed(const Catalog& source, const std::string& weigh
 
 Result<std::unique_ptr<Unpacking>> Unpacking::make(Reader& source, const Request& wanted, int threads,
                                                    ConfigFile& config, ConversionNotes& notes) {
-  const Typing& typing = wanted.typing;
+  const DtypeOptions& typing = wanted.typing;
   const bool is_asked = typing.dtype && byte_size(*typing.dtype) > 1 && typing.quantize == Quantization::kNone;
   if (!is_asked && !wanted.selection.merge_adapter) return std::unique_ptr<Unpacking>();
   const Catalog& stored = source.catalog();
@@ -147,7 +147,7 @@ Result<std::unique_ptr<Unpacking>> Unpacking::make(Reader& source, const Request
   out->file_ = static_cast<std::uint32_t>(stored.files.size());
   out->catalog_.files.push_back({std::string(kFile), 0});
   TRY(out->catalog_.reserve(stored.tensors().size()));
-  LeftOut applied{"tensors of " + packed_text(packed) + ", unpacked", 0, 0, 0};
+  OmittedState applied{"tensors of " + packed_text(packed) + ", unpacked", 0, 0, 0};
   for (std::size_t i = 0; i < stored.tensors().size(); ++i) {
     const Tensor& t = stored.tensors()[i];
     const PackedWeight* const weight = packed.of(i);

@@ -103,7 +103,7 @@ const Format kToyFormat = {
       TRY(target->lay_out(request));
       return std::unique_ptr<Target>(std::move(target));
     },
-    .holds = Holds::kTensors,
+    .holds = StateSupport::kTensors,
 };
 
 }  // namespace reshard

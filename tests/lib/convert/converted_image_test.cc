@@ -150,7 +150,7 @@ TEST_P(ConvertedImages, AreListedFromTheMetadata) {
   EXPECT_EQ(listing->files.size(), really.files.size());
   // Megatron's file names contain the number of optimizer steps, which is a value in the data. So metadata alone does
   // not give the listing.
-  if ((*find_format(GetParam().to))->holds == Holds::kAdam) return;
+  if ((*find_format(GetParam().to))->holds == StateSupport::kAdam) return;
   EXPECT_EQ(*listing, really);
 }
 

@@ -119,7 +119,7 @@ class ResumeTest : public testing::Test {
     o.run.memory = Index{1} << 30;
     o.run.ranks = ranks;
     o.run.strategy = wish.strategy;
-    if (!ranks || ranks->rank() == 0) o.tell = [this](const std::string& note) { notes_.push_back(note); };
+    if (!ranks || ranks->rank() == 0) o.on_note = [this](const std::string& note) { notes_.push_back(note); };
     if (wish.interrupt) {
       o.run.interrupt = wish.interrupt;
       o.run.progress = [&wish](Index done) {
@@ -425,7 +425,7 @@ Result<std::vector<std::string>> convert_sample(const SampleWish& wish, const st
   o.group_bytes = kGroup;
   o.run.threads = 1;
   o.run.memory = Index{1} << 30;
-  o.tell = [&](const std::string& note) { notes.push_back(note); };
+  o.on_note = [&](const std::string& note) { notes.push_back(note); };
   if (!wish.mesh.empty()) o.placement.mesh = TRY(Mesh::parse(wish.mesh));
   TRY(TRY(Conversion::prepare(*open.reader, *wish.format, std::move(o)))->run({out}));
   return notes;

@@ -100,7 +100,7 @@ TEST(Transformers, FilesAreThoseOfTheDerivedClassesToo) {
       ++compared;
       std::map<std::string, const ArchitectureParameter*> known;
       for (const ArchitectureParameter& p : model->parameters) {
-        if (p.row->stands_in == StandsIn::kMemory || p.row->stands_in == StandsIn::kMemoryTied) continue;
+        if (p.row->stands_in == NameScope::kMemory || p.row->stands_in == NameScope::kMemoryTied) continue;
         const std::string name = (p.row->is_base && architecture.has_prefix ? architecture.prefix : "") + p.name;
         known.emplace(name, &p);
         EXPECT_TRUE(!p.is_required || sample.files.contains(name)) << sample.name << " " << name;

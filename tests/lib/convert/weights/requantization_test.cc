@@ -22,10 +22,11 @@ constexpr const char* kGptOss =
 // A checkpoint and its conversion.
 class Requantizing : public testing::Test {
  protected:
-  std::string error(const Typing& typing, const Format& format = kModels, const Selection& selection = {}) {
+  std::string error(const DtypeOptions& typing, const Format& format = kModels, const Selection& selection = {}) {
     return error_of(run(typing, format, selection));
   }
-  Result<Requantization> run(const Typing& typing, const Format& format = kModels, const Selection& selection = {}) {
+  Result<Requantization> run(const DtypeOptions& typing, const Format& format = kModels,
+                             const Selection& selection = {}) {
     source_.write();
     view_ = {source_.catalog(), {}};
     const PackedWeights packed = find_packed(source_.catalog(), nullptr);
@@ -71,7 +72,7 @@ class ScalesOfBlocks : public Requantizing {
  protected:
   ScalesOfBlocks() { names_.float8 = Float8Scales{"_scale_inv", 2, 2}; }
   void add_matrix() { source_.add("x.weight", DType::kFloat8E4M3, {3, 3}, "\x38\x40\xb8\x38\x40\xb8\x38\x40\xb8"); }
-  const Typing floats_{.dtype = DType::kFloat32, .keep_dtype = {}};
+  const DtypeOptions floats_{.dtype = DType::kFloat32, .keep_dtype = {}};
 };
 
 TEST_F(ScalesOfBlocks, MultiplyTheirMatrix) {
@@ -127,8 +128,8 @@ class Quantizing : public Requantizing {
     names_ = translated(source_.catalog(), format, naming, config);
   }
   const std::string kMatrix = "model.layers.0.self_attn.q_proj.weight", kNorm = "model.norm.weight";
-  const Typing fp8_{.dtype = {}, .keep_dtype = {}, .quantize = Quantization::kFp8Tensor};
-  const Typing mxfp4_{.dtype = {}, .keep_dtype = {}, .quantize = Quantization::kMxfp4};
+  const DtypeOptions fp8_{.dtype = {}, .keep_dtype = {}, .quantize = Quantization::kFp8Tensor};
+  const DtypeOptions mxfp4_{.dtype = {}, .keep_dtype = {}, .quantize = Quantization::kMxfp4};
 };
 
 TEST_F(Quantizing, OneScaleBringsTheLargestMagnitudeTo448) {
@@ -153,7 +154,7 @@ TEST_F(Quantizing, WhatIsKeptStaysAsItIs) {
   const std::string other = "model.layers.0.self_attn.k_proj.weight";
   source_.add(other, {4, 4}, counted(16));
   translate_to(kModels);
-  Typing typing = fp8_;
+  DtypeOptions typing = fp8_;
   typing.keep_dtype = {"*q_proj*"};
   ASSERT_NE(must(run(typing)).stored, nullptr);
   EXPECT_EQ(tensor(kMatrix).dtype, DType::kFloat32);
@@ -174,11 +175,11 @@ TEST_F(Quantizing, NeedsAModelThatMayBeQuantized) {
   EXPECT_THAT(error(fp8_), HasSubstr("a config.json must record the quantization"));
   translate_to(kModels);
   EXPECT_THAT(error(mxfp4_), HasSubstr("models of family llama have no matrices in MXFP4; --quantize fp8-tensor"));
-  Typing blocks = fp8_;
+  DtypeOptions blocks = fp8_;
   blocks.quantize = Quantization::kFp8Block;
   EXPECT_THAT(error(blocks),
               HasSubstr("have no matrices in float8 blocks; --quantize fp8-tensor applies to this family"));
-  Typing both = fp8_;
+  DtypeOptions both = fp8_;
   both.dtype = DType::kFloat8E5M2;
   EXPECT_THAT(error(both), HasSubstr("cannot be a float8 type"));
   Selection merges;
@@ -197,7 +198,7 @@ TEST_F(Quantizing, NeedsFloats) {
 class Mxfp4 : public Requantizing {
  protected:
   const std::string kDown = "model.layers.0.mlp.experts.down_proj";
-  const Typing floats_{.dtype = DType::kFloat32, .keep_dtype = {}};
+  const DtypeOptions floats_{.dtype = DType::kFloat32, .keep_dtype = {}};
   void translate_model() { names_ = translated(source_.catalog(), kModels, {}, kGptOss); }
 };
 
@@ -224,7 +225,7 @@ TEST_F(Mxfp4, BlocksAndScalesBecomeTheirMatrixAndBack) {
   unpacked.add(kDown, {1, 32, 2}, expected);
   unpacked.write();
   view_ = {unpacked.catalog(), {}};
-  const Typing typing{.dtype = {}, .keep_dtype = {}, .quantize = Quantization::kMxfp4};
+  const DtypeOptions typing{.dtype = {}, .keep_dtype = {}, .quantize = Quantization::kMxfp4};
   made = must(requantize(view_, names_, {}, typing, kModels, notes_));
   EXPECT_TRUE(is_applied(kDown));
   EXPECT_EQ(must(made.config.get_string("quant_method")), "mxfp4");
