@@ -138,11 +138,13 @@ Result<std::string> newest_complete(const std::vector<std::string>& checkpoints)
 namespace {
 
 // Says what to open instead of the directory of a training run; empty if nothing below it is a checkpoint.
-Result<std::string> advice_for_run(const std::string& path) {
+Result<std::string> advice_for_run(const PathSnapshot& place) {
+  const std::string& path = place.path();
   const TroubleWatch watch;
   const auto found = checkpoints_of_run(path);
   if (!found && watch.explains(found.error())) return found.error();
   if (!found || found->empty()) return std::string();
+  if (place.is_directory() && bin::usual_names(place).size() > found->size()) return std::string();  // others_text()
   // diffusers' pipelines, sentence-transformers' modules
   if (TRY(path_exists(path_join(path, "model_index.json"))) || TRY(path_exists(path_join(path, "modules.json"))))
     return "a directory of several models; name one of them: " + some_of(*found);
@@ -162,7 +164,7 @@ Result<OpenCheckpoint> open_checkpoint(const std::string& path, const OpenOption
   if (place.is_directory() && place.entries().empty())
     return io_error(path + ": an empty directory, or one whose file system is not mounted");
   if (auto open = TRY(open_named(place, options))) return std::move(*open);
-  if (const std::string advice = TRY(advice_for_run(path)); !advice.empty()) return unsupported(path + ": " + advice);
+  if (const std::string advice = TRY(advice_for_run(place)); !advice.empty()) return unsupported(path + ": " + advice);
   if (!place.is_directory()) TRY(File::open(path));  // fails for a dangling link or a device
   std::vector<std::string> titles;
   for (const Format* f : formats())

@@ -289,8 +289,10 @@ Result<std::optional<OpenCheckpoint>> open_beside(const Look& look) {
   std::optional<OpenCheckpoint> out;
   TRY(look_if_possible([&]() -> Status {
     const PathSnapshot& place = *TRY(look());
-    if (const Format* const format = TRY(recognised_format(place)))
-      out = OpenCheckpoint{format, TRY(format->open(place, {.files_too = false}))};
+    const Format* const format = TRY(recognised_format(place));
+    if (!format) return {};
+    auto reader = TRY(format->open(place, {.files_too = false}));
+    out = OpenCheckpoint{format, std::move(reader)};
     return {};
   }));
   return out;

@@ -154,11 +154,6 @@ void for_each_xml(std::string_view xml, std::string_view name, const std::functi
   }
 }
 
-bool is_usable_key(std::string key) {
-  std::replace(key.begin(), key.end(), '\\', '_');
-  return is_safe_relative_path(key);
-}
-
 std::string status_text(const HttpReply& reply, std::string_view code, std::string_view message) {
   constexpr std::size_t kLongest = 200;
   std::string out = "HTTP " + std::to_string(reply.status);

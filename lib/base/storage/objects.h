@@ -35,10 +35,6 @@ std::optional<std::string> xml_text(std::string_view xml, std::string_view name)
 // Calls `each` with the content of each element `name`.
 void for_each_xml(std::string_view xml, std::string_view name, const std::function<void(std::string_view)>& each);
 
-// Returns whether a key that a store lists is a path without empty components, "." and "..". Unlike in paths that
-// metadata contains, a backslash is a character like any other.
-bool is_usable_key(std::string key);
-
 // Returns a server's error, shortened and safe for a terminal: "HTTP 503 SlowDown: Please reduce your request rate".
 std::string status_text(const HttpReply& reply, std::string_view code, std::string_view message);
 

@@ -9,7 +9,6 @@
 #include "lib/base/memory_limit.h"
 #include "lib/base/parallel.h"
 #include "lib/base/storage/http.h"
-#include "lib/base/storage/objects.h"
 #include "lib/base/storage/read_ahead.h"
 #include "lib/base/text.h"
 

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <cctype>
 
+#include "lib/base/text.h"
+
 namespace reshard {
 namespace {
 
@@ -51,6 +53,11 @@ Url parse_url(std::string_view url) {
     for (int part = 0; part < 2; ++part) end = std::min(url.find('/', std::min(end + 1, url.size())), url.size());
   return {std::string(url.substr(0, end)), std::string(without_slashes(url.substr(end))),
           end < url.size() && url.ends_with('/')};
+}
+
+bool is_usable_key(std::string key) {
+  std::replace(key.begin(), key.end(), '\\', '_');
+  return is_safe_relative_path(key);
 }
 
 std::string percent_encode(std::string_view text, bool keep_slashes) {

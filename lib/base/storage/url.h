@@ -26,6 +26,10 @@ struct Url {
 };
 Url parse_url(std::string_view url);
 
+// Returns whether a key that a store lists is a path without empty components, "." and "..". Unlike in paths that
+// metadata contains, a backslash is a character like any other.
+bool is_usable_key(std::string key);
+
 // Percent-encodes all characters except letters, digits and -_.~ (RFC 3986) and, with `keep_slashes`, slashes.
 std::string percent_encode(std::string_view text, bool keep_slashes);
 std::string percent_decode(std::string_view text);  // leaves invalid escapes unchanged
