@@ -1253,13 +1253,18 @@ def layer_atoms(facts, derivation, count):
     return out
 
 
+NOT_A_NUMBER = re.compile(r"![^#=]+=-?[0-9.]+")
+
+
 def condition_of(known, facts):
     """The simplest condition that tells in which facts, [(values, number, result)], the result is true. None: no one."""
     wanted = tuple(r for *_, r in facts)
-    for atom in known:
-        for text in (atom, "!" + atom):
-            if all(holds(text, v, n) is r for v, n, r in facts):
-                return text
+    # "Not 4" may have been seen at 8 and 16 only, where it is "more than 4": another condition that fits is tried first.
+    signed = [text for atom in known for text in (atom, "!" + atom)]
+    signed.sort(key=lambda text: bool(NOT_A_NUMBER.fullmatch(text)))
+    for text in signed:
+        if all(holds(text, v, n) is r for v, n, r in facts):
+            return text
     vectors = {}
     for atom in known:
         x = tuple(holds(atom, v, n) for v, n, _ in facts)
