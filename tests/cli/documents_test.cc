@@ -146,8 +146,8 @@ TEST(Documents, NamedTestsExist) {
       read_file(kRoot / "tests/python/test_reshard.py") + read_file(kRoot / "tests/interop/test_interop.py");
   const std::string page = read_file(kRoot / "docs/testing.md");
   int seen = 0;
-  for (const std::string& name :
-       matches(page.substr(page.find("## Faults that were found, and their tests")), R"re(`([A-Z][\w/]*\.[\w*/]+)`)re")) {
+  for (const std::string& name : matches(page.substr(page.find("## Faults that were found, and their tests")),
+                                         R"re(`([A-Z][\w/]*\.[\w*/]+)`)re")) {
     ++seen;
     const std::string suite = plain(name.substr(0, name.find('.'))), test = name.substr(name.find('.') + 1);
     const bool ours = std::any_of(tests[suite].begin(), tests[suite].end(), [&](const std::string& each) {

@@ -507,7 +507,7 @@ TEST_F(Stores, AreAskedForLittleAndForMuchAtOnce) {
 }
 
 // Opening a checkpoint waits for few round trips, however many files and directories it has. Each bound has room for
-// two more than on an idle machine, where late requests do not look like later ones.
+// two more than on an idle machine, and for as many again with sanitizers: a late request looks like a later one.
 TEST_F(Stores, AreOpenedInFewRoundTrips) {
   const struct {
     std::string name;
@@ -532,12 +532,13 @@ TEST_F(Stores, AreOpenedInFewRoundTrips) {
     SCOPED_TRACE(name);
     const CommandResult got = server.run({"inspect", "s3://org/few/" + name});
     EXPECT_EQ(got.exit_code, 0) << got.err;
-    EXPECT_LE(number_in(server.take_requests(), "rounds"), rounds);
+    EXPECT_LE(number_in(server.take_requests(), "rounds"), kSanitized ? 2 * rounds : rounds);
   }
-  // Some 25 files that a model may have next to it are looked up by name, in a directory that is listed once for them.
+  // Some 25 files that a model may have next to it are looked up by name, in a directory that is listed once for them:
+  // 7 rounds on an idle machine, and 53 if each is looked up alone.
   const CommandResult got = server.run({"convert", "s3://org/few/dcp", directory_ / "model", "--to", "hf"});
   EXPECT_EQ(got.exit_code, 0) << got.err;
-  EXPECT_LE(number_in(server.take_requests(), "rounds"), 14);
+  EXPECT_LE(number_in(server.take_requests(), "rounds"), 25);
 }
 
 // A file that is read from its beginning to its end in small steps, as the pickle of a .metadata is, is fetched in
