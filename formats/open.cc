@@ -137,14 +137,15 @@ Result<std::string> newest_complete(const std::vector<std::string>& checkpoints)
 
 namespace {
 
-// Says what to open instead of the directory of a training run; empty if nothing below it is a checkpoint.
+// Says what to open instead of the directory of a training run; empty if nothing below it is a checkpoint, or if it has
+// several files of models, which others_text() lists.
 Result<std::string> advice_for_run(const PathSnapshot& place) {
   const std::string& path = place.path();
   const TroubleWatch watch;
   const auto found = checkpoints_of_run(path);
   if (!found && watch.explains(found.error())) return found.error();
   if (!found || found->empty()) return std::string();
-  if (place.is_directory() && bin::usual_names(place).size() > found->size()) return std::string();  // others_text()
+  if (place.is_directory() && bin::usual_names(place).size() > found->size()) return std::string();
   // diffusers' pipelines, sentence-transformers' modules
   if (TRY(path_exists(path_join(path, "model_index.json"))) || TRY(path_exists(path_join(path, "modules.json"))))
     return "a directory of several models; name one of them: " + some_of(*found);

@@ -241,8 +241,9 @@ Status check_bytes(const OpenedSource& opened, const Model& model, const Structu
   if (structure.metadata_only && options.asks_for_data())
     report.add(Severity::kError, "file-missing", "there are no data files to read");
   if (!structure.is_readable) {
-    report.facts.emplace_back("bytes", "not checked: the data cannot be read as the metadata says");
-    return skip("the data cannot be read as the metadata says");
+    const std::string why = "the data cannot be read as the metadata says";
+    report.facts.emplace_back("bytes", "not checked: " + why);
+    return skip(why);
   }
   report.read_data = true;
   report.checked("bytes", kBytesTitle, report.tensor_count);

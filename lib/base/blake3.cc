@@ -3,8 +3,9 @@
 
 #include <algorithm>
 #include <bit>
-#include <cstdio>
 #include <cstring>
+
+#include "lib/base/storage/sha256.h"
 
 namespace reshard {
 namespace {
@@ -112,14 +113,8 @@ std::string Blake3::hex() const {
   node.flags |= kChunkEnd;
   for (auto left = subtrees_.rbegin(); left != subtrees_.rend(); ++left) node = parent_of(*left, compress(node));
   node.flags |= kRoot;
-  std::string out;
-  for (const std::uint32_t word : compress(node))
-    for (int byte = 0; byte < 4; ++byte) {
-      std::array<char, 3> digits;
-      std::snprintf(digits.data(), digits.size(), "%02x", (word >> (8 * byte)) & 0xff);
-      out += digits.data();
-    }
-  return out;
+  const Chain digest = compress(node);
+  return to_hex({reinterpret_cast<const char*>(digest.data()), sizeof digest});
 }
 
 }  // namespace reshard

@@ -30,7 +30,7 @@ std::size_t distance(std::string_view a, std::string_view b) {
 std::string_view nearest(std::string_view word, const std::vector<std::string>& known) {
   constexpr std::size_t kLongest = 100;  // no word that is known is as long; the distance takes quadratic time
   constexpr std::size_t kShortest = 3;   // letters that identify a name as its beginning
-  constexpr std::size_t kLetters = 3;    // for each of which one letter may be wrong
+  constexpr std::size_t kLetters = 3;    // one letter in so many may be wrong
   word = word.substr(0, word.find('='));
   std::pair best(word.size() / kLetters + 1, std::string_view());
   if (word.size() > kLongest) return {};

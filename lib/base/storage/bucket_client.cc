@@ -85,12 +85,21 @@ HttpRequest BucketClient::http_request(const Request& request, std::string_view 
   return out;
 }
 
+namespace {
+
+// Returns the region of the bucket that a reply names, or an empty text.
+std::string named_region(const HttpReply& reply) {
+  const std::string_view header = reply.header("x-amz-bucket-region");
+  return header.empty() ? xml_text(reply.body, "Region").value_or("") : std::string(header);
+}
+
+}  // namespace
+
 // Returns the region that the reply to a request for `used` says the bucket is in. If it says only that it is another
 // one, asks for the bucket's location. Returns an empty text if the region is not the cause, or stays unknown.
 Result<std::string> BucketClient::region_after(const HttpReply& reply, const std::string& used) {
-  std::string region(reply.header("x-amz-bucket-region"));
+  std::string region = named_region(reply);
   const std::string code = code_of(reply);
-  if (region.empty()) region = xml_text(reply.body, "Region").value_or("");
   if (!region.empty() || (reply.status != 301 && reply.status != 307 && code != "AuthorizationHeaderMalformed"))
     return region;
   // S3 answers this question in its first region, whatever the bucket's.
@@ -99,8 +108,7 @@ Result<std::string> BucketClient::region_after(const HttpReply& reply, const std
   const HttpReply location = TRY(send_http(root_, [&]() -> Result<HttpRequest> {
     return http_request({.query = {{"location", ""}}}, to_hex(sha256("")), access);
   }));
-  region = location.header("x-amz-bucket-region");
-  if (region.empty()) region = xml_text(location.body, "Region").value_or("");
+  region = named_region(location);
   if (region.empty()) region = xml_text(location.body, "LocationConstraint").value_or("");
   if (region == "EU") region = "eu-west-1";  // of old buckets
   if (region.empty() && location.status == 200 && access.region != used) region = access.region;

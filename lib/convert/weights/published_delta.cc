@@ -128,7 +128,7 @@ class Overwrites {
     if (next_ == end_) TRY(fill());
     return Index{positions_[static_cast<std::size_t>(next_ - begin_)]};
   }
-  // Returns the new byte there and goes on to the next one.
+  // Returns the new byte at position(), and advances to the next position.
   std::byte take() { return bytes_[static_cast<std::size_t>(next_++ - begin_)]; }
 
  private:
