@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tools/outputs.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <set>
 #include <string_view>
@@ -43,14 +41,6 @@ Result<std::vector<std::string>> inputs_of(const std::vector<std::string>& read)
     TRY(add_side_files(path_join(home, ".."), out));
   }
   return out;
-}
-
-// Fails if replace_file() could not create a file next to `path`.
-Status check_can_replace(const std::string& path) {
-  if (const auto there = TRY(node_at(path)); there && !there->is_regular()) return {};  // is written to
-  const std::string temporary = path + ".partial-" + std::to_string(::getpid());
-  TRY(TRY(File::create(temporary)).close());
-  return remove_file(temporary);
 }
 
 Status check_replaces_report(const std::string& path, const ReportKind& kind) {

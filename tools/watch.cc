@@ -102,11 +102,8 @@ struct Backoff {
   std::string why = {};
 };
 
-// Returns a local path without slashes at its end.
-std::string without_slashes(std::string path) {
-  while (!is_url(path) && path.size() > 1 && path.ends_with('/')) path.pop_back();
-  return path;
-}
+// Returns a path without slashes at its end; a URL as it is.
+std::string without_slashes(std::string path) { return is_url(path) ? path : without_end_slashes(std::move(path)); }
 
 // Returns a file's name without its extension: at most 12 characters after the last dot, the first of them a letter.
 std::string without_extension(const std::string& name) {

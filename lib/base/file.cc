@@ -221,8 +221,7 @@ using Directory = std::unique_ptr<DIR, CloseDirectory>;
 
 // Opens the directory `path` itself, not the target of a link.
 Result<Directory> open_directory(const std::string& path) {
-  std::string unslashed = path;  // "link/" would follow the link
-  while (unslashed.size() > 1 && unslashed.back() == '/') unslashed.pop_back();
+  const std::string unslashed = without_end_slashes(path);  // "link/" would follow the link
   constexpr int kFlags = O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC;
   const int fd = retry([&] { return sys().open(unslashed.c_str(), kFlags, 0); });
   Directory directory(fd < 0 ? nullptr : ::fdopendir(fd));
@@ -234,9 +233,20 @@ Result<Directory> open_directory(const std::string& path) {
 
 }  // namespace
 
+namespace {
+std::string temporary_beside(const std::string& path) { return path + ".partial-" + std::to_string(::getpid()); }
+}  // namespace
+
+Status check_can_replace(const std::string& path) {
+  if (const auto there = TRY(node_at(path)); there && !there->is_regular()) return {};
+  const std::string temporary = temporary_beside(path);
+  TRY(TRY(File::create(temporary)).close());
+  return remove_file(temporary);
+}
+
 Status replace_file(const std::string& path, std::string_view text, bool replace) {
   if (const auto there = TRY(node_at(path)); replace && there && !there->is_regular()) return write_through(path, text);
-  const std::string temporary = path + ".partial-" + std::to_string(::getpid());
+  const std::string temporary = temporary_beside(path);
   const auto put = [&]() -> Status {
     File file = TRY(File::create(temporary));
     TRY(file.write_at(0, {reinterpret_cast<const std::byte*>(text.data()), text.size()}));
@@ -395,16 +405,19 @@ std::string parent_path(const std::string& path) {
     const std::size_t last = url.key.rfind('/');
     return last == std::string::npos ? url.root : url.root + "/" + url.key.substr(0, last);
   }
-  std::string p = path;
-  while (p.size() > 1 && p.back() == '/') p.pop_back();
+  const std::string p = without_end_slashes(path);
   const std::size_t slash = p.rfind('/');
   if (slash == std::string::npos) return ".";
   return slash == 0 ? "/" : p.substr(0, slash);
 }
 
+std::string without_end_slashes(std::string path) {
+  while (path.size() > 1 && path.back() == '/') path.pop_back();
+  return path;
+}
+
 std::string base_name(const std::string& path) {
-  std::string p = path;
-  while (p.size() > 1 && p.back() == '/') p.pop_back();
+  const std::string p = without_end_slashes(path);
   return p.substr(p.rfind('/') + 1);  // npos + 1 is 0
 }
 

@@ -82,6 +82,8 @@ Result<std::string> read_file_start(const std::string& path, Index length);
 // and on an error the old file is unchanged. If the name is a link, pipe or device, it is written to and not replaced.
 // Without `replace` an existing name is an error.
 Status replace_file(const std::string& path, std::string_view text, bool replace = true);
+// Fails if replace_file() could not create a file next to `path`, as it must to replace a regular file.
+Status check_can_replace(const std::string& path);
 
 struct DirectoryEntry {
   std::string name;
@@ -130,8 +132,9 @@ Result<std::string> real_path(const std::string& path);
 Result<std::string> by_own_name(const std::string& path);
 
 std::string path_join(std::string_view directory, std::string_view name);
-std::string parent_path(const std::string& path);  // "a/b/" -> "a", "b" -> ".", "s3://bucket" -> itself
-std::string base_name(const std::string& path);    // "a/b/" -> "b"
+std::string without_end_slashes(std::string path);  // "a/b//" -> "a/b", "/" -> "/"
+std::string parent_path(const std::string& path);   // "a/b/" -> "a", "b" -> ".", "s3://bucket" -> itself
+std::string base_name(const std::string& path);     // "a/b/" -> "b"
 
 // Returns whether a name found inside a checkpoint (relative_path, weight_map) stays inside its directory: not empty,
 // not absolute, no "..", no NUL, no backslash.
