@@ -705,6 +705,7 @@ class Derivation:
                 self.fix(path, value)
                 continue
             self.change(base, path, value)
+            self.change_length(base, path, value)
             if path not in self.moves and value not in (None, False, 0, "", []) and not is_sizes(value):
                 failed.append(path)
         self.change_two(base, [f for f in failed if type(self.values[f]) is int])
@@ -736,6 +737,21 @@ class Derivation:
                 break
         if type(value) is int and value > 1 and any(s.shapes.keys() != base.shapes.keys() for _, s, p in self.pairs if p == path):
             self.reduce(base, path, value // 2)
+
+    def change_length(self, base, path, value):
+        """Fixes the length of a list if a longer or shorter one changes the model, because formulas do not know it. It is 0
+        for a number that may be a list."""
+        others = []
+        if isinstance(value, list) and value and not self.is_per_layer(path):
+            others = [to for to in (value + value[-1:], value[:-1]) if to]
+        elif type(value) is int and self.may_be_list(path):
+            others = [[value, value]]
+        if any(sample and sample.patterns != base.patterns for sample in map(self.sample, ({path: to} for to in others))):
+            self.fixed[path + ".#"] = len(value) if isinstance(value, list) else 0
+
+    def may_be_list(self, path):
+        name = re.escape(path.split(".")[-1])
+        return re.search(rf"isinstance\(\s*[\w.]*config\.{name},\s*(int|list|tuple|\()", self.source)
 
     def reduce(self, base, path, value):
         """Tries a smaller value of a member that changes the names, because larger ones alone may only add some."""
@@ -883,6 +899,9 @@ class Derivation:
         """Returns the rows, or None if the class could not be built."""
         base = self.start()
         if not base:
+            return None
+        if any(0 in shape for shape in base.shapes.values()):
+            self.problem = "its default config has parameters without elements"
             return None
         self.source = self.build.source()
         self.values.update(dict.fromkeys(self.undeclared(), None))

@@ -4,8 +4,8 @@
     architectures.py audit|convert [--draw N] [--after PLACE] [--write] [TYPE...]
 
 audit: a model of a config that no derivation saw, as save_pretrained writes it (a header, and a hole for the data), has no
-finding in `reshard verify`. Three kinds of damage each are found, with the right finding: the rows of one of two ranks, a
-transposed matrix, and a layer less.
+finding in `reshard verify`, nor has one with other entries or another length of a list in the config. Three kinds of damage
+each are found, with the right finding: the rows of one of two ranks, a transposed matrix, and a layer less.
 
 convert: a small model of a random config, saved by torch as a DCP checkpoint {"app": {"model": ...}}, cut for two ranks, and
 converted to Hugging Face's files, is the same model to from_pretrained, in every bit. What transformers cannot load from its
@@ -98,12 +98,31 @@ def verify(model_type, shapes, config):
     """(ids of the findings, the row that says what was compared)."""
     with tempfile.TemporaryDirectory() as directory:
         write_model(pathlib.Path(directory) / "m", shapes, config)
-        done = subprocess.run([RESHARD, "verify", f"{directory}/m", "--json", *own_table(model_type, directory)],
+        done = subprocess.run([RESHARD, "verify", f"{directory}/m", "--config", f"{directory}/m/config.json", "--json",
+                               *own_table(model_type, directory)],
                               capture_output=True, text=True)
     if not done.stdout.startswith("{"):
         return ["no report: " + done.stderr.strip()[-200:]], ""
     report = json.loads(done.stdout)
     return [f"{f['id']} {f['what']} {f['tensors'][:2]}" for f in report["findings"]], report["facts"].get("config", "")
+
+
+def with_other_lists(model_type, cls):
+    """Yields (what was changed, config, shapes) of models with another list of numbers: longer, shorter, reversed, larger."""
+    build = derivation.Builder(cls)
+    d = derivation.Derivation(model_type, cls.__name__, cls.base_model_prefix, build)
+    for path, value in d.values.items() if d.start() else ():
+        if derivation.OPAQUE.search(path) or not derivation.is_sizes(value):
+            continue
+        for other in (value + value[-1:], value[:-1], value[::-1], [n + 1 if n < 8 else 2 * n for n in value]):
+            config = copy.deepcopy(d.base)
+            derivation.put(config, path, other)
+            config.pop("model_type", None)
+            try:
+                made = d.config_class(**config)
+                yield f"{path}={other}", made, in_files(build(made))
+            except Exception:  # the config describes no model
+                continue
 
 
 def damages(shapes):
@@ -136,6 +155,10 @@ def audit_class(model_type, cls):
     config.architectures = [cls.__name__]
     shapes, text = in_files(shapes), config.to_json_string()
     ids, row = verify(model_type, shapes, text)
+    for change, other, of_other in with_other_lists(model_type, cls):
+        other.architectures = [cls.__name__]
+        found = verify(model_type, of_other, other.to_json_string())[0]
+        ids += [f"{change}: {finding}" for finding in found if not finding.startswith("model-unknown")][:1]  # not checked
     out = {"healthy": ids, "row": row, "found": [], "missed": {}}
     for kind, (word, damaged) in damages(shapes).items():
         got, _ = verify(model_type, damaged, text)
