@@ -95,9 +95,6 @@ finish() {
 }
 
 samples/setup.sh tests || check "packages" false
-if command -v ccache > /dev/null; then
-  export CMAKE_CXX_COMPILER_LAUNCHER=ccache
-fi
 # The Python environment is made during the first build, which does not need it.
 tests/interop/venv.sh > "$logs/venv" &
 venv=$!
