@@ -458,7 +458,9 @@ bool is_safe_relative_path(std::string_view name) {
 }
 
 Status make_directory(const std::string& path) {
-  if (sys().mkdir(path.c_str(), 0777) != 0) return errno_error(path, "cannot create the directory");
+  if (sys().mkdir(path.c_str(), 0777) != 0)
+    return errno_error(
+        path, errno == ENOENT ? "cannot create the directory in " + parent_path(path) : "cannot create the directory");
   return {};
 }
 

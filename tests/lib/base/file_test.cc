@@ -463,6 +463,8 @@ TEST(Directory, MakeDirectoryRefusesWhatIsThere) {
   ASSERT_TRUE(make_directory(dir / "d"));
   EXPECT_TRUE(*is_directory(dir / "d"));
   EXPECT_EQ(message_of(make_directory(dir / "d")), dir / "d: cannot create the directory: File exists");
+  EXPECT_EQ(message_of(make_directory(dir / "a/b")),
+            dir / "a/b: cannot create the directory in " + (dir / "a") + ": No such file or directory");
   EXPECT_TRUE(sync_directory(dir / "d"));
   EXPECT_FALSE(sync_directory(dir / "absent"));
   EXPECT_GT(*free_space(dir.path()), 0);
