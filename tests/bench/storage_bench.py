@@ -20,7 +20,6 @@ A link of R Mbit/s takes `link` seconds. Prints ratios to the faster of curl and
 processor, which count on a busy machine, and the peak memory. --sides names some of these. Figures go to
 docs/benchmarks.md with this command.
 """
-import atexit
 import contextlib
 import os
 import pathlib
@@ -75,6 +74,9 @@ class Bucket:
         for key in objects(self.server, "copy/"):
             client(self.server).delete_object(Bucket="bucket", Key=key)
 
+    def close(self):
+        pass
+
 
 class Nginx:
     """The checkpoint in a directory that nginx serves, which this starts."""
@@ -92,7 +94,6 @@ class Nginx:
             http {{ access_log off; sendfile on; keepalive_requests 100000;
                     server {{ listen {self.server[7:]}; root {root}; autoindex on; }} }}""")
         self.process = subprocess.Popen(["nginx", "-p", bench.work, "-c", config])
-        atexit.register(self.process.terminate)
 
     def source(self, endpoint):
         return endpoint + "/step-1000/"
@@ -102,6 +103,10 @@ class Nginx:
 
     def empty(self):
         pass
+
+    def close(self):
+        self.process.terminate()
+        self.process.wait()
 
 
 def synth(bench, *destination):
@@ -139,32 +144,36 @@ def shaped(server, rate, delay):
             proxy.kill()
 
 
+def time_shape(bench, server, shape):
+    """Times each side behind the link `shape`, MBIT:MILLISECONDS, and prints the table."""
+    rate, delay = map(float, shape.split(":"))
+    with shaped(server.server, rate, delay) as endpoint:
+        sides = commands(bench, endpoint, server)
+        times, memory = {name: [] for name in sides}, dict.fromkeys(sides, 0)
+        processor = {name: [] for name in sides}
+        for _ in range(bench.args.rounds):
+            for name, command in sides.items():
+                seconds, usage, _ = interleaved.run_once(command, bench.path("out"))
+                times[name].append(seconds)
+                processor[name].append(usage.ru_utime + usage.ru_stime)
+                memory[name] = max(memory[name], usage.ru_maxrss * 1024)
+                server.empty()
+    size = sum(server.sizes.values())
+    link = size * 8 / rate / 1e6 if rate else 0
+    print(f"{shape}: {size / 1e9:.2f} GB in {len(server.sizes)} files, {bench.args.rounds} rounds, link {link:.1f} s")
+    others = [name for name in ("curl", "aws") if name in times]
+    bases = sorted(others, key=lambda n: interleaved.medians(times)[n])[:1] + ["verify"] * ("verify" in times)
+    interleaved.print_table(times, {**{"/ " + base: interleaved.ratios(times, base) for base in bases},
+                                    "CPU s": interleaved.medians(processor), "peak MiB": interleaved.mebibytes(memory)})
+    sys.stdout.flush()
+
+
 def main():
     with interleaved.bench(__doc__, rounds=3, layers={"default": "16"}, shapes={"default": "0:0,0:40,1000:0,1000:40"},
                            sides={"default": "curl,aws,verify,convert,copy,torch"}, nginx={"action": "store_true"}) as bench:
-        server = Nginx(bench) if bench.args.nginx else Bucket(bench)
-        size = sum(server.sizes.values())
-        for shape in bench.args.shapes.split(","):
-            rate, delay = map(float, shape.split(":"))
-            with shaped(server.server, rate, delay) as endpoint:
-                sides = commands(bench, endpoint, server)
-                times, memory = {name: [] for name in sides}, dict.fromkeys(sides, 0)
-                processor = {name: [] for name in sides}
-                for _ in range(bench.args.rounds):
-                    for name, command in sides.items():
-                        seconds, usage, _ = interleaved.run_once(command, bench.path("out"))
-                        times[name].append(seconds)
-                        processor[name].append(usage.ru_utime + usage.ru_stime)
-                        memory[name] = max(memory[name], usage.ru_maxrss * 1024)
-                        server.empty()
-            link = size * 8 / rate / 1e6 if rate else 0
-            print(f"{shape}: {size / 1e9:.2f} GB in {len(server.sizes)} files, {bench.args.rounds} rounds, link {link:.1f} s")
-            others = [name for name in ("curl", "aws") if name in times]
-            bases = sorted(others, key=lambda n: interleaved.medians(times)[n])[:1] + ["verify"] * ("verify" in times)
-            interleaved.print_table(times, {**{"/ " + base: interleaved.ratios(times, base) for base in bases},
-                                            "CPU s": interleaved.medians(processor),
-                                            "peak MiB": interleaved.mebibytes(memory)})
-            sys.stdout.flush()
+        with contextlib.closing((Nginx if bench.args.nginx else Bucket)(bench)) as server:
+            for shape in bench.args.shapes.split(","):
+                time_shape(bench, server, shape)
 
 
 if __name__ == "__main__":
