@@ -115,6 +115,8 @@ Result<std::vector<std::string>> files_if_complete(const std::string& path) {
   const PathSnapshot place = TRY(PathSnapshot::look(path));
   if (const std::string file = place.is_directory() ? TRY(unfinished_optimizer(place, catalog)) : ""; !file.empty())
     return corrupt(printable(file) + " is not complete");
+  if (const std::string file = place.is_directory() ? awaited_file(place) : ""; !file.empty())
+    return corrupt(file + " is not there yet, which Trainer writes last");
   return out;
 }
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <map>
 #include <set>
 
@@ -401,6 +402,26 @@ Result<std::string> unfinished_optimizer(const PathSnapshot& place, const Catalo
   return std::string();
 }
 
+std::string awaited_file(const PathSnapshot& place) {
+  constexpr std::string_view kStep = "checkpoint-", kLast = "trainer_state.json", kArguments = "training_args.bin";
+  constexpr std::chrono::nanoseconds kLongestGap = std::chrono::hours(1), kShortGap = std::chrono::minutes(1);
+  const std::string name = place.name();
+  if (!name.starts_with(kStep) || !is_digits(std::string_view(name).substr(kStep.size())) || place.has_file(kLast))
+    return {};
+  // Other programs use this name too. Trainer's arguments follow its model at once, but not FSDP's parts.
+  const bool has_arguments = place.has_file(kArguments);
+  const bool has_optimizer =
+      std::any_of(place.entries().begin(), place.entries().end(),
+                  [](const DirectoryEntry& entry) { return entry.name.starts_with("optimizer"); });
+  if (has_optimizer && !has_arguments) return {};
+  const bool is_trainers = has_arguments || !parts_of(place.entries()).models.empty();
+  std::chrono::nanoseconds newest{0};
+  for (const DirectoryEntry& entry : place.entries())
+    newest = std::max(newest, std::chrono::nanoseconds(entry.mtime_ns));
+  const auto now = std::chrono::system_clock::now().time_since_epoch();
+  return now - newest < (is_trainers ? kLongestGap : kShortGap) ? std::string(kLast) : std::string();
+}
+
 namespace {
 
 // Returns the number that `text` begins with, after one of the characters "-_=" or none; nothing if there is none.
@@ -431,6 +452,22 @@ Result<bool> is_checkpoint(const std::string& path) {
   const auto format = place ? recognised_format(*place) : Result<const Format*>(place.error());
   if (!format && watch.explains(format.error())) return format.error();
   return format && (*format || (place->is_directory() && !parts_of(place->entries()).models.empty()));
+}
+
+// Returns the paths without links to others of them, such as a "latest" that a trainer moves.
+Result<std::vector<std::string>> without_links(std::vector<std::string> paths) {
+  std::set<std::string> links, others;
+  for (const std::string& path : paths) {
+    const auto node = is_url(path) ? std::nullopt : TRY(node_at(path));
+    if (node && node->is_link()) links.insert(path);
+  }
+  if (links.empty()) return paths;
+  for (const std::string& path : paths)
+    if (!links.contains(path)) others.insert(TRY(real_path(path)));
+  std::vector<std::string> out;
+  for (std::string& path : paths)
+    if (!links.contains(path) || !others.contains(TRY(real_path(path)))) out.push_back(std::move(path));
+  return out;
 }
 
 // Returns the contents of a directory of a run: none if it may not be listed, or has been removed meanwhile.
@@ -472,7 +509,7 @@ Result<std::vector<std::string>> checkpoints_of_run(const std::string& path) {
         if (TRY(is_checkpoint(child))) out.push_back(child);
     level = std::move(next);
   }
-  return out;
+  return without_links(std::move(out));
 }
 
 }  // namespace reshard

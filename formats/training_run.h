@@ -40,8 +40,13 @@ Status join_optimizers(const PathSnapshot& place, OpenCheckpoint& open);
 // end is missing. Returns an empty text if there is none.
 Result<std::string> unfinished_optimizer(const PathSnapshot& place, const Catalog& model);
 
+// Returns the file that Hugging Face's Trainer writes last into a step, if this is a step that it seems to be writing;
+// otherwise an empty text. After the model, it may gather the optimizer for minutes before it creates its file.
+std::string awaited_file(const PathSnapshot& place);
+
 // Returns the checkpoints below a run's directory, one or two levels down, in the order of their steps: directories,
-// and files whose names have the number of a step. Opens none, and skips directories that may not be listed.
+// and files whose names have the number of a step. Opens none, and skips directories that may not be listed and links
+// to another of them ("latest").
 Result<std::vector<std::string>> checkpoints_of_run(const std::string& path);
 
 // Returns the step in a checkpoint's name: the number after the last "step", or else the last number. Returns -1 if the

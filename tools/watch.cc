@@ -314,8 +314,9 @@ class Watch {
     if (interrupted()) return {};
     if (complete.empty() || !TRY(gap_of_checkpoint(complete.back().source)).empty())
       return {};  // the newest has changed since; others may be needed
-    if (options_.removes() && knows_best(complete, best)) TRY(remove_others(complete, kept));
-    if (options_.without_optimizer_after > 0) TRY(drop_optimizers(complete));
+    const auto named = options_.changes_sources() ? TRY(named_by_run(complete)) : std::set<std::string>();
+    if (options_.removes() && knows_best(complete, best)) TRY(remove_others(complete, kept, named));
+    if (options_.without_optimizer_after > 0) TRY(drop_optimizers(complete, named));
     return {};
   }
 
@@ -440,15 +441,20 @@ class Watch {
     return started_.contains(name) && TRY(path_exists(output_of(name)));
   }
 
-  // Returns the lines of --keep-best's file, without the spaces around them. None: it is not there yet.
-  Result<std::set<std::string>> best_steps() const {
+  // Returns the lines of a text that are not empty, without the spaces around them.
+  static std::set<std::string> lines_of(const std::string& text) {
     constexpr std::string_view kSpaces = " \t\r";
     std::set<std::string> out;
-    if (options_.keep_best.empty() || !TRY(path_exists(options_.keep_best))) return out;
-    for (const std::string& line : split(TRY(read_whole_file(options_.keep_best, kMaxRecordBytes)), '\n'))
+    for (const std::string& line : split(text, '\n'))
       if (const std::size_t begin = line.find_first_not_of(kSpaces); begin != std::string::npos)
         out.insert(line.substr(begin, line.find_last_not_of(kSpaces) + 1 - begin));
     return out;
+  }
+
+  // Returns the lines of --keep-best's file. None: it is not there yet.
+  Result<std::set<std::string>> best_steps() const {
+    if (options_.keep_best.empty() || !TRY(path_exists(options_.keep_best))) return std::set<std::string>();
+    return lines_of(TRY(read_whole_file(options_.keep_best, kMaxRecordBytes)));
   }
 
   // Returns whether a line of --keep-best's file is a step's number, its name or the path of its source or output.
@@ -591,15 +597,49 @@ class Watch {
     return {};
   }
 
-  // Returns the directory of the step that the run's own file names (Megatron's latest_checkpointed_iteration.txt,
-  // DeepSpeed's latest), from which the trainer resumes. It is written after the step, and may still name an older one.
-  std::string named_by_run() const {
-    const auto open = open_if_known(run_, {.files_too = false});
-    return open && *open ? (*open)->reader->catalog().root : std::string();
+  // What a directory says of the steps in it.
+  struct Named {
+    std::set<std::string> lines;    // of latest_checkpointed_iteration.txt, latest and the like
+    std::set<std::string> targets;  // of links
+  };
+
+  static Result<Named> named_in(const std::string& directory) {
+    constexpr Index kLongest = 4096;
+    Named out;
+    for (const DirectoryEntry& entry : TRY(list_directory(directory))) {
+      const std::string path = path_join(directory, entry.name);
+      const auto node = TRY(node_at(path));
+      if (node && node->is_link()) out.targets.insert(TRY(real_path(path)));
+      const bool names_last =
+          entry.name.find("latest") != std::string::npos || entry.name.find("last") != std::string::npos;
+      if (entry.is_directory || entry.size > kLongest || !names_last) continue;
+      const auto text = read_whole_file(path, kLongest);
+      if (!text && TRY(path_exists(path))) return text.error();
+      if (text) out.lines.merge(lines_of(*text));
+    }
+    return out;
   }
 
-  Status remove_others(const std::vector<Step>& complete, const std::set<std::string>& kept) {
-    const std::string named = options_.prune_source ? named_by_run() : std::string();
+  // Returns the sources of the steps that the run names in a file or by a link. A trainer resumes from them. The file
+  // is written after the step, and may still name an older one.
+  Result<std::set<std::string>> named_by_run(const std::vector<Step>& complete) const {
+    std::map<std::string, Named> known;
+    std::set<std::string> out;
+    for (const Step& step : complete) {
+      const std::string parent = parent_path(step.source);
+      const auto [at, is_new] = known.try_emplace(parent);
+      if (is_new) at->second = TRY(named_in(parent));
+      const Named& named = at->second;
+      const bool is_named = std::any_of(named.lines.begin(), named.lines.end(), [&](const std::string& line) {
+        return base_name(line) == base_name(step.source) || means(line, step.name, step.source);
+      });
+      if (is_named || named.targets.contains(TRY(real_path(step.source)))) out.insert(step.source);
+    }
+    return out;
+  }
+
+  Status remove_others(const std::vector<Step>& complete, const std::set<std::string>& kept,
+                       const std::set<std::string>& named) {
     std::set<std::string> good;
     for (const Step& step : complete)
       if (TRY(is_good(step.name))) good.insert(step.name);
@@ -610,18 +650,19 @@ class Watch {
       const auto done = done_.find(step.name);
       if (done == done_.end()) continue;  // never converted here
       if (const std::string output = output_of(step.name); TRY(path_exists(output))) TRY(remove_whole(output, step));
-      if (options_.prune_source && done->second.proven && !TRY(is_replaced(step)) && !TRY(lies_in(named, step.source)))
+      if (options_.prune_source && done->second.proven && !TRY(is_replaced(step)) && !named.contains(step.source))
         TRY(remove_whole(step.source, step));
     }
     return {};
   }
 
-  // Rewrites the sources of proven steps without their optimizer, but not those of the newest ones.
-  Status drop_optimizers(const std::vector<Step>& complete) {
+  // Rewrites the sources of proven steps without their optimizer, but not those of the newest and the named ones.
+  Status drop_optimizers(const std::vector<Step>& complete, const std::set<std::string>& named) {
     const std::size_t spared = options_.without_optimizer_after;
     for (std::size_t i = 0; i + spared < complete.size(); ++i) {
       const Step& step = complete[i];
       const auto done = done_.find(step.name);
+      if (named.contains(step.source)) continue;
       if (done == done_.end() || !done->second.proven || done->second.small || !TRY(path_exists(step.source))) continue;
       if (failed_.contains(step.name) || TRY(awaits_then(step.name)) || must_wait(not_small_, step)) continue;
       if (TRY(is_replaced(step))) continue;

@@ -207,6 +207,37 @@ TEST_F(Watch, TakesTheOptimizerOutOfOlderStepsThatAreProven) {
     EXPECT_THAT(entry.path().filename(), testing::StartsWith("step-"));
 }
 
+// A trainer that resumes from an older step, because it names a step only when it is told to, needs its optimizer.
+TEST_F(Watch, LeavesTheOptimizerOfStepsThatTheRunNames) {
+  const std::string config = sample("tp8") + "/config.json";
+  const auto has_optimizer = [&](int step) {
+    return reshard_cli({"inspect", source(step), "--filter", "*"}).out.find("exp_avg") != std::string::npos;
+  };
+  const auto with_optimizer = [&] {
+    std::set<int> out;
+    for (const int step : {100, 200, 300, 400, 500})
+      if (std::filesystem::exists(source(step)) && has_optimizer(step)) out.insert(step);
+    return out;
+  };
+  for (const int step : {100, 200, 300, 400, 500})
+    ASSERT_EQ(reshard_cli({"synth", source(step), "--config", config, "--to", "dcp", "--optimizer"}).exit_code, 0);
+  write_file(run_ + "/latest_checkpointed_iteration.txt", "100");
+  write_file(run_ + "/latest", "step-200\n");
+  std::filesystem::create_symlink("step-300", run_ + "/best");
+  const std::vector<std::string> options = {"--without-optimizer-after", "1"};
+  ASSERT_EQ(watch(options).exit_code, 0);
+  EXPECT_THAT(with_optimizer(), ElementsAre(100, 200, 300, 500));
+  EXPECT_THAT(names(models_), ElementsAre("step-100", "step-200", "step-300", "step-400", "step-500"));
+  ASSERT_EQ(watch({"--keep-last", "1", "--prune-source"}).exit_code, 0);
+  EXPECT_THAT(with_optimizer(), ElementsAre(100, 200, 300, 500));
+  EXPECT_FALSE(std::filesystem::exists(source(400)));
+  std::filesystem::remove(run_ + "/best");
+  write_file(run_ + "/latest_checkpointed_iteration.txt", "500");
+  write_file(run_ + "/latest", "step-500\n");
+  ASSERT_EQ(watch(options).exit_code, 0);
+  EXPECT_THAT(with_optimizer(), ElementsAre(500));
+}
+
 // Megatron's, which names a step only when all of it is written, and which it resumes from.
 TEST_F(Watch, KeepsTheSourceThatTheRunResumesFrom) {
   const std::string config = sample("tp8") + "/config.json";
@@ -462,6 +493,52 @@ TEST_F(Watch, WaitsForTheOptimizerNextToTheModel) {
       EXPECT_THAT(reshard_cli({"latest", run_, "--all"}).out, HasSubstr("optimizer.pt is not complete"));
     }
   }
+}
+
+// Trainer gathers the optimizer before it creates its file. trainer_state.json is what it writes last.
+TEST_F(Watch, WaitsForTheLastFileOfTrainer) {
+  const std::string step = run_ + "/checkpoint-100", data = RESHARD_TEST_DATA "/runs/numbered_optimizer/";
+  const auto converts = [&] {
+    const CommandResult r = watch({"--family", "none"});
+    EXPECT_EQ(r.exit_code, 0) << r.out << r.err;
+    return std::filesystem::exists(models_ + "/checkpoint-100");
+  };
+  const auto age = [&](std::chrono::minutes by) {
+    for (const auto& file : std::filesystem::directory_iterator(step))
+      std::filesystem::last_write_time(file, std::filesystem::file_time_type::clock::now() - by);
+  };
+  std::filesystem::create_directory(step);
+  std::filesystem::copy(data + "model.safetensors", step + "/model.safetensors");
+  EXPECT_FALSE(converts());
+  EXPECT_THAT(reshard_cli({"latest", run_, "--all"}).out, HasSubstr("trainer_state.json is not there yet"));
+  write_file(step + "/training_args.bin", "");
+  age(std::chrono::minutes(30));
+  EXPECT_FALSE(converts());
+  std::filesystem::copy(data + "whole.pt", step + "/optimizer.pt");
+  EXPECT_FALSE(converts());
+  write_file(step + "/trainer_state.json", "{}");
+  EXPECT_TRUE(converts());
+  std::filesystem::remove_all(models_);
+  std::filesystem::remove(step + "/trainer_state.json");
+  age(std::chrono::minutes(90));
+  EXPECT_TRUE(converts());  // a copy of the step's other files
+  std::filesystem::remove_all(models_);
+  std::filesystem::remove(step + "/training_args.bin");
+  std::filesystem::remove(step + "/optimizer.pt");
+  age(std::chrono::minutes(2));
+  EXPECT_TRUE(converts());  // another program's
+}
+
+// A link to a step, which the trainer moves, is no step of its own.
+TEST_F(Watch, TakesLinksBetweenStepsForNone) {
+  save(100);
+  std::filesystem::create_symlink("step-100", run_ + "/latest");
+  std::filesystem::rename(run_ + "/step-100", dir_ / "step-90");
+  std::filesystem::create_symlink(dir_ / "step-90", source(90));
+  save(100);
+  ASSERT_EQ(watch({}).exit_code, 0);
+  EXPECT_THAT(names(models_), ElementsAre("step-100", "step-90"));
+  EXPECT_EQ(reshard_cli({"latest", run_}).out, source(100) + "\n");
 }
 
 // --interval would find the step an hour later.
