@@ -17,7 +17,7 @@ constexpr std::array<std::uint32_t, 8> kStart = {0x6a09e667, 0xbb67ae85, 0x3c6ef
 constexpr std::uint32_t kChunkStart = 1, kChunkEnd = 2, kParent = 4, kRoot = 8;
 constexpr std::size_t kBlocksOfChunk = 16;
 constexpr int kRounds = 7;
-using Words = std::array<std::uint32_t, 16>;
+constexpr std::size_t kChunkBytes = 1024;
 using Schedule = std::array<std::array<std::uint8_t, 16>, kRounds>;  // the words of the block in each round
 
 constexpr Schedule make_schedule() {
@@ -30,17 +30,90 @@ constexpr Schedule make_schedule() {
 }
 constexpr Schedule kSchedule = make_schedule();
 
-inline void mix(Words& s, std::size_t a, std::size_t b, std::size_t c, std::size_t d, std::uint32_t x,
-                std::uint32_t y) {
-  s[a] += s[b] + x;
-  s[d] = std::rotr(s[d] ^ s[a], 16);
-  s[c] += s[d];
-  s[b] = std::rotr(s[b] ^ s[c], 12);
-  s[a] += s[b] + y;
-  s[d] = std::rotr(s[d] ^ s[a], 8);
-  s[c] += s[d];
-  s[b] = std::rotr(s[b] ^ s[c], 7);
+// The same word of so many chunks, which are compressed together.
+constexpr std::size_t kLanes = 8;
+using Lanes = std::uint32_t __attribute__((vector_size(sizeof(std::uint32_t) * kLanes)));
+using Chains = std::array<std::array<std::uint32_t, 8>, kLanes>;
+#define RESHARD_INLINE inline __attribute__((always_inline))  // also into functions for other instruction sets
+
+// Word is a number or Lanes.
+template <int kBits, class Word>
+RESHARD_INLINE void rotate(Word& x) {
+  x = x >> kBits | x << (32 - kBits);
 }
+
+template <class Word>
+RESHARD_INLINE void mix(Word* s, std::size_t a, std::size_t b, std::size_t c, std::size_t d, const Word& x,
+                        const Word& y) {
+  s[a] += s[b] + x;
+  s[d] ^= s[a];
+  rotate<16>(s[d]);
+  s[c] += s[d];
+  s[b] ^= s[c];
+  rotate<12>(s[b]);
+  s[a] += s[b] + y;
+  s[d] ^= s[a];
+  rotate<8>(s[d]);
+  s[c] += s[d];
+  s[b] ^= s[c];
+  rotate<7>(s[b]);
+}
+
+// Mixes a block's 16 words `m` into the state, whose first half becomes the new chain.
+template <class Word>
+RESHARD_INLINE void mix_block(Word* s, const Word* m) {
+#pragma GCC unroll 7
+  for (int r = 0; r < kRounds; ++r) {
+    const auto& at = kSchedule[r];
+#pragma GCC unroll 4
+    for (std::size_t i = 0; i < 4; ++i) mix(s, i, 4 + i, 8 + i, 12 + i, m[at[2 * i]], m[at[2 * i + 1]]);
+#pragma GCC unroll 4
+    for (std::size_t i = 0; i < 4; ++i)
+      mix(s, i, 4 + (i + 1) % 4, 8 + (i + 2) % 4, 12 + (i + 3) % 4, m[at[8 + 2 * i]], m[at[9 + 2 * i]]);
+  }
+  for (std::size_t i = 0; i < 8; ++i) s[i] ^= s[i + 8];
+}
+
+RESHARD_INLINE std::uint32_t word_at(const std::byte* p) {
+  std::uint32_t out;
+  std::memcpy(&out, p, sizeof out);
+  return out;
+}
+
+// Computes the chains of kLanes whole chunks, the first of which has this number.
+RESHARD_INLINE void hash_chunks(const std::byte* bytes, std::uint64_t number, Chains& out) {
+  const Lanes zero{};
+  Lanes s[16], m[16];
+  for (std::size_t i = 0; i < 8; ++i) s[i] = zero + kStart[i];
+  for (std::size_t block = 0; block < kBlocksOfChunk; ++block) {
+    const std::uint32_t flags =
+        (block == 0 ? kChunkStart : 0) | (block + 1 == kBlocksOfChunk ? kChunkEnd : std::uint32_t{0});
+    for (std::size_t i = 0; i < 16; ++i)
+      for (std::size_t lane = 0; lane < kLanes; ++lane)
+        m[i][lane] = word_at(bytes + lane * kChunkBytes + block * 64 + i * 4);
+    for (std::size_t i = 0; i < 4; ++i) s[8 + i] = zero + kStart[i];
+    for (std::size_t lane = 0; lane < kLanes; ++lane) {
+      s[12][lane] = static_cast<std::uint32_t>(number + lane);
+      s[13][lane] = static_cast<std::uint32_t>((number + lane) >> 32);
+    }
+    s[14] = zero + 64;
+    s[15] = zero + flags;
+    mix_block(s, m);
+  }
+  for (std::size_t lane = 0; lane < kLanes; ++lane)
+    for (std::size_t i = 0; i < 8; ++i) out[lane][i] = s[i][lane];
+}
+
+void hash_chunks_of_any(const std::byte* bytes, std::uint64_t number, Chains& out) { hash_chunks(bytes, number, out); }
+using HashChunks = decltype(hash_chunks_of_any);
+#if defined(__x86_64__)
+__attribute__((target("avx2"))) void hash_chunks_avx2(const std::byte* bytes, std::uint64_t number, Chains& out) {
+  hash_chunks(bytes, number, out);
+}
+HashChunks* fastest() { return __builtin_cpu_supports("avx2") ? hash_chunks_avx2 : hash_chunks_of_any; }
+#else
+HashChunks* fastest() { return hash_chunks_of_any; }
+#endif
 
 }  // namespace
 
@@ -53,7 +126,7 @@ void Blake3::start_chunk() {
 }
 
 Blake3::Chain Blake3::compress(const Node& node) {
-  Words m, s;
+  std::array<std::uint32_t, 16> m, s;
   std::memcpy(m.data(), node.block.data(), node.block.size());
   std::copy(node.chain.begin(), node.chain.end(), s.begin());
   std::copy(kStart.begin(), kStart.begin() + 4, s.begin() + 8);
@@ -61,13 +134,9 @@ Blake3::Chain Blake3::compress(const Node& node) {
   s[13] = static_cast<std::uint32_t>(node.counter >> 32);
   s[14] = node.length;
   s[15] = node.flags;
-  for (const auto& at : kSchedule) {
-    for (std::size_t i = 0; i < 4; ++i) mix(s, i, 4 + i, 8 + i, 12 + i, m[at[2 * i]], m[at[2 * i + 1]]);
-    for (std::size_t i = 0; i < 4; ++i)
-      mix(s, i, 4 + (i + 1) % 4, 8 + (i + 2) % 4, 12 + (i + 3) % 4, m[at[8 + 2 * i]], m[at[9 + 2 * i]]);
-  }
+  mix_block(s.data(), m.data());
   Chain out;
-  for (std::size_t i = 0; i < out.size(); ++i) out[i] = s[i] ^ s[i + 8];
+  std::copy(s.begin(), s.begin() + 8, out.begin());
   return out;
 }
 
@@ -88,6 +157,7 @@ void Blake3::add_chunk(Chain chunk) {
 }
 
 void Blake3::update(Bytes bytes) {
+  static HashChunks* const hash = fastest();
   while (!bytes.empty()) {
     if (block_.length == block_.block.size()) {
       const bool is_last = ++blocks_ == kBlocksOfChunk;
@@ -99,6 +169,16 @@ void Blake3::update(Bytes bytes) {
       }
       block_.length = 0;
       block_.flags = is_last ? kChunkStart : 0;
+    }
+    // The last chunk may be the root, so it waits in block_.
+    while (blocks_ == 0 && block_.length == 0 && bytes.size() > kLanes * kChunkBytes) {
+      Chains chains;
+      hash(bytes.data(), block_.counter, chains);
+      for (const Chain& chain : chains) {
+        add_chunk(chain);
+        ++block_.counter;
+      }
+      bytes = bytes.subspan(kLanes * kChunkBytes);
     }
     const std::size_t n = std::min(bytes.size(), block_.block.size() - block_.length);
     std::memcpy(block_.block.data() + block_.length, bytes.data(), n);
