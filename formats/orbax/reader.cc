@@ -397,6 +397,7 @@ Status OrbaxReader::open(const PathSnapshot& place, const OpenOptions& options) 
                                 catalog_.metadata_files.end());
   catalog_.sort_by_name();
   set_state_keys(catalog_);
+  warn_of_adapters(catalog_);
   if (!options.validated) return {};
   TRY(validate(catalog_, options.files_too));
   return check_extents_disjoint(catalog_, SharedExtents::kRefused);

@@ -12,6 +12,7 @@
 
 #include "formats/encoding/pickle_writer.h"
 #include "formats/encoding/torch_archive.h"
+#include "lib/base/names.h"
 #include "lib/base/text.h"
 #include "lib/checkpoint/state_key.h"
 
@@ -150,6 +151,17 @@ void set_tree_names(LayoutRequest& request) {
     blob.name = std::move(name);
   }
   add_empty_states(request);
+}
+
+void warn_of_adapters(Catalog& catalog) {
+  constexpr std::string_view kFirst = "_lora_a", kSecond = "_lora_b";
+  std::vector<std::string> found;
+  for (const Tensor& t : catalog.tensors())
+    if (t.name.ends_with(kFirst) || t.name.ends_with(kSecond)) found.push_back(printable(t.name));
+  if (found.empty()) return;
+  catalog.warnings.push_back(some_of(found) + ": adapters of MaxText or qwix, which are not merged into the weights. " +
+                             "Merge them with MaxText's to_huggingface (load_parameters_path and " +
+                             "lora.lora_restore_path) before a conversion");
 }
 
 void set_state_keys(Catalog& catalog) {

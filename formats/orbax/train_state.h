@@ -19,6 +19,9 @@ namespace reshard {
 // "value"). The router biases under nnx_aux become the model's. Leaves other checkpoints alone.
 void set_state_keys(Catalog& catalog);
 
+// Warns of low-rank adapters: MaxText saves them alone, or under names next to the weights that they change.
+void warn_of_adapters(Catalog& catalog);
+
 // Names the tensors and objects of a MaxText run as MaxText's trainer does, which restores its state from them. Sets
 // the tensors' plain keys to the names that they had, and adds the empty states of optax's chain. Leaves other
 // checkpoints alone.

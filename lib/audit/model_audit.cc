@@ -139,6 +139,25 @@ bool is_whole(const StoredRule& stored, std::set<std::size_t>& there) {
   return !stored.is_section() || there.size() == stored.section_count();
 }
 
+// Returns whether `rows` are the words and padding: the writer records as many words as the config has, so further rows
+// are not words; or a writer of these names pads like this and loads it.
+bool are_padded(const DescribedModel& subject, Index words, Index rows) {
+  return rows > words && (subject.catalog.vocabulary == words ||
+                          (info(subject.names).pads_vocabulary && !explain_padding(rows, words).empty()));
+}
+
+// Returns whether a tensor that is the transpose of `head` differs from it only by padded rows.
+bool is_padded_head(const DescribedModel& subject, const Tensor& tensor, const ParsedName& parsed, Dims head) {
+  const auto& axes = parsed.stored->axes;
+  const auto words = std::find_if(axes.begin(), axes.end(), [](const StoredAxis& axis) { return axis.dim == 0; });
+  if (!parsed.rule->is_vocabulary() || words == axes.end() || tensor.shape.rank() != std::ssize(axes)) return false;
+  const Index rows = tensor.shape[static_cast<int>(words - axes.begin())];
+  if (!are_padded(subject, head[0], rows)) return false;
+  head[0] = rows;
+  const auto shape = packed_shape(*parsed.stored, std::vector{head}, &subject.config);
+  return shape && *shape == tensor.shape;
+}
+
 // Records a packed tensor as its parts.
 void look_at_packed(const DescribedModel& subject, const Tensor& tensor, const ParsedName& parsed, StoredModel& stored,
                     FindingList& findings) {
@@ -156,7 +175,7 @@ void look_at_packed(const DescribedModel& subject, const Tensor& tensor, const P
     return;
   }
   const auto shape = packed_shape(*parsed.stored, shapes, &subject.config);
-  if (!shape || tensor.shape == *shape) return;
+  if (!shape || tensor.shape == *shape || is_padded_head(subject, tensor, parsed, shapes.front())) return;
   Finding& f = findings.add(Severity::kError, "shape-other");
   f.tensors = {tensor.name};
   f.causes = {"config-other"};
@@ -215,13 +234,8 @@ bool has_other_vocabulary(const Mismatch& m) {
          (want.rank() < 2 || got[1] == want[1]);
 }
 
-// Returns whether the only difference is padding: the writer records as many words as the config has, so further rows
-// are not words; or a writer of these names pads like this and loads it.
 bool is_padding(const DescribedModel& subject, const Mismatch& m) {
-  const Index words = m.parameter->shape[0], rows = m.tensor->shape[0];
-  return has_other_vocabulary(m) && rows > words &&
-         (subject.catalog.vocabulary == words ||
-          (info(subject.names).pads_vocabulary && !explain_padding(rows, words).empty()));
+  return has_other_vocabulary(m) && are_padded(subject, m.parameter->shape[0], m.tensor->shape[0]);
 }
 
 // If a rank's flattened parameters are parts, its one-dimensional parameters are parts too: moves them to `flat`.

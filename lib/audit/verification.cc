@@ -241,8 +241,7 @@ std::string described_text(const Model& model, const ModelAudit& audit) {
   std::string text = model.config->path + ": " + std::string(model.family->title) + ", " +
                      count_of(audit.expected_tensors, "tensor") + ", " + count_of(audit.expected_elements, "parameter");
   if (audit.head_is_tied) text += "; the head is tied to the embedding and not stored";
-  if (audit.padded_rows > 0)
-    text += "; the vocabulary padded to " + count_of(audit.padded_rows, "row") + ", as Megatron does";
+  if (audit.padded_rows > 0) text += "; the vocabulary padded to " + count_of(audit.padded_rows, "row");
   if (!audit.uniform_dtype.empty()) text += "; kept in " + audit.uniform_dtype + ", for use in " + model.config->dtype;
   return text;
 }

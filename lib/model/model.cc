@@ -5,6 +5,7 @@
 
 #include "lib/base/text.h"
 #include "lib/model/class_family.h"
+#include "lib/model/layer_axis.h"
 
 namespace reshard {
 namespace {
@@ -14,8 +15,9 @@ bool is_named_otherwise(const Family& family, const ModelConfig& config) {
   return config.architecture.ends_with("ForQuestionAnswering") && base_prefix(family) == "model.";
 }
 
-const Family* numbered_for(const Family& family, const std::optional<ModelConfig>& config) {
-  return &numbered(family, config ? &*config : nullptr);
+const Family* numbered_for(const Catalog& catalog, const Family& family, Convention convention,
+                           const std::optional<ModelConfig>& config) {
+  return &with_axes_of(catalog, numbered(family, config ? &*config : nullptr), convention);
 }
 
 // Sets the convention that the user chose, if the names can be of it.
@@ -49,7 +51,7 @@ Result<Model> recognise(const Catalog& catalog, const ModelChoice& choice, std::
       return usage_error(model.config->path + ": expected a model of family " + std::string(choice.family->name) +
                          ", got model_type '" + printable(model.config->model_type) + "'");
     if (model.config) TRY(model.config->check().context(model.config->path));
-    model.family = numbered_for(*choice.family, model.config);
+    model.family = numbered_for(catalog, *choice.family, *convention, model.config);
     model.convention = *convention;
     TRY(choose_convention(catalog, choice, model));
     return model;
@@ -58,7 +60,7 @@ Result<Model> recognise(const Catalog& catalog, const ModelChoice& choice, std::
   if (model.config && !said) return model;  // another model with similar names
   if (const auto detected = detect_family(catalog, model.config_or_null(), choice.families);
       detected && (!said || is_kind_of(*detected->family, *said, *model.config))) {
-    model.family = numbered_for(*detected->family, model.config);
+    model.family = numbered_for(catalog, *detected->family, detected->convention, model.config);
     model.convention = detected->convention;
   }
   TRY(choose_convention(catalog, choice, model));

@@ -9,6 +9,7 @@
 #include "lib/base/names.h"
 #include "lib/base/text.h"
 #include "lib/layout/flat_boxes.h"
+#include "lib/model/layer_axis.h"
 #include "lib/model/packing.h"
 #include "lib/model/parameters.h"
 #include "lib/model/quantization.h"
@@ -350,12 +351,12 @@ Result<Catalog> recorded_view(const Json& manifest, const Catalog& catalog, cons
                               Families families) {
   const Family* const family = TRY(recorded_family(manifest, families));
   if (!family) return catalog;
-  const Family& numbered_family = numbered(*family, config);
   const Json* const options = manifest.find("options");
   const auto title = options ? options->get_string("names") : Result<std::string_view>(std::string_view());
   Convention convention = Convention::kHf;
   for (const ConventionInfo& row : kConventions)
     if (title && row.title == *title) convention = row.convention;
+  const Family& numbered_family = with_axes_of(catalog, numbered(*family, config), convention);
   const bool has_hf_rows = TRY(manifest.get_bool("hf_rows"));
   return canonical_view(catalog, {&numbered_family, config, has_hf_rows, true, true, convention}, nullptr);
 }

@@ -127,7 +127,8 @@ Result<Plan> make_plan(const Catalog& source, const Catalog& target) {
   plan.tensors.reserve(target.tensors().size());
   for (std::size_t to = 0; to < target.tensors().size(); ++to) {
     const Tensor& wanted = target.tensors()[to];
-    const auto from = source.find(wanted.name);
+    auto from = source.find(wanted.name);
+    if (!from && !wanted.plain_key.empty()) from = source.find(wanted.plain_key);  // a target that names trees renames
     if (!from) return internal_error("plan: no source for " + tensor_text(wanted.name));
     const Tensor& given = source.tensors()[*from];
     if (given.shape != wanted.shape)

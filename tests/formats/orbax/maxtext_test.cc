@@ -199,6 +199,65 @@ TEST_F(MaxText, IsVerifiedAgainstItsConfig) {
   EXPECT_THAT(convert.err, HasSubstr("says 2 (layers)"));
 }
 
+// Returns a tensor with its second axis in front of the first.
+TensorValue with_second_axis_first(const TensorValue& from) {
+  const std::size_t first = from.shape[0], second = from.shape[1], rest = from.bytes.size() / (first * second);
+  TensorValue out = from;
+  std::swap(out.shape[0], out.shape[1]);
+  for (std::size_t i = 0; i < first; ++i)
+    for (std::size_t k = 0; k < second; ++k)
+      out.bytes.replace((k * first + i) * rest, rest, from.bytes, (i * second + k) * rest, rest);
+  return out;
+}
+
+// With param_scan_axis=0, which MaxText needs for offloading, the layers are along the first axis of each tensor.
+TEST_F(MaxText, AxisOfTheLayersFollowsFromTheShapes) {
+  for (const Saved& saved : {kSaved[2], kSaved[4], kSaved[5]}) {
+    TensorValues values = below(load_checkpoint(place_of(saved.name)), "params.");
+    for (auto& [name, value] : values)
+      if (name.find("layers.") != name.npos) value = with_second_axis_first(value);
+    const TensorValues aux = below(load_checkpoint(place_of(saved.name)), "nnx_aux.");
+    for (const auto& [name, value] : aux)
+      if (name.ends_with(".gate.bias")) values.emplace("params.params." + name, value);
+    TensorValues plain;
+    for (const auto& [name, value] : values) plain.emplace(name.substr(std::strlen("params.params.")), value);
+    const std::string first = dir_ / (saved.name + ".first"), out = dir_ / saved.name, kept = dir_ / "kept";
+    const std::string config = place_of(saved.name) + "/config.json";
+    write_dcp(plain, first, Mesh({{"dp_shard", 2}}));
+    convert(first, out, {"--to", "hf", "--config", config}, saved.options);
+    auto made = digests_of(load_checkpoint(out));
+    std::erase_if(made, [](const auto& t) { return t.first.ends_with("e_score_correction_bias"); });
+    EXPECT_EQ(made, read_digests(place_of(saved.name) + ".json")) << saved.name;
+    convert(first, kept, {"--to", "orbax", "--config", config, "--mesh", "dp_shard=2,tp=2", "--force"});
+    const TensorValues again = below(load_checkpoint(kept), "params.");
+    for (const auto& [name, value] : again) EXPECT_EQ(value, values.at(name)) << saved.name << name;
+    EXPECT_EQ(reshard_cli({"verify", kept}).exit_code, 0) << saved.name;
+  }
+}
+
+TEST_F(MaxText, AdaptersAreReported) {
+  const std::string kernel = "decoder.layers.mlp.wo.kernel";
+  const TensorValue matrix{DType::kFloat32, Dims({2, 3}), std::string(24, '\1')};
+  write_dcp({{kernel + "_lora_a", matrix}, {kernel + "_lora_b", matrix}}, dir_ / "made", Mesh({{"dp_shard", 1}}));
+  convert(dir_ / "made", dir_ / "alone", {"--to", "orbax", "--family", "none"});
+  const CommandResult run = reshard_cli({"verify", dir_ / "alone"});
+  EXPECT_EQ(run.exit_code, 1) << run.out;
+  EXPECT_THAT(run.out, AllOf(HasSubstr(kernel + "_lora_b"), HasSubstr("not merged into the weights")));
+}
+
+TEST_F(MaxText, VocabularyOfItsHeadMayBePadded) {
+  const std::string config = dir_ / "config.json", source = place_of("qwen3moe_scan");
+  std::string text = read_file(source + "/config.json");
+  text.replace(text.find("\"vocab_size\": 128"), 17, "\"vocab_size\": 120");
+  write_file(config, text);
+  const CommandResult run = reshard_cli({"verify", source, "--config", config});
+  EXPECT_EQ(run.exit_code, 0) << run.out << run.err;
+  EXPECT_THAT(run.out, HasSubstr("the vocabulary padded to 128 rows"));
+  text.replace(text.find("\"vocab_size\": 120"), 17, "\"vocab_size\": 130");
+  write_file(config, text);
+  EXPECT_EQ(reshard_cli({"verify", source, "--config", config}).exit_code, 1);
+}
+
 std::string gpt_oss(const std::string& members) {
   return R"({"model_type": "gpt_oss", "num_key_value_heads": 2, "tie_word_embeddings": false, )" + members + "}";
 }
