@@ -192,11 +192,6 @@ class Builder:
 
 # ---- configs
 
-# Lists for which the rows hold only with the default's entries, because the second number of a name decides what its module
-# has, and conditions know only the first.
-UNVARIED = {"hgnet_v2": ("depths", "hidden_sizes", "stage_numb_of_layers")}
-
-
 def members(config, prefix=""):
     """{path: value} of a config and of its parts; short lists of numbers also by element, "depths.0"."""
     out = {}
@@ -544,7 +539,10 @@ class Derivation:
     def sample(self, changed):
         config = copy.deepcopy(self.base)
         for path, value in changed.items():
-            put(config, path, float(value) if self.is_real(path) else value)
+            try:
+                put(config, path, float(value) if self.is_real(path) else value)
+            except IndexError:  # an entry of a list that another change has shortened
+                return None
             if DEPTHS.search(path):
                 self.resize_lists(config, path, value)
         return self.try_config(config)
@@ -705,7 +703,6 @@ class Derivation:
                 self.fix(path, value)
                 continue
             self.change(base, path, value)
-            self.change_length(base, path, value)
             if path not in self.moves and value not in (None, False, 0, "", []) and not is_sizes(value):
                 failed.append(path)
         self.change_two(base, [f for f in failed if type(self.values[f]) is int])
@@ -737,21 +734,6 @@ class Derivation:
                 break
         if type(value) is int and value > 1 and any(s.shapes.keys() != base.shapes.keys() for _, s, p in self.pairs if p == path):
             self.reduce(base, path, value // 2)
-
-    def change_length(self, base, path, value):
-        """Fixes the length of a list if a longer or shorter one changes the model, because formulas do not know it. It is 0
-        for a number that may be a list."""
-        others = []
-        if isinstance(value, list) and value and not self.is_per_layer(path):
-            others = [to for to in (value + value[-1:], value[:-1]) if to]
-        elif type(value) is int and self.may_be_list(path):
-            others = [[value, value]]
-        if any(sample and sample.patterns != base.patterns for sample in map(self.sample, ({path: to} for to in others))):
-            self.fixed[path + ".#"] = len(value) if isinstance(value, list) else 0
-
-    def may_be_list(self, path):
-        name = re.escape(path.split(".")[-1])
-        return re.search(rf"isinstance\(\s*[\w.]*config\.{name},\s*(int|list|tuple|\()", self.source)
 
     def reduce(self, base, path, value):
         """Tries a smaller value of a member that changes the names, because larger ones alone may only add some."""
@@ -918,7 +900,31 @@ class Derivation:
                 rows = self.confirm()
             self.caught = contradictions(rows, self.whole)
             self.holds_for_default = not self.caught
-        return self.check_further(self.confirm_roundings(self.confirm_others(rows)))
+        rows = self.check_further(self.confirm_roundings(self.confirm_others(rows)))
+        if rows:
+            self.fix_lists(rows, base)
+        return rows
+
+    def fix_lists(self, rows, base):
+        """Fixes each list for which other entries contradict the rows, or its length if only that does. It is 0 for a number
+        that may be a list."""
+        def is_wrong(path, other):
+            sample = self.sample({path: other})
+            return sample and (contradictions(rows, sample) or unknown_names(rows, sample) > unknown_names(rows, base))
+
+        default = members(self.default)
+        for path, value in self.values.items():
+            if type(value) is int and self.may_be_list(path) and is_wrong(path, [value, value]):
+                self.fixed[path + ".#"] = 0
+            elif isinstance(value, list) and value and not OPAQUE.search(path):
+                if any(is_wrong(path, other) for other in with_other_entries(value)):
+                    self.fixed[path] = default.get(path, value)
+                elif not self.is_per_layer(path) and any(is_wrong(path, o) for o in (value + value[-1:], value[:-1]) if o):
+                    self.fixed[path + ".#"] = len(value)
+
+    def may_be_list(self, path):
+        name = re.escape(path.split(".")[-1])
+        return re.search(rf"isinstance\(\s*[\w.]*config\.{name},\s*(int|list|tuple|\()", self.source)
 
     def confirm_others(self, rows):
         for config in self.others:
@@ -1038,6 +1044,19 @@ def shortened(value, layers):
         kinds.setdefault(str(v), i)
     keep = sorted([*kinds.values(), *[i for i in range(len(value)) if i not in kinds.values()]][:layers])
     return [value[i] for i in keep]
+
+
+def with_other_entries(value):
+    """Lists like this one in another order, or with other numbers."""
+    out = [value[::-1], value[1:] + value[:1]]
+    if all(type(n) is bool for n in value):
+        out.append([not n for n in value])
+    elif all(type(n) is int for n in value):
+        larger = [n + 1 if n < 8 else 2 * n for n in value]
+        out += [larger, [m if i % 2 else n for i, (n, m) in enumerate(zip(value, larger))]]
+    elif all(isinstance(n, list) and n for n in value):
+        out.append([n + n[-1:] for n in value])
+    return [other for other in out if other != value]
 
 
 def fill(pattern, words):
@@ -1436,7 +1455,6 @@ def line_of(model_type, derived):
         fixed.update({f"{path}.#": len(default[path]) for path in sorted(lists) if isinstance(default.get(path), list)})
         # Lists of layers ("mlp_only_layers") are not drawn: the rows hold for none.
         fixed.update({f"{path}.#": 0 for path, value in default.items() if value == []})
-        fixed.update({path: default[path] for path in UNVARIED.get(model_type, ()) if path in default})
         fixed.update(d.fixed)
         fixed.update(types_of_parts(d.config_class, d.default))
     for f in computed:

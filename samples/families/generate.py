@@ -532,12 +532,19 @@ def text_of_report(model_type, report):
     return json.dumps({"type": model_type, "transformers": transformers.__version__, "classes": classes}, separators=(",", ":"))
 
 
+OURS = "deriving", "its"  # how reasons begin that are not transformers' own
+
+
 def reason(why):
     """Returns in a few words why a class was not derived."""
     library = re.search(r"requires the (\w+) library", why)
     if library:
         return f"needs {library[1]}"
-    return why if why.startswith(("deriving", "its")) else "transformers cannot build its default config"
+    return why if why.startswith(OURS) else "transformers cannot build its default config"
+
+
+def counted(types):
+    return f"{len(types)} type{'' if len(types) == 1 else 's'}"
 
 
 def architectures_report(lines, reports, untried):
@@ -557,7 +564,8 @@ def architectures_report(lines, reports, untried):
         if not any("rows" in c for c in found):
             refused[reason(found[0]["why"])].append(t)
     if refused:
-        text = f"Not derived: {'; '.join(', '.join(types) + f' ({why})' for why, types in sorted(refused.items()))}."
+        named = (f"{', '.join(types) if why.startswith(OURS) else counted(types)} ({why})" for why, types in sorted(refused.items()))
+        text = f"Not derived: {'; '.join(named)}."
         out += ["", *textwrap.wrap(text, 120)]
     if others:
         parts = sum(bool(report["part_of"]) for report in others)

@@ -108,13 +108,13 @@ def verify(model_type, shapes, config):
 
 
 def with_other_lists(model_type, cls):
-    """Yields (what was changed, config, shapes) of models with another list of numbers: longer, shorter, reversed, larger."""
+    """Yields (what was changed, config, shapes) of models with another list: longer, shorter, in another order, of other numbers."""
     build = derivation.Builder(cls)
     d = derivation.Derivation(model_type, cls.__name__, cls.base_model_prefix, build)
     for path, value in d.values.items() if d.start() else ():
-        if derivation.OPAQUE.search(path) or not derivation.is_sizes(value):
+        if derivation.OPAQUE.search(path) or not isinstance(value, list) or not value:
             continue
-        for other in (value + value[-1:], value[:-1], value[::-1], [n + 1 if n < 8 else 2 * n for n in value]):
+        for other in (value + value[-1:], value[:-1], *derivation.with_other_entries(value)):
             config = copy.deepcopy(d.base)
             derivation.put(config, path, other)
             config.pop("model_type", None)
@@ -123,6 +123,10 @@ def with_other_lists(model_type, cls):
                 yield f"{path}={other}", made, in_files(build(made))
             except Exception:  # the config describes no model
                 continue
+
+
+def is_unchecked(findings):
+    return any(finding.startswith("model-unknown") for finding in findings)
 
 
 def damages(shapes):
@@ -155,10 +159,12 @@ def audit_class(model_type, cls):
     config.architectures = [cls.__name__]
     shapes, text = in_files(shapes), config.to_json_string()
     ids, row = verify(model_type, shapes, text)
+    if is_unchecked(ids):
+        return {"why": row}
     for change, other, of_other in with_other_lists(model_type, cls):
         other.architectures = [cls.__name__]
         found = verify(model_type, of_other, other.to_json_string())[0]
-        ids += [f"{change}: {finding}" for finding in found if not finding.startswith("model-unknown")][:1]  # not checked
+        ids += [] if is_unchecked(found) else [f"{change}: {finding}" for finding in found[:1]]
     out = {"healthy": ids, "row": row, "found": [], "missed": {}}
     for kind, (word, damaged) in damages(shapes).items():
         got, _ = verify(model_type, damaged, text)
@@ -206,7 +212,7 @@ def small_config(model_type, cls):
                 derivation.put(changed, path, value // divisor)
                 changed.pop("model_type", None)
                 made = type(config)(**changed)
-                if build(made).keys() == shapes.keys():
+                if derivation.can_attend(derivation.members(changed)) and build(made).keys() == shapes.keys():
                     config, whole = made, derivation.as_lists(made.to_dict())
                     break
             except Exception:  # the config describes no model
@@ -244,13 +250,13 @@ def convert_class(model_type, cls, directory):
     config = small_config(model_type, cls)
     if not config:
         return {"skipped": "no further config makes a model"}
-    model = random_model(cls, config)
-    if sum(t.numel() for t in model.state_dict().values()) > MOST_ELEMENTS:
-        return {"skipped": "too large"}
     try:
+        model = random_model(cls, config)
+        if sum(t.numel() for t in model.state_dict().values()) > MOST_ELEMENTS:
+            return {"skipped": "too large"}
         model.save_pretrained(directory / "own")
         own = difference(cls, model, directory / "own")
-    except Exception as e:  # which transformers cannot save or load
+    except Exception as e:  # which transformers cannot build, save or load
         own = f"{type(e).__name__}: {' '.join(str(e).split())[:100]}"
     if own:
         return {"skipped": f"its own save_pretrained: {own}"}
