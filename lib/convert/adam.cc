@@ -7,7 +7,6 @@
 #include <cmath>
 #include <cstring>
 #include <map>
-#include <set>
 
 #include "lib/base/names.h"
 #include "lib/base/text.h"
@@ -31,35 +30,39 @@ States states_of(const Catalog& catalog) {
   return out;
 }
 
-// "10", "10.0"
-std::optional<double> parse_real(const std::string& text) {
-  double value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size() || !std::isfinite(value)) return std::nullopt;
-  return value;
+// Returns a value as a number of steps; nothing if it is none.
+std::optional<Index> as_steps(double value) {
+  if (!(value >= 0 && value <= INT32_MAX) || value != std::floor(value)) return std::nullopt;
+  return static_cast<Index>(value);
 }
 
-// Reads a scalar that counts; nothing if it is no number.
-Result<std::optional<double>> read_count(FileSource& source, std::size_t number) {
-  const Tensor& t = source.catalog().tensors()[number];
-  std::array<std::byte, 8> bytes{};
-  std::vector<std::byte> scratch(std::size_t{1} << 12);
-  const auto as = [&]<class Number>(Number value) -> Result<std::optional<double>> {
-    const std::span<std::byte> out = std::span(bytes).first(sizeof value);
-    TRY(source.read(number, whole(t.shape), out, scratch));
-    std::memcpy(&value, out.data(), sizeof value);
-    return std::optional(static_cast<double>(value));
+// Parses "10" or "10.0".
+std::optional<Index> parse_steps(const std::string& text) {
+  double value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  return error == std::errc() && end == text.data() + text.size() ? as_steps(value) : std::nullopt;
+}
+
+// Reads the number of steps in a tensor of one element.
+Result<Index> read_steps(const SourceView& view, FileSource& source, std::size_t number) {
+  constexpr Index kFloatStops = Index{1} << 24;  // a float32 of this value to which 1 is added stays the same
+  const Tensor& t = view.catalog.tensors()[number];
+  const bool is_integer = t.dtype == DType::kInt32 || t.dtype == DType::kInt64;
+  if (t.elements() != 1 || (!is_integer && !is_floating(t.dtype)))
+    return unsupported(tensor_text(view.native(t.name)) + " " + std::string(info(t.dtype).torch_name) + " " +
+                       to_string(t.shape) + ": expected a single number of steps");
+  std::vector<std::byte> scratch(std::size_t{1} << 16);
+  const auto read = [&]<class Integer>(Integer value) -> Result<double> {
+    TRY(source.read(number, whole(t.shape), std::as_writable_bytes(std::span(&value, 1)), scratch));
+    return static_cast<double>(value);
   };
-  switch (t.dtype) {
-    case DType::kInt32:
-      return as(std::int32_t{});
-    case DType::kInt64:
-      return as(std::int64_t{});
-    case DType::kFloat32:
-      return as(float{});
-    default:
-      return std::optional<double>();
-  }
+  const double value = t.dtype == DType::kInt32   ? TRY(read(std::int32_t{}))
+                       : t.dtype == DType::kInt64 ? TRY(read(std::int64_t{}))
+                                                  : TRY(read_floats(source, number, whole(t.shape), scratch)).front();
+  const auto steps = as_steps(value);
+  if (!steps || (!is_integer && *steps >= kFloatStops))
+    return corrupt(tensor_text(view.native(t.name)) + ": expected a number of steps, got " + std::to_string(value));
+  return *steps;
 }
 
 // Returns whether a key is the step of all parameters: "optimizer.param_groups.0.step".
@@ -74,6 +77,8 @@ Status add_masters(SourceView& view, ConversionNotes& notes) {
   std::vector<Tensor> masters;
   for (const auto& [place, states] : states_of(view.catalog)) {
     const auto& [prefix, parameter] = place;
+    if (states.size() == 1 && is_common_step({StateKind::kOptimizer, prefix, parameter, states.begin()->first}))
+      continue;
     for (const auto& [suffix, i] : states)
       if (parameter.empty() || std::find(kOfAdam.begin(), kOfAdam.end(), suffix) == kOfAdam.end())
         others.push_back("'" + printable(view.native(view.catalog.tensors()[i].name)) + "'");
@@ -112,55 +117,53 @@ Status add_masters(SourceView& view, ConversionNotes& notes) {
   return {};
 }
 
-Result<std::optional<Index>> take_steps(SourceView& view, FilePool& files, bool metadata_only) {
-  std::vector<std::byte> scratch(std::size_t{1} << 16);
-  FileSource source(view.catalog, files);
-  std::optional<Index> steps;
-  std::string first;
-  for (const auto& [place, states] : states_of(view.catalog)) {
-    const auto found = states.find(kStepSuffix);
-    if (found == states.end()) continue;
-    const Tensor& tensor = view.catalog.tensors()[found->second];
-    if (tensor.elements() != 1)
-      return unsupported(tensor_text(view.native(tensor.name)) + " " + to_string(tensor.shape) +
-                         ": expected a single number of steps");
-    view.values.insert(found->second);
-    if (metadata_only) {
-      steps = 0;
-      continue;
-    }
-    const float value = TRY(read_floats(source, found->second, whole(tensor.shape), scratch)).front();
-    if (!(value >= 0 && value < 16'777'216) || value != std::floor(value))
-      return corrupt(tensor_text(view.native(tensor.name)) + ": expected a number of steps, got " +
-                     std::to_string(value));
-    if (steps && *steps != static_cast<Index>(value))
-      return unsupported(view.catalog.root + ": " + tensor_text(view.native(tensor.name)) + " is " +
-                         std::to_string(static_cast<Index>(value)) + " and " + tensor_text(first) + " is " +
-                         std::to_string(*steps) + "; the output stores one number of steps for all parameters");
-    steps = static_cast<Index>(value);
-    first = view.native(tensor.name);
-  }
-  return steps;
-}
-
 namespace {
 
-// The number of steps as the source counts them.
-struct Counts {
-  std::set<double> values;  // of one element unless parameters differ
-  bool each = false;        // whether objects count the steps of each parameter
-};
+// The numbers of steps that a source has, each with the name of the first tensor or object that has it. One number
+// unless parameters differ.
+using Counts = std::map<Index, std::string>;
 
-// Adds what the source's objects count.
-Counts counts_of_objects(Reader& source) {
-  Counts out;
+// Returns the number of steps of all parameters, nothing if the source has none. Fails (unsupported) if they differ.
+Result<std::optional<Index>> single(const Counts& counts, const SourceView& view) {
+  if (counts.empty()) return std::optional<Index>();
+  const auto& [first, name_of_first] = *counts.begin();
+  const auto& [last, name_of_last] = *counts.rbegin();
+  if (first == last) return std::optional(first);
+  return unsupported(view.catalog.root + ": parameters have made different numbers of steps: " + name_of_last + " is " +
+                     with_commas(last) + " and " + name_of_first + " is " + with_commas(first) +
+                     ", and the output counts them once for all; add --exclude 'optim*' to leave the optimizer out");
+}
+
+// Returns the step tensors of the view, of parameters and of groups.
+std::vector<std::size_t> step_tensors(const SourceView& view) {
+  std::vector<std::size_t> out;
+  for (const auto& [place, states] : states_of(view.catalog))
+    if (const auto found = states.find(kStepSuffix); found != states.end()) out.push_back(found->second);
+  return out;
+}
+
+// Reads tensors of steps into `counts`. Without `reads`, or if its bytes are not located, a tensor counts as 0.
+Status count(const std::vector<std::size_t>& tensors, const SourceView& view, FilePool& files, bool reads,
+             Counts& counts) {
+  FileSource source(view.catalog, files);
+  for (const std::size_t i : tensors) {
+    const Tensor& t = view.catalog.tensors()[i];
+    const Index steps = reads && t.located ? TRY(read_steps(view, source, i)) : 0;
+    counts.try_emplace(steps, tensor_text(view.native(t.name)));
+  }
+  return {};
+}
+
+// Reads the source's objects of steps into `counts`. Returns whether any of them is of a single parameter.
+bool count_objects(Reader& source, Counts& counts) {
+  bool each = false;
   for (const Blob& blob : source.catalog().blobs) {
     const StateKey key = split_state_key(blob.key());
     if (key.kind != StateKind::kOptimizer || key.suffix != kStepSuffix) continue;
-    out.each = out.each || key.prefix.ends_with(".state.");
-    if (const auto count = parse_real(source.describe(blob))) out.values.insert(*count);
+    each = each || key.prefix.ends_with(".state.");
+    if (const auto steps = parse_steps(source.describe(blob))) counts.try_emplace(*steps, printable(blob.name));
   }
-  return out;
+  return each;
 }
 
 // Adds a file of the view that exists in memory only, and returns its number.
@@ -179,30 +182,37 @@ Result<std::uint32_t> add_number(SourceView& view, FilePool& files, Number numbe
 
 }  // namespace
 
+Result<std::optional<Index>> take_steps(SourceView& view, FilePool& files, bool metadata_only) {
+  Counts counts;
+  const std::vector<std::size_t> tensors = step_tensors(view);
+  TRY(count(tensors, view, files, !metadata_only, counts));
+  view.values.insert(tensors.begin(), tensors.end());
+  return single(counts, view);
+}
+
 Status add_steps(SourceView& view, Reader& source, FilePool& files) {
   std::vector<std::string> without;
   for (const auto& [place, states] : states_of(view.catalog))
     if (states.contains(kMomentSuffix) && !states.contains(kStepSuffix)) without.push_back(place.first + place.second);
   if (without.empty()) return {};
-  auto [counts, each] = counts_of_objects(source);
-  if (each) return {};
-  FileSource stored(view.catalog, files);
-  for (std::size_t i = 0; i < view.catalog.tensors().size(); ++i) {
+  Counts counts;
+  if (count_objects(source, counts)) return {};
+  std::vector<std::size_t> common;
+  for (const std::size_t i : step_tensors(view)) {
     const Tensor& t = view.catalog.tensors()[i];
     if (t.elements() != 1 || !is_common_step(split_state_key(t.key()))) continue;
     if (t.name != t.key()) return {};  // the output keeps the names of a trainer that counts once
-    const auto count = t.located ? TRY(read_count(stored, i)) : std::optional<double>(0);
-    if (!count) continue;
-    counts.insert(*count);
-    view.applied.insert(i);  // it becomes the step of each parameter
+    common.push_back(i);
   }
+  TRY(count(common, view, files, true, counts));
+  view.applied.insert(common.begin(), common.end());  // they become the steps of each parameter
   if (counts.size() != 1) return {};
-  const auto count = static_cast<float>(*counts.begin());
-  const std::uint32_t number = TRY(add_number(view, files, count));
+  const auto steps = static_cast<float>(counts.begin()->first);
+  const std::uint32_t number = TRY(add_number(view, files, steps));
   for (const std::string& name : without) {
     Tensor step;
     step.name = name + std::string(kStepSuffix);
-    step.fragments.add(whole(step.shape), {number, 0, sizeof count});
+    step.fragments.add(whole(step.shape), {number, 0, sizeof steps});
     const StateKey key = split_state_key(step.name);
     const std::string_view prefix = key.prefix;  // "optimizer.state."
     step.path = {std::string(prefix.substr(0, prefix.find('.'))), std::string("state"), key.parameter,
@@ -216,28 +226,15 @@ Status count_steps_once(SourceView& view, std::span<const std::string_view> coun
   const States states = states_of(view.catalog);
   if (std::none_of(states.begin(), states.end(), [](const auto& s) { return s.second.contains(kMomentSuffix); }))
     return {};
-  std::set<double> counts = counts_of_objects(source).values;
-  FileSource stored(view.catalog, files);
-  for (const auto& [place, tensors] : states) {
-    const auto found = tensors.find(kStepSuffix);
-    if (found == tensors.end()) continue;
-    const Tensor& t = view.catalog.tensors()[found->second];
-    if (t.elements() != 1) continue;
-    if (const auto count = t.located ? TRY(read_count(stored, found->second)) : std::optional<double>(0)) {
-      counts.insert(*count);
-      if (t.key() != counters[0]) view.values.insert(found->second);
-    }
-  }
-  if (counts.size() > 1)
-    return unsupported(
-        view.catalog.root + ": parameters have made different numbers of steps, " +
-        with_commas(static_cast<Index>(*counts.begin())) + " to " + with_commas(static_cast<Index>(*counts.rbegin())) +
-        ", and the output counts them once for all; " + "add --exclude 'optim*' to leave the optimizer out");
-  if (counts.empty()) return {};
-  const double count = *counts.begin();
-  if (!(count >= 0 && count <= INT32_MAX) || count != std::floor(count))
-    return corrupt(view.catalog.root + ": expected a number of steps, got " + std::to_string(count));
-  const std::uint32_t number = TRY(add_number(view, files, static_cast<std::int32_t>(count)));
+  Counts counts;
+  count_objects(source, counts);
+  const std::vector<std::size_t> tensors = step_tensors(view);
+  TRY(count(tensors, view, files, true, counts));
+  for (const std::size_t i : tensors)
+    if (view.catalog.tensors()[i].key() != counters[0]) view.values.insert(i);
+  const auto steps = TRY(single(counts, view));
+  if (!steps) return {};
+  const std::uint32_t number = TRY(add_number(view, files, static_cast<std::int32_t>(*steps)));
   for (const std::string_view key : counters) {
     if (view.catalog.find(key)) continue;
     Tensor counter;

@@ -64,6 +64,16 @@ TEST_F(Adam, MastersThatAreThereStay) {
   EXPECT_THAT(notes.warnings, IsEmpty());
 }
 
+TEST_F(Adam, TheStepsOfAGroupNeedNoMoments) {
+  source_.add(kNorm, {2}, {1, 2});
+  add_moments({2});
+  source_.add("optimizer.param_groups.0.step", DType::kInt32, {}, std::string("\7\0\0\0", 4));
+  SourceView v = view();
+  ConversionNotes notes;
+  ASSERT_TRUE(add_masters(v, notes));
+  EXPECT_TRUE(v.catalog.find(kState + ".fp32_param"));
+}
+
 TEST_F(Adam, AStateNeedsBothMoments) {
   source_.add(kNorm, {2}, {1, 2});
   source_.add(kState + ".exp_avg", {2}, {1, 2});
@@ -103,6 +113,18 @@ TEST_F(Adam, StepsThatAgreeBecomeOneNumber) {
   EXPECT_EQ(unread.values.size(), 2U);
 }
 
+TEST_F(Adam, StepsMayBeIntegers) {
+  source_.add("optimizer.param_groups.0.step", DType::kInt32, {}, std::string("\7\0\0\0", 4));
+  source_.add(kState + ".step", DType::kInt64, {}, std::string("\7\0\0\0\0\0\0\0", 8));
+  SourceView v = view();
+  EXPECT_EQ(must(take_steps(v, source_.files(), false)), 7);
+  MadeCheckpoint flag(dir_.path(), "flag");
+  flag.add(kState + ".step", DType::kBool, {}, std::string("\1", 1));
+  flag.write();
+  SourceView refused{flag.catalog(), {}};
+  EXPECT_THAT(error_of(take_steps(refused, flag.files(), false)), HasSubstr("bool []: expected a single number"));
+}
+
 TEST_F(Adam, WithoutStepsThereIsNoNumber) {
   source_.add(kNorm, {2}, {1, 2});
   add_moments({2});
@@ -116,7 +138,8 @@ TEST_F(Adam, StepsThatDifferAreRefused) {
   source_.add("optimizer.state.b.step", {}, {8});
   SourceView v = view();
   EXPECT_THAT(error_of(take_steps(v, source_.files(), false)),
-              HasSubstr("'optimizer.state.b.step' is 8 and tensor 'optimizer.state.a.step' is 7"));
+              HasSubstr("different numbers of steps: tensor 'optimizer.state.b.step' is 8 and tensor "
+                        "'optimizer.state.a.step' is 7"));
 }
 
 TEST_F(Adam, StepsAreWholeNumbers) {
