@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <optional>
 
-#include "formats/open.h"
 #include "lib/base/text.h"
 #include "lib/base/trouble.h"
 #include "lib/checkpoint/state_key.h"
@@ -84,13 +83,7 @@ Result<std::optional<Index>> dataloader_ranks(Reader& reader) {
 }  // namespace
 
 Result<Inspection> look_at(const std::string& path, const SourceOptions& options) {
-  const auto layout = TRY(options.load());
-  OpenOptions how;
-  how.files_too = false;
-  how.keys = TRY(options.keys());
-  how.layout = layout ? &*layout : nullptr;
-  how.weights = TRY(options.which_weights());
-  OpenCheckpoint open = TRY(open_checkpoint(path, how));
+  OpenCheckpoint open = TRY(options.open(path));
   Inspection in;
   in.path = path;
   in.part = options.part;

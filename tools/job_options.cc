@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <charconv>
 
+#include "formats/open.h"
 #include "lib/base/memory_limit.h"
 #include "lib/base/parallel.h"
 #include "lib/base/storage/http.h"
@@ -184,6 +185,16 @@ Result<std::optional<LayoutDescriptor>> SourceOptions::load() const {
   if (layout.empty() && !mesh.empty()) return usage_error("--source-mesh needs --source-layout");
   if (layout.empty()) return std::optional<LayoutDescriptor>();
   return std::optional(TRY(load_layout(layout, mesh)));
+}
+
+Result<OpenCheckpoint> SourceOptions::open(const std::string& path, bool files_too) const {
+  const auto descriptor = TRY(load());
+  OpenOptions how;
+  how.files_too = files_too;
+  how.keys = TRY(keys());
+  how.layout = descriptor ? &*descriptor : nullptr;
+  how.weights = TRY(which_weights());
+  return open_checkpoint(path, how);
 }
 
 namespace {

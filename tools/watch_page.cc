@@ -100,12 +100,9 @@ Status WatchPage::measure(const WatchedStep& step, double seconds, const std::st
 
 // Fills "changed" and "moved". Compares the tensors that both have: outputs may lack the optimizer.
 Status WatchPage::compare(const std::string& before_path, const std::string& output, Json& facts) const {
-  const auto layout = TRY(options_->source_layout.load());
-  OpenOptions how{.layout = layout ? &*layout : nullptr};
-  how.keys = TRY(options_->source_layout.keys());
-  how.weights = TRY(options_->source_layout.which_weights());
   const bool is_output = parent_path(before_path) == root_;
-  const OpenCheckpoint a = TRY(open_checkpoint(before_path, is_output ? OpenOptions() : how));
+  const OpenCheckpoint a =
+      TRY(is_output ? open_checkpoint(before_path) : options_->source_layout.open(before_path, true));
   const OpenCheckpoint b = TRY(open_checkpoint(output));
   const RunOptions run = TRY(options_->resources.run_options());
   const auto comparison = TRY(Comparison::prepare(*a.reader, *b.reader,

@@ -5,7 +5,6 @@
 #include <iterator>
 #include <utility>
 
-#include "formats/open.h"
 #include "lib/base/parallel.h"
 #include "lib/base/text.h"
 #include "lib/convert/steps.h"
@@ -147,15 +146,9 @@ Result<std::shared_ptr<LazyCheckpoint>> LazyCheckpoint::open(const std::string& 
   const tools::HostScope scope(host);
   tools::SourceOptions options;
   TRY(tools::parse_options(words, [&](tools::CommandLine& line) { options.add(line); }));
-  const auto layout = TRY(options.load());
-  OpenOptions how;
-  how.files_too = false;
-  how.keys = TRY(options.keys());
-  how.layout = layout ? &*layout : nullptr;
-  how.weights = TRY(options.which_weights());
   std::shared_ptr<LazyCheckpoint> out(new LazyCheckpoint(path, words, environment));
   out->spool_ = tools::temporary_directory();
-  out->open_ = std::make_unique<OpenCheckpoint>(TRY(open_checkpoint(path, how)));
+  out->open_ = std::make_unique<OpenCheckpoint>(TRY(options.open(path)));
   out->part_ = options.part;
   out->is_located_.resize(out->catalog().tensors().size());
   out->source_ = std::make_unique<FileSource>(out->catalog(), out->reader().files());
