@@ -601,5 +601,16 @@ TEST(Md5, IsThatOfTheRfc) {
   EXPECT_EQ(to_base64("a") + to_base64("ab") + to_base64("abc"), "YQ==YWI=YWJj");
 }
 
+// The memory of a process that holds much already is not divided among uploads.
+TEST(UploadMemory, IsAPartOfWhatIsLeft) {
+  constexpr Index kMib = Index{1} << 20, kPart = 8 * kMib;
+  for (const Index left : {-5 * kMib, 0 * kMib, 40 * kMib, 256 * kMib, 4096 * kMib}) {
+    const Upload::Memory memory = Upload::plan_memory(left, kPart, true);
+    EXPECT_GE(memory.workers, 1);
+    EXPECT_LE(memory.workers, 16);
+    EXPECT_TRUE(memory.workers == 1 || memory.bytes <= left * 3 / 8) << left;
+  }
+}
+
 }  // namespace
 }  // namespace reshard::upload_test

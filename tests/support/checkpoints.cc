@@ -157,4 +157,9 @@ std::map<std::string, std::string> all_files(const std::string& directory) {
   return out;
 }
 
+std::map<std::string, std::string> files_at(const std::string& path) {
+  if (fs::is_regular_file(path)) return {{"", read_file(path)}};
+  return all_files(path);
+}
+
 }  // namespace reshard

@@ -56,5 +56,7 @@ std::string read_file(const std::string& path);
 void write_file(const std::string& path, std::string_view bytes);
 // Returns the content of every file below a directory, by relative path.
 std::map<std::string, std::string> all_files(const std::string& directory);
+// Returns the files of an output: those below a directory, or a single one, named "".
+std::map<std::string, std::string> files_at(const std::string& path);
 
 }  // namespace reshard
