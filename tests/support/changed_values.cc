@@ -24,16 +24,16 @@ const std::pair<const char*, std::string> kValues[] = {{"None", "N"},
                                                        {"()", ")"}};
 
 // A value on the pickle machine's stack, and the range of opcodes that produced it.
-struct Node {
+struct StackValue {
   std::size_t begin = 0, end = 0;
   std::string label;  // if the value is a key
   bool is_mark = false, is_sequence = false;
   std::vector<std::pair<std::string, std::size_t>> children;  // names and indices into nodes_
 };
 
-class Reader {
+class Machine {
  public:
-  explicit Reader(const std::string& bytes) : bytes_(bytes) {}
+  explicit Machine(const std::string& bytes) : bytes_(bytes) {}
 
   // Runs the pickle and returns the index of its value in nodes_.
   std::size_t run() {
@@ -45,9 +45,9 @@ class Reader {
     }
     throw std::runtime_error("a pickle without an end");
   }
-  const Node& node(std::size_t n) const { return nodes_[n]; }
+  const StackValue& node(std::size_t n) const { return nodes_[n]; }
   // Returns whether a later opcode refers to a part of the value.
-  bool is_shared(const Node& n) const {
+  bool is_shared(const StackValue& n) const {
     for (const auto& [index, put] : puts_)
       if (put >= n.begin && put < n.end)
         for (auto [get, last] = gets_.equal_range(index); get != last; ++get)
@@ -84,7 +84,7 @@ class Reader {
     return out;
   }
   void add_elements(std::size_t container, const std::vector<std::size_t>& elements) {
-    Node& c = nodes_[container];
+    StackValue& c = nodes_[container];
     for (const std::size_t e : elements) c.children.emplace_back(std::to_string(c.children.size()), e);
     c.is_sequence = true;
     c.end = at_;
@@ -215,7 +215,7 @@ class Reader {
 
   const std::string& bytes_;
   std::size_t at_ = 0;
-  std::vector<Node> nodes_;
+  std::vector<StackValue> nodes_;
   std::vector<std::size_t> stack_;
   std::map<std::uint64_t, std::size_t> puts_;
   std::multimap<std::uint64_t, std::size_t> gets_;
@@ -236,9 +236,9 @@ std::string without_frames(const std::string& pickle) {
   return out;
 }
 
-void change(const Reader& reader, std::size_t n, const std::string& place, const std::string& pickle,
+void change(const Machine& reader, std::size_t n, const std::string& place, const std::string& pickle,
             std::vector<ChangedPickle>& out) {
-  const Node& node = reader.node(n);
+  const StackValue& node = reader.node(n);
   if (!reader.is_shared(node))
     for (const auto& [name, bytes] : kValues)
       out.push_back({place, name, pickle.substr(0, node.begin) + bytes + pickle.substr(node.end)});
@@ -257,7 +257,7 @@ File file_of(const std::string& bytes) {
 
 std::vector<ChangedPickle> changed_pickles(const std::string& pickle) {
   const std::string plain = without_frames(pickle);
-  Reader reader(plain);
+  Machine reader(plain);
   const std::size_t root = reader.run();
   std::vector<ChangedPickle> out;
   change(reader, root, "root", plain, out);
