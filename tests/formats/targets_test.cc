@@ -126,8 +126,10 @@ class Targets : public testing::TestWithParam<Way> {
     words.insert(words.end(), way.options.begin(), way.options.end());
     const std::string_view own = way.format->own_names;
     ASSERT_NO_FATAL_FAILURE(expect_success(run(words, {"--names", own.empty() ? names : std::string(own)})));
-    if (way.format->open) {
-      ASSERT_NO_FATAL_FAILURE(expect_success(run({"verify", to, "--replicas", "--memory", "1GiB"})));
+    if (way.format == &kToyFormat) {  // which only the program knows
+      expect_success(run({"verify", to, "--replicas", "--memory", "1GiB"}));
+    } else if (way.format->open) {
+      EXPECT_THAT(found(all_of(to)), ElementsAre());
     }
   }
   static void expect_equal(const std::string& a, const std::string& b) {

@@ -9,6 +9,11 @@
 #include "tests/support/checkpoints.h"
 
 namespace reshard {
+namespace {
+
+std::string golden_path(const std::string& name) { return RESHARD_SOURCE_DIR "/tests/cli/golden/" + name; }
+
+}  // namespace
 
 std::string without_times(std::string text) {
   text = std::regex_replace(text, std::regex(R"( in \d+(\.\d)? m?s)"), " in TIME");
@@ -20,8 +25,10 @@ std::string without(std::string text, const std::string& part) {
   return text;
 }
 
+std::string read_golden(const std::string& name) { return read_file(golden_path(name)); }
+
 void expect_golden(const std::string& name, const std::string& got) {
-  const std::string path = RESHARD_SOURCE_DIR "/tests/cli/golden/" + name;
+  const std::string path = golden_path(name);
   const char* update = std::getenv("RESHARD_UPDATE_GOLDEN");
   if (update != nullptr && *update != '\0') {
     ASSERT_TRUE(replace_file(path, got));
