@@ -28,8 +28,8 @@ inline constexpr std::string_view kAdapterFile = "adapter_model.bin";  // PEFT's
 bool is_single_name(std::string_view name);    // "pytorch_model.bin", "diffusion_pytorch_model.bin"
 bool is_index_name(std::string_view name);     // ends in ".bin.index.json"
 bool is_numbered_name(std::string_view name);  // "pytorch_model-00001-of-00004.bin"
-// Returns the files in a directory that have a name which other programs give to whole models: nanoGPT's "ckpt.pt",
-// Lightning's "epoch=3-step=10.ckpt".
+// Returns the files in a directory whose names other programs give to whole models: nanoGPT's "ckpt.pt", Lightning's
+// "epoch=3-step=10.ckpt".
 std::vector<std::string> usual_names(const PathSnapshot& directory);
 
 Result<std::unique_ptr<Reader>> open(const PathSnapshot& place, const OpenOptions& options);

@@ -60,7 +60,8 @@ class MetadataReader {
   struct PendingTensor {
     Tensor tensor;
     std::vector<std::uint8_t> stored;  // for each fragment, whether storage_data has given its extent
-    // Fragments of the current pickle, non-empty ones first. Built when an index hint was wrong.
+    // The fragments of the current pickle by their boxes' origins, non-empty ones first. Filled when storage_data names
+    // a fragment by an index that is not its own.
     std::multimap<Dims, std::size_t> by_origin;
   };
   struct PendingBlob {

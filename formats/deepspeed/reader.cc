@@ -109,7 +109,8 @@ Status DeepspeedReader::find_parts() {
   return join_parts_of(shapes);
 }
 
-// Joins parts. `shapes` are the parts of each tensor-parallel rank, of one stage or of all.
+// Joins the tensor-parallel parts of each tensor. `shapes` has the shapes of each rank's parts by name, of one pipeline
+// stage or of all.
 Status DeepspeedReader::join_parts_of(const std::vector<std::map<std::string, Dims>>& shapes) {
   const auto& info = first().tensor_parallel;
   const PipelineNames names = info ? PipelineNames() : name_pipeline(shapes[0], families_);

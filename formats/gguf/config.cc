@@ -68,7 +68,7 @@ class Maker {
     return false;
   }
 
-  // Returns the setting for which the pairs do not suffice to make a config.json, or an empty text.
+  // Returns why no config.json can be made: a setting that the header's pairs describe incompletely. Empty if one can.
   std::string obstacle() const {
     if (const Json* n = find(".expert_count"); n && n->is_integer() && *n->as_index() > 0) return "it has experts";
     const Json* const scaling = find(".rope.scaling.type");

@@ -39,7 +39,7 @@ bool is_safetensors_name(std::string_view name);
 // params.json.
 Result<std::unique_ptr<Reader>> open(const PathSnapshot& place, const OpenOptions& options);
 
-// Returns a member of params.json, such as "moe", because of which no config.json can be made, or an empty text.
+// Returns a member of params.json, such as "moe", for which config.json has no equivalent; empty if there is none.
 std::string unknown_part(const Json& params);
 // Returns the config.json for params.json: a LlamaForCausalLM, or with a hidden_dim, which only Mistral writes, a
 // MistralForCausalLM. Missing values (the context length, a vocabulary of -1) are those of the model's generation, or

@@ -56,7 +56,7 @@ class ChunkLocator {
   Status locate(const std::vector<Tensor*>& tensors, int threads, const std::string& spool);
 
  private:
-  // A chunk or shard that becomes chunks.
+  // The work on a stored chunk or shard: the chunks that replace it.
   struct Job {
     const Tensor* tensor = nullptr;
     const StoredArray* stored = nullptr;

@@ -72,7 +72,8 @@ struct Draft {
 // of the first step that fails; nothing is written.
 Result<Draft> make_draft(Reader& source, const Format& format, const ConversionOptions& options);
 
-// Divides columns of a catalog with canonical names that the source of `draft` stores as separate tensors.
+// Divides the columns of tensors in `catalog`, which has canonical names, if the source of `draft` stores them as
+// separate tensors.
 Status divide_as_source_of(const Draft& draft, Catalog& catalog);
 
 // Reads the source tensors that the output merges into one (a tied head, a step) and fails if they differ. Returns the

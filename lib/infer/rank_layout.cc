@@ -33,7 +33,7 @@ std::vector<Split> splits_on(const Mesh& mesh, const Placement& placement) {
   return out;
 }
 
-// The rule of the family's table for a tensor of the ranks.
+// The family's rule for a tensor in the ranks' files.
 struct Known {
   std::string canonical;
   TensorParallelCut cut;

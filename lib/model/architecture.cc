@@ -172,7 +172,8 @@ class Expansion {
     return {};
   }
 
-  // Returns the parameters. Those whose condition does not hold are optional, unless another parameter has the name.
+  // Returns the parameters. A row whose condition does not hold gives optional ones, except where another row gives a
+  // parameter of the same name.
   ArchitectureModel take() {
     std::unordered_set<std::string_view> names;
     for (const ArchitectureParameter& p : out_.parameters) names.insert(p.name);

@@ -150,8 +150,8 @@ Box box_of(const PackedPart& part, const Dims& stored) {
   return out;
 }
 
-// Returns the fragments of a part of Form::kAxes: one for each combination of runs. `index` is that of `in`: a tensor
-// of all experts has as many fragments as parts, or more.
+// Returns the fragments of a part of Form::kAxes: one for each combination of runs. `index` must be the index of `in`.
+// It saves looking at all fragments for each part: a tensor of all experts has as many parts as fragments, or fewer.
 FragmentList by_axes(const FragmentList& in, const FragmentIndex& index, const Dims& stored, const PackedPart& part,
                      Index element_bytes) {
   const int rank = part.shape.rank();

@@ -361,7 +361,8 @@ Status Upload::gather_etags() {
   return {};
 }
 
-// Ranks have neighbouring stretches of all bytes.
+// Returns whether this rank sends the part, or the file, at `offset`. The ranks divide the bytes of all files into
+// equal contiguous shares, and the middle of a part decides.
 bool Upload::is_mine(std::uint32_t file, Index offset) const {
   const Index share = std::max<Index>(1, ceil_div(begins_.back(), rank_count(options_.ranks)));
   const Index begin = options_.divides_files ? offset / part_bytes_ * part_bytes_ : 0;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// SHA-256 (FIPS 180-4), of files, and with HMAC (RFC 2104) to sign requests to S3; and MD5 (RFC 1321), by which S3
-// names what it stored. MD5 finds damage here, it is no protection.
+// SHA-256 (FIPS 180-4), of files, and with HMAC (RFC 2104) to sign requests to S3; and MD5 (RFC 1321), which S3's
+// ETags are made of. MD5 detects damage here; it protects from nobody.
 #pragma once
 
 #include <array>

@@ -115,7 +115,7 @@ SumReader::Sources sources_of(std::span<Reader* const> readers) {
   return out;
 }
 
-// The positions and new bytes of a change that overwrites, in their order, read in parts.
+// Reads the positions and new bytes of a change with the encoding `overwrite`, in order and a stretch at a time.
 class Overwrites {
  public:
   // `at`: the change's bytes in `file`, a count and then `count` entries.
