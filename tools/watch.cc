@@ -304,7 +304,9 @@ class Watch {
 
   Status convert_and_remove(const std::vector<Step>& complete) {
     const std::set<std::string> best = TRY(best_steps());
-    const std::set<std::string> kept = kept_names(complete, best);
+    const std::vector<Step> all = TRY(with_removed(complete));
+    std::set<std::string> kept = kept_names(complete, best);
+    kept.merge(kept_names(all, best));
     for (const Step& step : complete) {
       if (!kept.contains(step.name) && !TRY(awaits_then(step.name)) && !TRY(awaits_record(step.name))) continue;
       TRY(take(step));
@@ -315,7 +317,7 @@ class Watch {
     if (complete.empty() || !TRY(gap_of_checkpoint(complete.back().source)).empty())
       return {};  // the newest has changed since; others may be needed
     const auto named = options_.changes_sources() ? TRY(named_by_run(complete)) : std::set<std::string>();
-    if (options_.removes() && knows_best(complete, best)) TRY(remove_others(complete, kept, named));
+    if (options_.removes() && knows_best(complete, best)) TRY(remove_others(all, kept, named));
     if (options_.without_optimizer_after > 0) TRY(drop_optimizers(complete, named));
     return {};
   }
@@ -638,18 +640,32 @@ class Watch {
     return out;
   }
 
-  Status remove_others(const std::vector<Step>& complete, const std::set<std::string>& kept,
+  // Returns the complete steps, and in their places the converted ones whose sources the trainer has removed.
+  Result<std::vector<Step>> with_removed(std::vector<Step> complete) const {
+    for (const auto& [name, done] : done_) {
+      if (!done.proven || TRY(path_exists(done.source)) || !TRY(path_exists(output_of(name)))) continue;
+      const Step step{done.source, name, step_in_name(name)};
+      const auto later =
+          std::find_if(complete.begin(), complete.end(), [&](const Step& other) { return other.number > step.number; });
+      complete.insert(later, step);
+    }
+    return complete;
+  }
+
+  // `steps` are the complete ones and those whose sources are gone.
+  Status remove_others(const std::vector<Step>& steps, const std::set<std::string>& kept,
                        const std::set<std::string>& named) {
     std::set<std::string> good;
-    for (const Step& step : complete)
+    for (const Step& step : steps)
       if (TRY(is_good(step.name))) good.insert(step.name);
     Index left = std::ssize(good);
-    for (const Step& step : complete) {
+    for (const Step& step : steps) {
       if (good.contains(step.name) && left-- <= newest_kept()) continue;  // also if a newer step has failed
       if (kept.contains(step.name) || failed_.contains(step.name) || TRY(awaits_then(step.name))) continue;
       const auto done = done_.find(step.name);
       if (done == done_.end()) continue;  // never converted here
       if (const std::string output = output_of(step.name); TRY(path_exists(output))) TRY(remove_whole(output, step));
+      if (!TRY(path_exists(step.source))) continue;
       if (options_.prune_source && done->second.proven && !TRY(is_replaced(step)) && !named.contains(step.source))
         TRY(remove_whole(step.source, step));
     }

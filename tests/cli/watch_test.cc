@@ -529,6 +529,21 @@ TEST_F(Watch, WaitsForTheLastFileOfTrainer) {
   EXPECT_TRUE(converts());  // another program's
 }
 
+// With a limit of its own, a trainer removes steps before --keep-last does.
+TEST_F(Watch, RemovesOutputsOfStepsThatTheTrainerRemoved) {
+  for (const int step : {100, 200, 300, 400}) {
+    save(step);
+    ASSERT_EQ(watch({"--keep-last", "3"}).exit_code, 0);
+    if (step > 100) std::filesystem::remove_all(source(step - 100));
+  }
+  EXPECT_THAT(names(models_), ElementsAre("step-200", "step-300", "step-400"));
+  std::filesystem::remove_all(source(400));
+  save(50);
+  ASSERT_EQ(watch({"--keep-last", "1", "--prune-source"}).exit_code, 0);
+  EXPECT_THAT(names(models_), ElementsAre("step-400", "step-50"));
+  EXPECT_THAT(names(run_), ElementsAre("step-50"));
+}
+
 // A link to a step, which the trainer moves, is no step of its own.
 TEST_F(Watch, TakesLinksBetweenStepsForNone) {
   save(100);
