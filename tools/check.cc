@@ -48,7 +48,7 @@ Result<DType> find_dtype(const std::string& text) {
     if (dtype == known) return known;
     names.emplace_back(info(known).torch_name);
   }
-  return unknown_word("dtype", text, names);
+  return unknown_dtype(text, names);
 }
 
 Result<FeasibilityRequest> request_of(const CheckOptions& options) {

@@ -12,6 +12,7 @@
 #include "lib/base/storage/secret_query.h"
 #include "lib/base/storage/url.h"
 #include "lib/base/text.h"
+#include "lib/layout/dtype.h"
 #include "tools/host.h"
 
 namespace reshard::tools {
@@ -46,7 +47,9 @@ std::string unknown_text(const CLI::App& app, const std::vector<std::string>& wo
   const auto option = std::find_if(words.begin(), words.end(), is_option);
   const bool all_options = std::all_of(words.begin(), words.end(), is_option);
   return std::string("unknown ") + (all_options ? "option" : "argument") + (words.size() == 1 ? " " : "s ") +
-         join(shown, " ") + (option == words.end() ? repeat_hint(app) : near_name(*option, option_names(app)));
+         join(shown, " ") +
+         (option == words.end() ? repeat_hint(app)
+                                : near_name(option->substr(0, option->find('=')), option_names(app)));
 }
 
 // Returns "expected SRC, DST and --to": the required options and positional arguments that are missing; empty if none
@@ -144,6 +147,16 @@ Error see_help(const std::string& message, const std::string& command) {
 
 Error unknown_word(std::string_view what, std::string_view word, const std::vector<std::string>& choices) {
   return usage_error("unknown " + std::string(what) + " '" + printable(word) + "'" + choices_text(word, choices));
+}
+
+Error unknown_dtype(std::string_view word, const std::vector<std::string>& choices) {
+  std::vector<std::string> others;  // "f16", "fp16"
+  for (const std::string& choice : choices)
+    if (const auto dtype = dtype_from_torch(choice)) {
+      others.emplace_back(info(*dtype).short_name);
+      if (others.back().starts_with('f')) others.push_back("fp" + others.back().substr(1));
+    }
+  return usage_error("unknown dtype '" + printable(word) + "'" + choices_text(word, choices, others));
 }
 
 const Option& Option::takes(const std::string& value) const {

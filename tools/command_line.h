@@ -245,8 +245,10 @@ std::vector<CommandText> describe(const Program& program);
 // Joins an error of the command line and the page that explains it: "expected SRC; see reshard inspect --help".
 // `command` may be empty.
 Error see_help(const std::string& message, const std::string& command);
-// Returns the usage error "unknown dtype 'bf16'; choose one of: bfloat16, float16, float32".
+// Returns the usage error "unknown naming convention 'hg'; did you mean hf? Choose one of: hf, torchtitan".
 Error unknown_word(std::string_view what, std::string_view word, const std::vector<std::string>& choices);
+// The same for dtypes, whose other names are accepted too: "unknown dtype 'bf61'; did you mean bf16? ...".
+Error unknown_dtype(std::string_view word, const std::vector<std::string>& choices);
 
 // Parses the words of a subcommand within another program. Prints nothing; wrong words are a usage error.
 struct ParsedOptions {

@@ -410,7 +410,7 @@ Status ConvertOptions::read_typing(DtypeOptions& typing) const {
   if (dtype != "keep") {
     typing.dtype = dtype_from_user(dtype);
     if (!typing.dtype || !can_convert(DType::kFloat32, *typing.dtype) || *typing.dtype == DType::kFloat64)
-      return unknown_word("dtype", dtype, target_dtypes());
+      return unknown_dtype(dtype, target_dtypes());
   }
   typing.keep_dtype = keep_dtype;
   typing.quantize = quantize;

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "formats/open.h"
+#include "lib/base/choices.h"
 #include "lib/base/file.h"
 #include "lib/base/output_guard.h"
 #include "lib/base/storage/url.h"
@@ -74,6 +75,29 @@ Status check_outputs(const PathsOfLine& paths) {
   return check_reports(paths.reports);
 }
 
+// A path that leads to nothing, and the existing one that was probably meant.
+struct MistypedPath {
+  std::string given, meant;
+};
+
+// Returns the inputs, and the directories of outputs, that do not exist but are near to a path that does.
+std::vector<MistypedPath> mistyped_paths(const PathsOfLine& paths) {
+  std::vector<std::string> given = paths.read;
+  for (const std::string& output : paths.written) given.push_back(parent_path(output));
+  std::vector<MistypedPath> out;
+  for (const std::string& path : given)
+    if (std::string meant = near_path(path); !meant.empty()) out.push_back({path, std::move(meant)});
+  return out;
+}
+
+// Adds "; did you mean step-1000?" to an error about one of the paths.
+Error with_meant_path(Error error, const std::vector<MistypedPath>& mistyped) {
+  for (const auto& [given, meant] : mistyped)
+    if (error.code() == ErrorCode::kIo && error.message().find(printable(given) + ": ") != std::string::npos)
+      return io_error(error.message() + "; did you mean " + printable(meant) + "?");
+  return error;
+}
+
 InputFacts facts_of_files(const std::string& path, const std::vector<std::string>& files) {
   InputFacts out{.path = path};
   for (const std::string& file : files) {
@@ -88,10 +112,12 @@ InputFacts facts_of_files(const std::string& path, const std::vector<std::string
 
 }  // namespace
 
-Action sparing_inputs(const Action& action, const PathsOfLine& paths) {
-  return [action, paths]() -> Result<int> {
+Action checking_paths(const Action& action, const PathsOfLine& paths) {
+  return [action, paths, mistyped = mistyped_paths(paths)]() -> Result<int> {
     if (leads()) TRY(check_outputs(paths));
-    return action();
+    auto code = action();
+    if (!code) return with_meant_path(std::move(code).error(), mistyped);
+    return code;
   };
 }
 

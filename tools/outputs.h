@@ -13,8 +13,9 @@ namespace reshard::tools {
 
 // Returns an action that first checks every output on the command line against every input, and against the config,
 // tokenizer and manifest that may be read next to an input or above it. It also checks that each report can be written
-// and replaces nothing but a report of its kind.
-Action sparing_inputs(const Action& action, const PathsOfLine& paths);
+// and replaces nothing but a report of its kind. An error about a path that does not exist names a near one;
+// directories are listed now, before the process is confined.
+Action checking_paths(const Action& action, const PathsOfLine& paths);
 
 // Fails if a report of `kind` cannot be written to `path`, or would replace a file that is neither empty nor of that
 // kind. Follows links. Pipes and devices may be written to.

@@ -112,11 +112,11 @@ Result<int> run(int argc, char** argv, bool owns_process) {
   if (parsed.error) return *parsed.error;
   if (!parsed.command) return parsed.exit_code;
   // Ranks need sockets and a GPU driver needs its devices, so these are not confined.
+  const Action action = checking_paths(parsed.action, parsed.paths);
   const bool is_alone = detect_launch(process_environment) == Launch::kAlone;
   if (owns_process && parsed.command->is_confined && is_alone && !no_sandbox && !uses_gpu(parsed))
     TRY(confine_to(parsed));
-  return run_in_job(sparing_inputs(parsed.action, parsed.paths), parsed.of_all_ranks, parsed.command->on_all_ranks,
-                    patience);
+  return run_in_job(action, parsed.of_all_ranks, parsed.command->on_all_ranks, patience);
 }
 
 // Opens standard descriptors that the caller closed, so that no other file gets their numbers.
@@ -168,7 +168,7 @@ Result<int> run_for(Host& caller, const std::string& command, const std::vector<
   all.insert(all.end(), words.begin(), words.end());
   set_command_text(all);
   const ParsedOptions parsed = TRY(parse_options(words, row->add));
-  return without_exceptions(sparing_inputs(parsed.action, parsed.paths));
+  return without_exceptions(checking_paths(parsed.action, parsed.paths));
 }
 
 int run_program(int argc, char** argv, bool owns_process) {

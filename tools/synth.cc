@@ -88,7 +88,7 @@ Result<Convention> convention_of(const SynthOptions& options, const Family& fami
 Result<DType> read_dtype(const std::string& text) {
   const auto dtype = dtype_from_user(text);
   if (dtype && is_floating(*dtype) && *dtype != DType::kFloat64) return *dtype;
-  return unknown_word("dtype", text, {"float32", "bfloat16", "float16"});
+  return unknown_dtype(text, {"float32", "bfloat16", "float16"});
 }
 
 Json config_json(const KnownModel& m, DType dtype) {

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "lib/base/file.h"
+#include "lib/base/storage/url.h"
 #include "lib/base/text.h"
 
 namespace reshard {
@@ -31,13 +33,15 @@ std::string_view nearest(std::string_view word, const std::vector<std::string>& 
   constexpr std::size_t kLongest = 100;  // no word that is known is as long; the distance takes quadratic time
   constexpr std::size_t kShortest = 3;   // letters that identify a name as its beginning
   constexpr std::size_t kLetters = 3;    // one letter in so many may be wrong
-  word = word.substr(0, word.find('='));
   std::pair best(word.size() / kLetters + 1, std::string_view());
   if (word.size() > kLongest) return {};
   for (const std::string& name : known) {
     const bool is_exchanged = word.size() == 2 && name == std::string{word[1], word[0]};  // "fh" is "hf"
     const bool is_beginning = word.size() >= kShortest && name.starts_with(word);
-    const std::size_t letters = is_exchanged || is_beginning ? 0 : distance(word, name);
+    const bool is_free = is_exchanged || is_beginning;
+    const std::size_t least = name.size() < word.size() ? word.size() - name.size() : name.size() - word.size();
+    if (!is_free && least >= best.first) continue;  // spares most names of a large directory the distance
+    const std::size_t letters = is_free ? 0 : distance(word, name);
     if (letters < best.first) best = {letters, name};
   }
   return best.second;
@@ -50,9 +54,34 @@ std::string near_name(std::string_view word, const std::vector<std::string>& kno
   return name.empty() ? "" : "; did you mean " + std::string(name) + "?";
 }
 
-std::string choices_text(std::string_view word, const std::vector<std::string>& choices) {
-  const std::string meant = near_name(word, choices);
+std::string choices_text(std::string_view word, const std::vector<std::string>& choices,
+                         const std::vector<std::string>& others) {
+  std::vector<std::string> all = choices;
+  all.insert(all.end(), others.begin(), others.end());
+  const std::string meant = near_name(word, all);
   return (meant.empty() ? "; choose one of: " : meant + " Choose one of: ") + join(choices, ", ");
+}
+
+std::string near_path(const std::string& path) {
+  const auto exists = [](const std::string& at) {
+    const auto answer = path_exists(at);
+    return !answer.has_value() || *answer;  // what cannot be looked at may be there
+  };
+  const std::string plain = path.substr(0, path.find_last_not_of('/') + 1);
+  if (plain.empty() || is_url(plain) || exists(plain)) return "";
+  const std::string parent = parent_path(plain), name = plain.substr(plain.rfind('/') + 1);
+  if (!exists(parent)) {
+    const std::string meant = near_path(parent);
+    if (meant.empty()) return "";
+    const std::string inside = path_join(meant, name);
+    return exists(inside) ? inside : meant;
+  }
+  const auto entries = list_directory(parent);
+  if (!entries) return "";
+  std::vector<std::string> names;
+  for (const DirectoryEntry& entry : *entries) names.push_back(entry.name);
+  const std::string meant(nearest(name, names));
+  return meant.empty() || plain.find('/') == std::string::npos ? meant : path_join(parent, meant);
 }
 
 }  // namespace reshard

@@ -12,7 +12,12 @@ namespace reshard {
 std::string near_name(std::string_view word, const std::vector<std::string>& known);
 
 // Returns what a message about an unknown word ends with: "; choose one of: bfloat16, float16", after the one that was
-// probably meant.
-std::string choices_text(std::string_view word, const std::vector<std::string>& choices);
+// probably meant. `others` are words that are accepted too: "bf16".
+std::string choices_text(std::string_view word, const std::vector<std::string>& choices,
+                         const std::vector<std::string>& others = {});
+
+// Returns the existing path that was probably meant by one that leads to nothing: "runs/step-1000" for "runs/step-100"
+// or "rums/step-1000". Empty if nothing is near, if the path exists, and for URLs. Lists the directory above.
+std::string near_path(const std::string& path);
 
 }  // namespace reshard

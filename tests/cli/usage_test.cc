@@ -142,7 +142,11 @@ TEST_F(UsageTest, WrongValuesAreNamedWithWhatIsExpected) {
   const std::string to = dir_ / "to";
   const std::vector<std::pair<Words, std::string>> rows = {
       {{"convert", one_, to, "--to", "hf", "--dtype", "bf17"},
-       "unknown dtype 'bf17'; choose one of: keep, float32, bfloat16, float16, float8_e4m3fn, float8_e5m2"},
+       "unknown dtype 'bf17'; did you mean bf16? Choose one of: keep, float32, bfloat16, float16, float8_e4m3fn, "
+       "float8_e5m2"},
+      {{"synth", to, "--model", "llama3-tiny", "--dtype", "fp61"},
+       "unknown dtype 'fp61'; did you mean fp16? Choose one of: float32, bfloat16, float16"},
+      {{"check", "--config", config_, "--mesh", "tp=1", "--dtype", "q4"}, "unknown dtype 'q4'; choose one of: float32"},
       {{"convert", one_, to, "--to", "hf", "--names", "mine"}, "unknown naming convention 'mine'; choose one of: hf, "},
       {{"convert", one_, to, "--to", "hf", "--family", "lama"},
        "unknown family 'lama'; did you mean llama? Choose one of: auto, none, llama"},
@@ -168,6 +172,37 @@ TEST_F(UsageTest, WrongValuesAreNamedWithWhatIsExpected) {
     EXPECT_EQ(result.exit_code, 2) << result.out;
     EXPECT_THAT(result.err, HasSubstr(expected));
   }
+}
+
+TEST_F(UsageTest, APathThatIsMistypedNamesANearOne) {
+  const std::string run = dir_ / "run", to = dir_ / "to";
+  std::filesystem::create_directory(run);
+  for (const char* step : {"step-1000", "step-2500"}) std::filesystem::copy(model_, run + "/" + step);
+  const std::string near = "; did you mean " + run + "/step-1000?";
+  const std::vector<std::pair<Words, std::string>> rows = {
+      {{"inspect", run + "/step-100"}, "step-100: not found" + near},
+      {{"inspect", run + "/step-100/"}, "not found" + near},
+      {{"inspect", dir_ / "rum/step-1000"}, "not found" + near},
+      {{"inspect", dir_ / "rum/other"}, "not found; did you mean " + run + "?"},
+      {{"convert", run + "/stpe-1000", to, "--to", "dcp"}, "not found" + near},
+      {{"convert", model_, dir_ / "rnu/out", "--to", "dcp"}, "did you mean " + run + "?"},
+      {{"verify", model_, "--against", run + "/step1000"}, "not found" + near},
+      {{"verify", model_, "--config", model_ + "/confg.json"}, "; did you mean " + model_ + "/config.json?"},
+      {{"merge", model_, "other=" + run + "/step-100", to, "--average", "--to", "hf"}, near},
+      {{"latest", dir_ / "runn"}, "; did you mean " + run + "?"},
+      {{"inspect", dir_ / "runs@main/x.pt"}, "not found"},
+  };
+  for (const auto& [words, expected] : rows) {
+    const CommandResult result = reshard_cli(words);
+    EXPECT_EQ(result.exit_code, 5) << result.out << result.err;
+    EXPECT_THAT(result.err, HasSubstr(expected));
+  }
+  // A file that is missing inside a checkpoint was not mistyped.
+  std::filesystem::rename(run + "/step-1000/model.safetensors", run + "/step-1000/model-1.safetensors");
+  const std::string index = R"({"weight_map": {"lm_head.weight": "model-2.safetensors"}})";
+  dir_.write("run/step-1000/model.safetensors.index.json", index);
+  EXPECT_THAT(reshard_cli({"convert", run + "/step-1000", to, "--to", "dcp"}).err, Not(HasSubstr("did you mean")));
+  EXPECT_THAT(reshard_cli({"inspect", dir_ / "something else"}).err, Not(HasSubstr("did you mean")));
 }
 
 // Otherwise SRC and DST after `--include a` would be read as names too.

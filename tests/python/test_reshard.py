@@ -412,6 +412,10 @@ class Errors(Case):
         self.assertEqual(caught.exception.path, str(self.tmp / "nowhere"))
         self.assertEqual((caught.exception.filename, caught.exception.errno), (caught.exception.path, errno.ENOENT))
         self.assertIn("nowhere", str(caught.exception))
+        (self.tmp / "steps/step-1000").mkdir(parents=True)
+        for call in (reshard.open, reshard.inspect):
+            with self.assertRaisesRegex(reshard.MissingError, "not found; did you mean .*/steps/step-1000[?]"):
+                call(self.tmp / "steps/step-100")
 
     def test_a_damaged_file_says_where(self):
         data = bytearray(WHOLE.read_bytes())

@@ -15,6 +15,7 @@
 #include <thread>
 
 #include "formats/load.h"
+#include "lib/base/choices.h"
 #include "lib/base/memory_limit.h"
 #include "lib/base/storage/http.h"
 #include "lib/base/text.h"
@@ -130,6 +131,14 @@ auto unlocked(const Work& work) {
     return work();
   }();
   return value_or_raise(std::move(result));
+}
+
+// Adds the path that was probably meant to an error about a path that does not exist.
+template <class R>
+R with_meant_path(R result, const std::string& path) {
+  if (result || result.error().code() != ErrorCode::kIo) return result;
+  const std::string meant = near_path(path);
+  return meant.empty() ? result : R(io_error(result.error().message() + "; did you mean " + meant + "?"));
 }
 
 nb::tuple tuple_of(const Dims& dims) {
@@ -265,7 +274,7 @@ class PyLoad {
                                          const std::string& device, bool check_whole_items) {
     auto out = std::make_shared<PyLoad>();
     out->environment_ = tools::process_environment_of_commands();
-    unlocked([&]() -> Status { return out->open(path, words, rank, device, check_whole_items); });
+    unlocked([&] { return with_meant_path(out->open(path, words, rank, device, check_whole_items), path); });
     return out;
   }
 
@@ -399,7 +408,7 @@ NB_MODULE(_reshard, m) {
   m.def("dlpack_type", &dlpack_type);
   m.def("open", [](const std::string& path, const std::vector<std::string>& words) {
     const tools::Environment environment = tools::process_environment_of_commands();
-    return unlocked([&] { return Checkpoint::open(path, words, environment); });
+    return unlocked([&] { return with_meant_path(Checkpoint::open(path, words, environment), path); });
   });
   nb::class_<Checkpoint>(m, "Checkpoint")
       .def_prop_ro("format", [](const Checkpoint& c) { return text(c.format().name); })
