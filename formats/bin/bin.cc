@@ -27,7 +27,8 @@ bool is_single_name(std::string_view name) {
 bool is_index_name(std::string_view name) { return name.ends_with(".bin.index.json"); }
 
 bool is_numbered_name(std::string_view name) {
-  return is_of_model(name) && name.find("-of-") != std::string_view::npos;
+  const bool is_of_torchtune = name.starts_with("model-") && name.ends_with(".bin");
+  return (is_of_model(name) || is_of_torchtune) && name.find("-of-") != std::string_view::npos;
 }
 
 namespace {
@@ -52,8 +53,8 @@ namespace {
 // Returns whether an index names the file, or a program gives such names to models. Names in .ckpt and .pt may be any.
 bool is_own_file(const Catalog& catalog, std::string_view path) {
   const std::string_view name = path.substr(path.rfind('/') + 1);  // npos + 1 is 0
-  return !catalog.metadata_files.empty() || is_of_model(name) || is_usual(name) || name == kAdapterFile ||
-         name == "optimizer.pt" || name == "optimizer.bin";
+  return !catalog.metadata_files.empty() || is_of_model(name) || is_numbered_name(name) || is_usual(name) ||
+         name == kAdapterFile || name == "optimizer.pt" || name == "optimizer.bin";
 }
 
 Result<bool> recognises(const PathSnapshot& place) {

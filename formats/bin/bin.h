@@ -25,9 +25,10 @@ extern const Format kBinFormat;
 namespace bin {
 
 inline constexpr std::string_view kAdapterFile = "adapter_model.bin";  // PEFT's; not part of a model next to it
-bool is_single_name(std::string_view name);    // "pytorch_model.bin", "diffusion_pytorch_model.bin"
-bool is_index_name(std::string_view name);     // ends in ".bin.index.json"
-bool is_numbered_name(std::string_view name);  // "pytorch_model-00001-of-00004.bin"
+bool is_single_name(std::string_view name);  // "pytorch_model.bin", "diffusion_pytorch_model.bin"
+bool is_index_name(std::string_view name);   // ends in ".bin.index.json"
+// "pytorch_model-00001-of-00004.bin", torchtune's "model-00001-of-00004.bin"
+bool is_numbered_name(std::string_view name);
 // Returns the files in a directory whose names other programs give to whole models: nanoGPT's "ckpt.pt", Lightning's
 // "epoch=3-step=10.ckpt".
 std::vector<std::string> usual_names(const PathSnapshot& directory);

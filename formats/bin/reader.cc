@@ -62,6 +62,9 @@ Status BinReader::open_directory(const PathSnapshot& directory, std::string inde
     if (is_numbered_name(e.name)) numbered.push_back(e.name);
     if (is_single_name(e.name)) single = e.name;
   }
+  constexpr std::string_view kOnly = "-00001-of-00001.bin";
+  if (single.empty() && numbered.size() == 1 && numbered.front().ends_with(kOnly))
+    single = std::exchange(numbered, {}).front();
   if (single.empty() && indexes.empty() && numbered.empty()) {
     const std::vector<std::string> usual = usual_names(directory);
     single = usual.empty() || directory.has_file(kAdapterFile) ? std::string(kAdapterFile) : usual.front();

@@ -97,7 +97,11 @@ TEST_F(TorchFormat, LeavesOutTheWordThatAllTensorsAreUnder) {
 TEST_F(TorchFormat, ReadsHuggingFaceDirectories) {
   const std::string bytes = read_file(kData + "protocol4.pt");
   dir_.write("pytorch_model-00001-of-00001.bin", bytes);
-  EXPECT_THAT(refusal(dir_.path()), HasSubstr("expected an index next to 1 file"));
+  EXPECT_EQ(refusal(dir_.path()), "accepted") << "one of one needs no index";
+  dir_.write("first/pytorch_model-00001-of-00002.bin", bytes);
+  EXPECT_THAT(refusal(dir_ / "first"), HasSubstr("expected an index next to 1 file"));
+  dir_.write("torchtune/model-00001-of-00001.bin", bytes);
+  EXPECT_EQ(refusal(dir_ / "torchtune"), "accepted");
   const auto with = [&](const std::string& map) {
     dir_.write("pytorch_model.bin.index.json", "{\"weight_map\": " + map + "}");
     return refusal(dir_.path());
