@@ -371,6 +371,8 @@ class HtmlPages(unittest.TestCase):
         page = self.page("check", "--config", config, "--mesh", "pp=14,tp=8", "--world", "112", media="print")
         self.assertEqual(page("getComputedStyle(document.querySelector('.stack .part')).printColorAdjust"), "exact")
         self.assertGreater(page("document.querySelector('details:not([open]) tbody tr').getBoundingClientRect().height"), 0)
+        page = self.page("verify", SAMPLES / "tp8/checkpoint", "--values", media="print")
+        self.assertEqual(page("getComputedStyle(document.querySelector('.ramp i')).printColorAdjust"), "exact")
         page = self.page("verify", SAMPLES / "tp8/checkpoint", "--values", "--sha256", scripts=False)
         digests = json.loads(subprocess.run([RESHARD, "verify", SAMPLES / "tp8/checkpoint", "--json"], capture_output=True).stdout)
         for tensor in digests["tensors"]:
