@@ -136,13 +136,15 @@ void print_state(const Inspection& in) {
     const KindFacts& facts = in.kinds[k];
     if (facts.tensors == 0) continue;
     std::string what = first_of(facts.names, kShownObjects);
-    if (k == 0) what = count_of(facts.elements, "parameter");
+    if (k == 0)
+      what = in.parameters ? count_of(*in.parameters, "parameter") : count_of(facts.elements, "stored element");
     std::string count = with_commas(facts.tensors) + (facts.tensors == 1 ? " tensor" : " tensors");
     std::printf("%s%s%s%s%s\n", colored(padded(kKindNames[k], kLabel), "1").c_str(), padded(count, kCount).c_str(),
                 padded(what, kWhat - 2).append("  ").c_str(), padded(types_text(facts), kType - 2).append("  ").c_str(),
                 human_bytes(facts.bytes).c_str());
   }
   if (!in.packed.empty()) print_labelled("packed", "1", in.packed);
+  if (!in.adapter.empty()) print_labelled("adapter", "1", in.adapter);
   std::string label = "names";
   for (const Part& part : in.catalog().parts) {
     if (part.prefix.empty() || part.prefix == kPlainOptimizer) continue;
@@ -287,7 +289,9 @@ Json state_json(const Inspection& in) {
     Json kind = Json::object();
     kind.set("tensors", facts.tensors).set("elements", facts.elements).set("bytes", facts.bytes);
     kind.set("dtypes", strings_json(facts.dtypes)).set("names", strings_json(facts.names));
+    if (k == 0) kind.set("parameters", in.parameters ? Json(*in.parameters) : Json());
     if (k == 0 && !in.packed.empty()) kind.set("packed", in.packed);
+    if (k == 0 && !in.adapter.empty()) kind.set("adapter", in.adapter);
     out.set(kKindNames[k], std::move(kind));
   }
   return out;

@@ -7,6 +7,8 @@
 #include "lib/base/text.h"
 #include "lib/base/trouble.h"
 #include "lib/checkpoint/state_key.h"
+#include "lib/convert/weights/adapter.h"
+#include "lib/model/packed_layouts.h"
 #include "lib/model/quantization.h"
 
 namespace reshard::tools {
@@ -40,6 +42,20 @@ void count_tensor(const Tensor& tensor, KindFacts& facts, const StateKey& key) {
   std::string name = key.suffix.empty() ? tensor.name : key.suffix.substr(1);
   if (std::find(facts.names.begin(), facts.names.end(), name) == facts.names.end())
     facts.names.push_back(std::move(name));
+}
+
+// Returns the elements of the model with its packed weights unpacked; nothing if that of a weight is unknown.
+std::optional<Index> count_parameters(const Inspection& in, const PackedWeights& packed) {
+  std::optional<Index> sum = 0;
+  const auto add = [&](std::optional<Index> count) { sum = sum && count ? checked_add(*sum, *count) : std::nullopt; };
+  const auto& tensors = in.catalog().tensors();
+  for (std::size_t i = 0; i < tensors.size(); ++i)
+    if (in.shows(tensors[i]) && state_kind(tensors[i].key()) == StateKind::kModel && !packed.is_of(i))
+      add(tensors[i].elements());
+  for (const PackedWeight& weight : packed.weights)
+    if (!weight.parts.empty() && in.shows(tensors[weight.parts[0].tensor]))
+      add(unpacked_elements(in.catalog(), weight));
+  return sum;
 }
 
 // Ranks objects by how informative they are, the most informative first.
@@ -96,7 +112,10 @@ Result<Inspection> look_at(const std::string& path, const SourceOptions& options
     const StateKey key = split_state_key(t.key());
     count_tensor(t, in.kinds[static_cast<std::size_t>(key.kind)], key);
   }
-  if (const PackedWeights packed = find_packed(in.catalog(), nullptr); !packed.empty()) in.packed = packed_text(packed);
+  const PackedWeights packed = find_packed(in.catalog(), nullptr);
+  if (!packed.empty()) in.packed = packed_text(packed);
+  in.parameters = count_parameters(in, packed);
+  in.adapter = TRY(describe_adapter(*in.reader));
   TRY(describe_objects(in));
   return in;
 }

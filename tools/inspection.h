@@ -49,8 +49,10 @@ struct Inspection {
   std::unique_ptr<Reader> reader;
   FileFacts files;
   InferredMesh mesh;
-  std::array<KindFacts, 3> kinds;  // by StateKind
-  std::string packed;              // "14 weights packed as GPTQ"; empty: none
+  std::array<KindFacts, 3> kinds;   // by StateKind
+  std::string packed;               // "14 weights packed as GPTQ"; empty: none
+  std::string adapter;              // "LoRA of rank 8, ..."; empty: it has none
+  std::optional<Index> parameters;  // elements of the model with its weights unpacked; nothing if that is unknown
   Index object_count = 0;
   std::vector<std::pair<std::string, std::string>> objects;  // the most informative ones and their values
 

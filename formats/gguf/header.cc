@@ -243,6 +243,7 @@ Status read_pair(Input& in, Header& out) {
 Status set_shape(const Input& in, const std::vector<Index>& extents, TensorInfo& out) {
   const ElementType& type = *out.type;
   for (auto e = extents.rbegin(); e != extents.rend(); ++e) out.shape.push_back(*e);
+  out.elements = checked_volume(out.shape).value_or(0);
   if (type.is_quantized()) {
     if (extents.empty() || extents[0] % type.block != 0)
       return in.error("expected rows of a multiple of " + count_of(type.block, "element") + " for " +

@@ -39,8 +39,9 @@ const ElementType* find_type(std::uint32_t number);  // null: unknown
 struct TensorInfo {
   std::string name;
   const ElementType* type = nullptr;
-  Dims shape;        // slowest first, like torch's; for a quantized type the last dimension counts bytes
-  Index offset = 0;  // in the file
+  Dims shape;          // slowest first, like torch's; for a quantized type the last dimension counts bytes
+  Index elements = 0;  // before they were packed
+  Index offset = 0;    // in the file
   Index bytes = 0;
 };
 

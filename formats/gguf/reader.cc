@@ -28,6 +28,7 @@ class GgufReader : public Reader {
   void describe_header(const Header& first);
 
   std::map<std::uint32_t, Index> types_;  // tensors by type
+  Index parameters_ = 0;                  // elements before they were quantized
   std::optional<Header> first_;           // of the first file, which has all pairs
   std::optional<Json> config_;
 };
@@ -63,6 +64,7 @@ Status GgufReader::add(const TensorInfo& info, std::uint32_t file, bool big_endi
   if (info.type->is_quantized()) tensor.name += ":" + std::string(info.type->name);
   tensor.dtype = info.type->dtype;
   tensor.shape = info.shape;
+  parameters_ = checked_add(parameters_, info.elements).value_or(INT64_MAX);
   tensor.fragments = FragmentList(info.shape.rank());
   Fragment fragment = dense_fragment(whole(info.shape), {file, info.offset, info.bytes});
   fragment.big_endian = big_endian && !info.type->is_quantized() && byte_size(info.type->dtype) > 1;
@@ -108,6 +110,7 @@ void GgufReader::describe_header(const Header& first) {
   for (const auto& [number, count] : types_)
     types.push_back(std::string(find_type(number)->name) + " " + count_of(count, "tensor"));
   catalog_.attributes.emplace_back("types", join(types, ", "));
+  catalog_.attributes.emplace_back("weights", count_of(parameters_, "parameter") + ": " + join(types, ", "));
 }
 
 Status GgufReader::open(const PathSnapshot& place, const OpenOptions& options) {

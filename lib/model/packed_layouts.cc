@@ -262,20 +262,20 @@ constexpr std::string_view kIntegerMethods[] = {"compressed-tensors", "compresse
 constexpr std::string_view kFloat8Methods[] = {"fp8", "fbgemm_fp8", "modelopt", "quark", "compressed-tensors"};
 
 constexpr PackedLayout kLayouts[] = {
-    {Packing::kBitsandbytes4, "bitsandbytes 4-bit", kBitsandbytesMethods, kBitsandbytes4Roles},
-    {Packing::kBitsandbytes8, "bitsandbytes 8-bit", kBitsandbytesMethods, kBitsandbytes8Roles},
+    {Packing::kBitsandbytes4, "bitsandbytes 4-bit", kBitsandbytesMethods, kBitsandbytes4Roles, Rest::kNone, 2},
+    {Packing::kBitsandbytes8, "bitsandbytes 8-bit", kBitsandbytesMethods, kBitsandbytes8Roles, Rest::kNone, 1},
     {Packing::kFpQuant, "FP-Quant", kFpQuantMethods, kFpQuantRoles},
     {Packing::kGptq, "GPTQ", kGptqMethods, kGptqRoles},
     {Packing::kAwq, "AWQ", kAwqMethods, kAwqRoles},  // set by refine() in quantization.cc
     {Packing::kCompressedMarlin24, "compressed-tensors marlin-24", kCompressedMethods, kCompressedMarlin24Roles},
-    {Packing::kCompressedNvfp4, "compressed-tensors NVFP4", kCompressedMethods, kCompressedNvfp4Roles},
-    {Packing::kCompressedMxfp4, "compressed-tensors MXFP4", kCompressedMethods, kCompressedMxfp4Roles},
+    {Packing::kCompressedNvfp4, "compressed-tensors NVFP4", kCompressedMethods, kCompressedNvfp4Roles, Rest::kNone, 2},
+    {Packing::kCompressedMxfp4, "compressed-tensors MXFP4", kCompressedMethods, kCompressedMxfp4Roles, Rest::kNone, 2},
     {Packing::kCompressedMxfp6, "compressed-tensors MXFP6", kCompressedMethods, kCompressedMxfp4Roles},  // refine()
-    {Packing::kCompressedMxfp8, "compressed-tensors MXFP8", kCompressedMethods, kCompressedMxfp8Roles},
+    {Packing::kCompressedMxfp8, "compressed-tensors MXFP8", kCompressedMethods, kCompressedMxfp8Roles, Rest::kNone, 1},
     {Packing::kCompressedPacked, "compressed-tensors packed integers", kCompressedMethods, kCompressedPackedRoles},
     {Packing::kCompressedSparse, "compressed-tensors sparse", kCompressedMethods, kCompressedSparseRoles},
-    {Packing::kModeloptNvfp4, "ModelOpt NVFP4", kModeloptMethods, kModeloptNvfp4Roles},
-    {Packing::kMxfp4, "MXFP4", kMxfp4Methods, kMxfp4Roles},
+    {Packing::kModeloptNvfp4, "ModelOpt NVFP4", kModeloptMethods, kModeloptNvfp4Roles, Rest::kNone, 2},
+    {Packing::kMxfp4, "MXFP4", kMxfp4Methods, kMxfp4Roles, Rest::kNone, 2},
     {Packing::kHqq, "HQQ", kHqqMethods, kHqqRoles, Rest::kModule},
     {Packing::kQuanto, "Quanto", kQuantoMethods, kQuantoRoles},
     {Packing::kTorchao, "torchao", kTorchaoMethods, kTorchaoRoles, Rest::kFlattened},
@@ -283,13 +283,13 @@ constexpr PackedLayout kLayouts[] = {
     {Packing::kVptq, "VPTQ", kVptqMethods, kVptqRoles, Rest::kModule},
     {Packing::kSpqr, "SpQR", kSpqrMethods, kSpqrRoles, Rest::kModule},
     {Packing::kHiggs, "HIGGS", kHiggsMethods, kHiggsRoles},
-    {Packing::kEetq, "EETQ", kEetqMethods, kEetqRoles},
+    {Packing::kEetq, "EETQ", kEetqMethods, kEetqRoles, Rest::kNone, 1},
     {Packing::kExl2, "EXL2", kExl2Methods, kExl2Roles},
     {Packing::kExl3, "EXL3", kExl3Methods, kExl3Roles},
     {Packing::kAffine, "integers with scales and biases", kAffineMethods, kAffineRoles},
     {Packing::kBitnet, "BitNet", kBitnetMethods, kBitnetRoles},  // set by refine()
-    {Packing::kInteger, "integers with scales", kIntegerMethods, kIntegerRoles},
-    {Packing::kFloat8, "float8 with scales", kFloat8Methods, kFloat8Roles},
+    {Packing::kInteger, "integers with scales", kIntegerMethods, kIntegerRoles, Rest::kNone, 1},
+    {Packing::kFloat8, "float8 with scales", kFloat8Methods, kFloat8Roles, Rest::kNone, 1},
     {Packing::kGgml, "quantized blocks of GGUF", {}, kGgmlRoles},
 };
 

@@ -51,6 +51,7 @@ struct PackedLayout {
   // Which other tensors belong to the weight: none; all of the module except its bias; all whose name begins with the
   // weight's, flattened or followed by ':'.
   enum class Rest : std::uint8_t { kNone, kModule, kFlattened } rest = Rest::kNone;
+  Index values = 0;  // elements of the weight per element of the first role's tensor; 0: varies
 };
 
 // Equations between the shapes of a layout's tensors: "qweight[1] = scales[1]". "[-1]" is the last dimension, "size(x)"
@@ -58,6 +59,9 @@ struct PackedLayout {
 using ShapeEquations = std::span<const std::string_view>;
 // Returns alternative sets of equations, one of which must hold; none if nothing is known.
 std::span<const ShapeEquations> shape_equations(Packing packing);
+
+// Returns how many elements the unpacked weight has, or nothing if the shapes of its tensors do not tell.
+std::optional<Index> unpacked_elements(const Catalog& catalog, const PackedWeight& weight);
 
 // Returns the layouts in the order in which they are tried: a layout precedes others that its tensors would also match.
 std::span<const PackedLayout> packed_layouts();

@@ -394,6 +394,23 @@ std::optional<std::string> shape_fault(const Catalog& catalog, const PackedWeigh
   return shapes + "; expected " + std::string(failed);
 }
 
+std::optional<Index> unpacked_elements(const Catalog& catalog, const PackedWeight& weight) {
+  const auto& tensors = catalog.tensors();
+  const auto& layouts = packed_layouts();
+  const auto layout = std::find_if(layouts.begin(), layouts.end(),
+                                   [&](const PackedLayout& known) { return known.packing == weight.packing; });
+  if (layout == layouts.end() || weight.parts.empty() || weight.parts[0].role != layout->roles[0].role) return {};
+  const Tensor& values = tensors[weight.parts[0].tensor];
+  if (layout->values > 0) return checked_mul(values.elements(), layout->values);
+  // GPTQ and AWQ pack the zero points of the scales' columns like the values.
+  const auto scales = weight.find("scales"), zeros = weight.find("qzeros");
+  if ((weight.packing != Packing::kGptq && weight.packing != Packing::kAwq) || !scales || !zeros) return {};
+  const Dims &columns = tensors[*scales].shape, &words = tensors[*zeros].shape;
+  if (columns.rank() != 2 || words.rank() != 2 || words[1] < 1) return {};
+  const auto packed = checked_mul(values.elements(), columns[1]);
+  return packed ? std::optional(*packed / words[1]) : std::nullopt;
+}
+
 std::string_view packing_title(Packing packing) {
   for (const PackedLayout& layout : packed_layouts())
     if (layout.packing == packing) return layout.title;

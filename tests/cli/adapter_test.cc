@@ -61,6 +61,17 @@ TEST_F(AdapterTest, IsMergedIntoATrainingStateUnderNamesThatItKnows) {
 
 TEST_F(AdapterTest, AloneItIsNoModel) {
   ASSERT_EQ(convert({}).exit_code, 0);
+  const std::string adapter = dir_ / "out/adapter";
+  const auto shown = [&](const std::string& config) {
+    if (!config.empty()) write_file(adapter + "/adapter_config.json", config);
+    return reshard_cli({"inspect", adapter}).out;
+  };
+  EXPECT_THAT(shown(""), HasSubstr("adapter     LoRA, rank 4, alpha 8, "));
+  EXPECT_THAT(shown(R"({"r": 4, "lora_alpha": 8, "base_model_name_or_path": "org/\u001b[31m"})"),
+              HasSubstr("; base model: org/\\x1b[31m"));
+  EXPECT_THAT(shown(R"({"r": 4, "lora_alpha": 8})"), HasSubstr("; base model: not recorded"));
+  fs::remove(adapter + "/adapter_config.json");
+  EXPECT_THAT(shown(""), HasSubstr("no adapter_config.json gives its alpha and base model"));
   const CommandResult r = reshard_cli({"convert", dir_ / "out/adapter", dir_ / "alone", "--to", "hf"});
   EXPECT_EQ(r.exit_code, 4);
   EXPECT_THAT(r.err, HasSubstr("it contains only adapters ("));

@@ -207,7 +207,25 @@ TEST_F(PackedTest, VerifyFindsShapesThatDisagree) {
 }
 
 TEST_F(PackedTest, InspectCountsThem) {
-  EXPECT_THAT(run("inspect", {}).out, AllOf(HasSubstr("packed"), HasSubstr("as GPTQ")));
+  EXPECT_THAT(run("inspect", {}).out, AllOf(HasSubstr("packed"), HasSubstr("as GPTQ"), HasSubstr(" stored elements ")));
+  // Where shapes tell the size of the unpacked weights, those are the parameters.
+  const auto parameters = [](const std::string& path) {
+    const Json json = must(parse_json(reshard_cli({"inspect", path, "--json"}).out, path));
+    const Json* const model = json.find("state")->find("model");
+    return model->find("parameters")->is_null() ? std::nullopt : std::optional(must(model->get_index("parameters")));
+  };
+  constexpr std::string_view kExpected = ".expected.safetensors";
+  Index known = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(test_data("quantized"))) {
+    const std::string path = entry.path().string();
+    if (!std::filesystem::exists(path + std::string(kExpected))) continue;
+    const auto count = parameters(path);
+    // The expected file has the weights in three dtypes and lacks the norm's 8 elements. Of an odd number of 4-bit
+    // values the last byte holds one more.
+    if (count) EXPECT_NEAR(3 * (*count - 8), *parameters(path + std::string(kExpected)), 3) << path;
+    known += count ? 1 : 0;
+  }
+  EXPECT_GT(known, 20);
 }
 
 }  // namespace

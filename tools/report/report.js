@@ -421,7 +421,7 @@ const largestOf = (tensors, layoutOf) => tensors.reduce((a, t) => (a && layoutOf
 function inspectHead(tensors, layoutOf) {
   const { state, objects } = data;
   const largest = largestOf(tensors, layoutOf);
-  return tiles([["format", data.format.title], ["parameters", number(state.model.elements)], ["objects", objects.count ? number(objects.count) : null],
+  return tiles([["format", data.format.title], [state.model.parameters === null ? "stored elements" : "parameters", number(state.model.parameters ?? state.model.elements)], ["objects", objects.count ? number(objects.count) : null],
     ["largest", largest && `${largest.name}, ${bytes(layoutOf(largest.layout).total)}`]]);
 }
 

@@ -122,6 +122,45 @@ class AdapterReader {
                        [&](const Tensor& t) { return is_own(t) && operand_of(t.key()).kind != Operand::Kind::kWhole; });
   }
 
+  // Describes the adapter, also one of a kind that cannot be merged. Empty if there is none.
+  Result<std::string> describe() const {
+    std::set<std::string> modules;
+    std::set<Index> ranks;
+    bool has_peft_names = false;
+    for (const Tensor& t : reader_.catalog().tensors()) {
+      has_peft_names = has_peft_names || t.name.starts_with(kPeftPrefix);
+      const Operand operand = is_own(t) ? operand_of(t.key()) : Operand();
+      if (!operand.is_of_pair()) continue;
+      modules.insert(operand.of);
+      if (operand.kind == Operand::Kind::kA && t.shape.rank() == 2) ranks.insert(t.shape[0]);
+    }
+    if (modules.empty() && !has_peft_names) return std::string();
+    const std::string path = TRY(find_adapter_config());
+    Json config = Json::object();
+    if (!path.empty())
+      if (auto json = parse_json(TRY(read_whole_file(path, kMaxConfigBytes)), path)) config = std::move(*json);
+    const auto text_of = [&](std::string_view member) {
+      const Json* const value = config.find(member);
+      return value && value->is_string() ? printable(*value->as_string()) : std::string();
+    };
+    const std::string type = text_of("peft_type"), base = text_of("base_model_name_or_path");
+    if (modules.empty() && type.empty()) return std::string();
+    std::string out = type.empty() || type == "LORA" ? "LoRA" : "PEFT's " + type;
+    // Matrices of several experts have the rows of all of them, so the config counts first.
+    const Json* const pattern = config.find("rank_pattern");
+    const bool has_pattern = pattern && pattern->is_object() && !pattern->as_object()->empty();
+    const auto r = config.get_index("r");
+    if (r && !has_pattern)
+      out += ", rank " + std::to_string(*r);
+    else if (!ranks.empty())
+      out += ", rank " + std::to_string(*ranks.begin()) +
+             (ranks.size() > 1 ? " to " + std::to_string(*ranks.rbegin()) : "");
+    if (const auto alpha = config.get_index("lora_alpha")) out += ", alpha " + std::to_string(*alpha);
+    if (!modules.empty()) out += ", " + count_of(std::ssize(modules), "module");
+    if (path.empty()) return out + "; no adapter_config.json gives its alpha and base model";
+    return out + "; base model: " + (base.empty() ? "not recorded" : base);
+  }
+
  private:
   // Returns whether the tensor belongs to the adapter. All tensors of a separate adapter do.
   bool is_own(const Tensor& t) const {
@@ -690,6 +729,8 @@ Result<std::optional<Adapter>> read_adapter(Reader& source, const AdapterOptions
                        ", which PEFT does not support; add --exclude '*lora_*' to leave it out");
   return std::optional(TRY(adapter.read(view, names)));
 }
+
+Result<std::string> describe_adapter(Reader& reader) { return AdapterReader(reader, {}, {}, false).describe(); }
 
 std::vector<std::size_t> Adapter::operands() const {
   std::vector<std::size_t> out;

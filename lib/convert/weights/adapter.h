@@ -86,6 +86,10 @@ Result<std::optional<Adapter>> read_adapter(Reader& source, const AdapterOptions
                                             const Selection& selection, const SourceView& view,
                                             const Translation& names);
 
+// Returns what adapter a checkpoint contains, from names, shapes and adapter_config.json: "LoRA, rank 8, alpha 16, 14
+// modules; base model: org/name". Empty if there is none.
+Result<std::string> describe_adapter(Reader& reader);
+
 // Sets the weights of `source`, in the view's numbering, to those with the adapter merged, in their own dtype. All
 // arguments must outlive `source`.
 void merge_adapter(const Adapter& adapter, TensorSource& stored, TensorSource& operands, ComputedSource& source);

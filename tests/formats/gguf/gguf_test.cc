@@ -56,6 +56,11 @@ TEST(Gguf, InspectShowsTypesAndTheHeader) {
                                HasSubstr("made from the header")));
   const CommandResult shown = reshard_cli({"inspect", data("llama-q8.gguf"), "--filter", "*ffn_down*"});
   EXPECT_THAT(shown.out, AllOf(HasSubstr("blk.0.ffn_down.weight:Q8_0"), HasSubstr("uint8"), HasSubstr("[32, 68]")));
+  // The bytes of quantized blocks are not parameters.
+  const std::string count = reshard_cli({"inspect", data("llama.gguf")}).out;
+  const std::size_t begin = count.find("weights     ") + 12, end = count.find(" parameters", begin);
+  EXPECT_THAT(shown.out, AllOf(HasSubstr("weights     " + count.substr(begin, end - begin) + " parameters: F32 "),
+                               HasSubstr(" stored elements")));
 }
 
 // Quantized blocks are opaque bytes: verify reports no wrong shapes or missing tensors for them, and they are not
