@@ -270,6 +270,30 @@ TEST_F(AdapterTest, ModulesWhoseAlphaIsZeroAreNoted) {
     }
 }
 
+TEST_F(AdapterTest, ModulesThatTargetModulesLeavesOutAreNoted) {
+  struct Case {
+    std::string names, note;
+  };
+  const std::vector<Case> cases = {
+      {R"(["q_proj", "v_proj"])", "does not name 2 of 6 modules: 'model.layers.0.mlp.down_proj', "},
+      {R"(["q_proj", "v_proj", "model.layers.0.mlp.down_proj"])", "does not name 1 of 6 modules: 'model.layers.1.mlp."},
+      {R"(["q_proj", "v_proj", "roj", "down_proj"])", ""},
+      {R"(["linear_qkv"])", ""},  // another trainer's names
+      {R"("all-linear")", ""}};
+  for (const Case& c : cases)
+    for (const bool merges : {false, true}) {
+      SCOPED_TRACE(c.names + (merges ? " merged" : ""));
+      set_config(R"({"r": 4, "lora_alpha": 8, "target_modules": )" + c.names + "}");
+      std::vector<std::string> words = {"convert", source_, dir_ / "out", "--to", "hf", "--force"};
+      if (merges) words.emplace_back("--merge-adapter");
+      const CommandResult r = reshard_cli(words);
+      ASSERT_EQ(r.exit_code, 0) << r.err;
+      const std::string said = r.out + r.err;
+      EXPECT_THAT(said,
+                  c.note.empty() ? testing::Not(HasSubstr("does not name")) : HasSubstr("target_modules " + c.note));
+    }
+}
+
 TEST_F(AdapterTest, ItsConfigIsFoundWhereTrainersPutIt) {
   for (const char* place : {"lora_adapter", "adapter", "default", "policy_lora"}) {
     SCOPED_TRACE(place);

@@ -102,6 +102,7 @@ class AdapterReader {
     Adapter out;
     out.config = text_;
     out.notes = notes_on_zeros();
+    if (std::optional<std::string> note = note_on_unnamed_modules()) out.notes.push_back(*std::move(note));
     if (!merges_) return out;
     out.added = TRY(match_pairs(view, names));
     TRY(check_changed_once(out.added, view));
@@ -480,6 +481,29 @@ class AdapterReader {
     return out;
   }
 
+  // Returns a note on the modules that target_modules does not name although it names others: PEFT ignores their
+  // matrices.
+  std::optional<std::string> note_on_unnamed_modules() const {
+    const Json* const names = config_ ? config_->find("target_modules") : nullptr;
+    if (!names || !names->is_array()) return std::nullopt;  // a regular expression, or "all-linear"
+    const auto is_named = [&](const std::string& module) {
+      return std::ranges::any_of(*names->as_array(), [&](const Json& name) {
+        return name.is_string() && ("." + module).ends_with("." + std::string(*name.as_string()));
+      });
+    };
+    std::vector<std::string> unnamed;
+    Index modules = 0;
+    for (const auto& [module, pair] : pairs_) {
+      if (pair.fused) continue;
+      ++modules;
+      if (!is_named(module)) unnamed.push_back("'" + printable(module) + "'");
+    }
+    if (unnamed.empty() || std::ssize(unnamed) == modules) return std::nullopt;
+    return "target_modules does not name " + with_commas(std::ssize(unnamed)) + " of " + count_of(modules, "module") +
+           ": " + some_of(unnamed, 3) + "; PEFT ignores their matrices" + (merges_ ? ", which are merged here" : "") +
+           ": add them in adapter_config.json, or leave them out with --exclude";
+  }
+
   // Returns what follows the last number of a name.
   static std::string without_layer(const std::string& name) {
     std::string_view rest = name;
@@ -720,7 +744,10 @@ Result<std::optional<Adapter>> read_adapter(Reader& source, const AdapterOptions
   if (use == AdapterUse::kNone) return std::optional<Adapter>();
   const std::string& root = reader.catalog().root;
   if (!adapter.is_there()) {
-    if (merges) return usage_error(root + ": --merge-adapter: no adapter found; give its directory with --adapter");
+    if (merges)
+      return usage_error(root + ": --merge-adapter: no adapter found; " +
+                         (options.reader ? "name its file, such as adapter_model.safetensors, with --adapter"
+                                         : "give its directory with --adapter"));
     return std::optional<Adapter>();
   }
   const Convention convention = names.model.convention;
