@@ -189,6 +189,47 @@ TEST(UnknownFamilies, ConvertSaysWhatVerifySays) {
 }
 
 // A stack that lacks a layer in the middle. The config's number of layers is the last layer's number plus one.
+// DecisionTransformerModel has GPT-2's names under "encoder.", and its own next to them.
+TEST(UnknownFamilies, NoPartIsTakenForTheModelOfTheConfig) {
+  Stranger model{R"({"model_type": "decision_transformer", "architectures": ["DecisionTransformerModel"], "n_layer": 2,
+                     "hidden_size": 16, "n_head": 2, "n_inner": 24, "n_positions": 20, "vocab_size": 1, "state_dim": 5,
+                     "act_dim": 3, "max_ep_len": 12})",
+                 {{"encoder.wte.weight", {1, 16}},
+                  {"encoder.wpe.weight", {20, 16}},
+                  {"encoder.ln_f.weight", {16}},
+                  {"encoder.ln_f.bias", {16}},
+                  {"embed_timestep.weight", {12, 16}},
+                  {"embed_return.weight", {16, 1}},
+                  {"embed_state.weight", {16, 5}}}};
+  model.layers("encoder.h.", 2,
+               {{"ln_1.weight", {16}},
+                {"ln_1.bias", {16}},
+                {"attn.c_attn.weight", {16, 48}},
+                {"attn.c_attn.bias", {48}},
+                {"attn.c_proj.weight", {16, 16}},
+                {"attn.c_proj.bias", {16}},
+                {"ln_2.weight", {16}},
+                {"ln_2.bias", {16}},
+                {"mlp.c_fc.weight", {16, 24}},
+                {"mlp.c_fc.bias", {24}},
+                {"mlp.c_proj.weight", {24, 16}},
+                {"mlp.c_proj.bias", {16}}});
+  const TempDir dir;
+  model.write(dir, "app.model.");
+  write_file(dir / "config.json", model.config);
+  const std::vector<std::string> words = {"convert", dir / "ck", dir / "out",        "--to",
+                                          "hf",      "--config", dir / "config.json"};
+  const CommandResult refused = reshard_cli(words);
+  EXPECT_EQ(refused.exit_code, 4);
+  EXPECT_THAT(refused.err, AllOf(HasSubstr("'app.model.embed_return.weight'"),
+                                 HasSubstr("add --strip-prefix app.model. if they are part of the model")));
+  std::vector<std::string> whole = words;
+  whole.insert(whole.end(), {"--strip-prefix", "app.model."});
+  const CommandResult r = reshard_cli(whole);
+  EXPECT_EQ(r.exit_code, 0) << r.err;
+  EXPECT_EQ(load_checkpoint(dir / "out").size(), model.tensors.size());
+}
+
 TEST(UnknownFamilies, ALayerInTheMiddleIsMissed) {
   const TempDir dir;
   Stranger s = encoder();

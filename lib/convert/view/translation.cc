@@ -180,9 +180,28 @@ std::string names_of(const std::vector<const Tensor*>& tensors) {
   return some_of(out);
 }
 
-// Fails if a model's own files contain tensors outside what was recognised as the model, because everything in such
-// files belongs to it. In a training state they are only noted.
-Status check_nothing_is_beside(const Catalog& source, const Request& wanted, bool is_described,
+// Returns the longest prefix of whole components that the model and the tensors beside it share: "app.model.".
+std::string shared_prefix(std::string prefix, const std::vector<const Tensor*>& beside) {
+  const auto has_all = [&] {
+    return std::ranges::all_of(beside, [&](const Tensor* t) { return t->name.starts_with(prefix); });
+  };
+  while (!prefix.empty() && !has_all()) {
+    prefix.pop_back();
+    prefix.resize(prefix.rfind('.') + 1);
+  }
+  return prefix;
+}
+
+// How much of a source is its model.
+enum class Extent {
+  kAll,       // all of a model's own files
+  kUnlikely,  // a training state, whose config is of a class that has no name of what was recognised as the model
+  kPart,      // a training state
+};
+
+// Fails if tensors are outside what was recognised as the model although they probably belong to it. In a training
+// state they are only noted.
+Status check_nothing_is_beside(const Catalog& source, const Request& wanted, bool is_described, Extent extent,
                                ConversionNotes& notes) {
   const std::vector<const Tensor*> beside = beside_model(source, wanted, is_described);
   const auto is_model = [](const Part& part) { return part.kind == StateKind::kModel; };
@@ -191,18 +210,22 @@ Status check_nothing_is_beside(const Catalog& source, const Request& wanted, boo
   if (beside.empty() || !is_only_model || model->prefix.empty()) return {};
   const std::string what =
       "the names under '" + printable(model->prefix) + "' were taken for the model (" + model->evidence + ")";
-  if (source.has_model_names)
-    return unsupported(source.root + ": " + what + ", and next to it " + (beside.size() == 1 ? "is " : "are ") +
-                       names_of(beside) +
-                       ", which the output would leave out; add --exclude to leave out tensors that are not part of " +
-                       "the model, or --family none to write everything under its own names");
-  notes.warnings.push_back(names_of(beside) + (beside.size() == 1 ? " is" : " are") + " left out: " + what);
-  return {};
+  if (extent == Extent::kPart) {
+    notes.warnings.push_back(names_of(beside) + (beside.size() == 1 ? " is" : " are") + " left out: " + what);
+    return {};
+  }
+  const std::string prefix = shared_prefix(model->prefix, beside);
+  const std::string whole = extent == Extent::kUnlikely && !prefix.empty()
+                                ? "--strip-prefix " + shell_word(prefix) + " if they are part of the model, "
+                                : "";
+  return unsupported(source.root + ": " + what + ", and next to it " + (beside.size() == 1 ? "is " : "are ") +
+                     names_of(beside) + ", which the output would leave out; add " + whole +
+                     "--exclude to leave out tensors that are not part of the model, or --family none to write " +
+                     "everything under its own names");
 }
 
 // Adds verify's findings about a model without a family as notes.
-void note_unknown_model(const Catalog& source, const ModelConfig& config, ConversionNotes& notes) {
-  const UnknownModelAudit audit = audit_unknown_model(source, config);
+void note_unknown_model(const UnknownModelAudit& audit, const ModelConfig& config, ConversionNotes& notes) {
   notes.warnings.push_back("names, shapes and rows are the source's own: " + summary(audit, config));
   for (const Finding& f : audit.findings)
     notes.warnings.push_back((f.tensors.empty() ? "" : folded(f.tensors) + ": ") + f.what);
@@ -279,14 +302,19 @@ Status check_names(const Catalog& source, const Translation& names, const Reques
                       (format.hf_names && !wanted.naming.keep_names);
   if (!claims || resumes_adapters(source, wanted.naming, format)) return {};
   if (std::string doubt = doubt_about_model(source); !doubt.empty()) notes.warnings.push_back(std::move(doubt));
-  if (names.model.family) return check_nothing_is_beside(source, wanted, true, notes);
+  const Extent extent = source.has_model_names ? Extent::kAll : Extent::kPart;
+  if (names.model.family) return check_nothing_is_beside(source, wanted, true, extent, notes);
   const Families families = wanted.model.families;
   const Unrecognised known = look_at_unrecognised(source, file, families);
   const bool is_writable = known.has_model_names && !known.said && !wanted.naming.convention && known.adapters.empty();
   if (!wanted.model.is_none() && !is_writable) return no_model(source, known, file.path, families);
-  if (!wanted.model.is_none() && source.has_model_names) TRY(check_nothing_is_beside(source, wanted, false, notes));
-  if (known.is_unknown()) {
-    note_unknown_model(source, *known.config, notes);
+  const auto audit = known.is_unknown() ? std::optional(audit_unknown_model(source, *known.config)) : std::nullopt;
+  const bool is_other_class = audit && !audit->skipped.empty();
+  if (!wanted.model.is_none())
+    TRY(check_nothing_is_beside(source, wanted, !source.has_model_names,
+                                extent == Extent::kPart && is_other_class ? Extent::kUnlikely : extent, notes));
+  if (audit) {
+    note_unknown_model(*audit, *known.config, notes);
   } else {
     notes.warnings.push_back("names, shapes and rows are the source's own: nothing was compared with a model's config");
   }

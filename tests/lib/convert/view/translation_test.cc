@@ -13,6 +13,7 @@ namespace reshard::translation_test {
 namespace {
 
 namespace fs = std::filesystem;
+using testing::Contains;
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
@@ -226,7 +227,9 @@ TEST(NamesOfAnOutput, LeaveNothingOutOfAModelsFiles) {
   wanted.selection.exclude = {"projection.*"};
   EXPECT_EQ(check(source, wanted, kModels, kUnknown).error, "");
   source.has_model_names = false;
-  EXPECT_EQ(check(source, {}, kModels, kUnknown).error, "") << "a training state has more than the model";
+  const Checked state = check(source, {}, kModels, kUnknown);
+  EXPECT_EQ(state.error, "") << "a training state has more than the model";
+  EXPECT_THAT(state.notes.warnings, Contains(HasSubstr("'projection.weight' is left out: the names under 'body.'")));
 }
 
 TEST(NamesOfAnOutput, OfAKnownFamilyAreChecked) {
