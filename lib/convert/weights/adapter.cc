@@ -745,9 +745,9 @@ Result<std::optional<Adapter>> read_adapter(Reader& source, const AdapterOptions
   const std::string& root = reader.catalog().root;
   if (!adapter.is_there()) {
     if (merges)
-      return usage_error(root + ": --merge-adapter: no adapter found; " +
-                         (options.reader ? "name its file, such as adapter_model.safetensors, with --adapter"
-                                         : "give its directory with --adapter"));
+      return usage_error(
+          root + ": --merge-adapter: no adapter found; " +
+          (options.reader ? "name the adapter's own file with --adapter" : "give its directory with --adapter"));
     return std::optional<Adapter>();
   }
   const Convention convention = names.model.convention;
