@@ -192,16 +192,16 @@ std::string shared_prefix(std::string prefix, const std::vector<const Tensor*>& 
   return prefix;
 }
 
-// How much of a source is its model.
-enum class Extent {
-  kAll,       // all of a model's own files
-  kUnlikely,  // a training state, whose config is of a class that has no name of what was recognised as the model
-  kPart,      // a training state
+// What tensors outside the recognised model are.
+enum class Beside {
+  kModel,          // part of it: a model's own files contain nothing else
+  kProbablyModel,  // part of it: the config is of a class that has no name of what was recognised
+  kTrainer,        // other state
 };
 
 // Fails if tensors are outside what was recognised as the model although they probably belong to it. In a training
 // state they are only noted.
-Status check_nothing_is_beside(const Catalog& source, const Request& wanted, bool is_described, Extent extent,
+Status check_nothing_is_beside(const Catalog& source, const Request& wanted, bool is_described, Beside others,
                                ConversionNotes& notes) {
   const std::vector<const Tensor*> beside = beside_model(source, wanted, is_described);
   const auto is_model = [](const Part& part) { return part.kind == StateKind::kModel; };
@@ -210,12 +210,12 @@ Status check_nothing_is_beside(const Catalog& source, const Request& wanted, boo
   if (beside.empty() || !is_only_model || model->prefix.empty()) return {};
   const std::string what =
       "the names under '" + printable(model->prefix) + "' were taken for the model (" + model->evidence + ")";
-  if (extent == Extent::kPart) {
+  if (others == Beside::kTrainer) {
     notes.warnings.push_back(names_of(beside) + (beside.size() == 1 ? " is" : " are") + " left out: " + what);
     return {};
   }
   const std::string prefix = shared_prefix(model->prefix, beside);
-  const std::string whole = extent == Extent::kUnlikely && !prefix.empty()
+  const std::string whole = others == Beside::kProbablyModel && !prefix.empty()
                                 ? "--strip-prefix " + shell_word(prefix) + " if they are part of the model, "
                                 : "";
   return unsupported(source.root + ": " + what + ", and next to it " + (beside.size() == 1 ? "is " : "are ") +
@@ -302,8 +302,8 @@ Status check_names(const Catalog& source, const Translation& names, const Reques
                       (format.hf_names && !wanted.naming.keep_names);
   if (!claims || resumes_adapters(source, wanted.naming, format)) return {};
   if (std::string doubt = doubt_about_model(source); !doubt.empty()) notes.warnings.push_back(std::move(doubt));
-  const Extent extent = source.has_model_names ? Extent::kAll : Extent::kPart;
-  if (names.model.family) return check_nothing_is_beside(source, wanted, true, extent, notes);
+  const Beside others = source.has_model_names ? Beside::kModel : Beside::kTrainer;
+  if (names.model.family) return check_nothing_is_beside(source, wanted, true, others, notes);
   const Families families = wanted.model.families;
   const Unrecognised known = look_at_unrecognised(source, file, families);
   const bool is_writable = known.has_model_names && !known.said && !wanted.naming.convention && known.adapters.empty();
@@ -312,7 +312,7 @@ Status check_names(const Catalog& source, const Translation& names, const Reques
   const bool is_other_class = audit && !audit->skipped.empty();
   if (!wanted.model.is_none())
     TRY(check_nothing_is_beside(source, wanted, !source.has_model_names,
-                                extent == Extent::kPart && is_other_class ? Extent::kUnlikely : extent, notes));
+                                others == Beside::kTrainer && is_other_class ? Beside::kProbablyModel : others, notes));
   if (audit) {
     note_unknown_model(*audit, *known.config, notes);
   } else {
