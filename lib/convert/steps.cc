@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "lib/base/names.h"
+#include "lib/base/storage/storage.h"
 #include "lib/base/text.h"
 #include "lib/checkpoint/cover_checker.h"
 #include "lib/checkpoint/model_code.h"
@@ -629,6 +630,11 @@ Result<std::vector<SideFile>> find_side_files(const Catalog& source, const std::
     out.push_back(std::move(file));
     return {};
   };
+  std::vector<std::string> asked;
+  for (const std::string_view pattern : format.side_files)
+    for (const std::string& place : places)
+      if (means_one(pattern)) asked.push_back(path_join(place, std::string(pattern)));
+  TRY(look_up_stored(asked));
   std::vector<std::string_view> several;
   for (const std::string_view pattern : format.side_files) {
     if (!means_one(pattern)) several.push_back(pattern);

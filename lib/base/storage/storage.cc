@@ -422,6 +422,16 @@ Result<std::optional<StoredObject>> find_stored(const std::string& url) {
   return TRY(StoredTree::of(parsed))->find(parsed);
 }
 
+Status look_up_stored(const std::vector<std::string>& paths) {
+  std::vector<std::string> asked;
+  for (const std::string& path : paths)
+    if (is_url(path) && !lists_hidden(path)) asked.push_back(path);
+  return parallel_for(std::ssize(asked), kMostRequests, [&](int, Index i) -> Status {
+    TRY(find_stored(asked[i]));
+    return {};
+  });
+}
+
 Status prepare_stored(const std::string& url) {
   const Url parsed = parse_url(url);
   const auto tree = StoredTree::of(parsed);

@@ -165,6 +165,9 @@ void fetch_as_in_others(const std::vector<FileRange>& ranges, ReadAhead& ahead);
 // Implement list_directory() and entry_at() for URLs.
 Result<std::vector<DirectoryEntry>> list_stored(const std::string& url);
 Result<std::optional<StoredObject>> find_stored(const std::string& url);
+// Looks URLs of web servers up at the same time, because each takes a round trip. The answers are cached. Ignores other
+// paths: a listing answers for many.
+Status look_up_stored(const std::vector<std::string>& paths);
 // Opens the storage of a URL: loads the library, reads the credentials and, for the hub, resolves the commit. Call it
 // before entering a sandbox, which allows none of these.
 Status prepare_stored(const std::string& url);
