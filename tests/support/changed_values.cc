@@ -12,7 +12,7 @@ namespace reshard {
 namespace {
 
 // Elements and members that are changed in a container; the outermost dict has a larger limit.
-constexpr std::size_t kElements = 2, kMembers = 4, kOutermost = 40;
+constexpr std::size_t kFirstElements = 2, kMembers = 4, kOutermost = 40;
 
 const std::pair<const char*, std::string> kValues[] = {{"None", "N"},
                                                        {"7", "K\x07"},
@@ -242,7 +242,7 @@ void change(const Machine& reader, std::size_t n, const std::string& place, cons
   if (!reader.is_shared(node))
     for (const auto& [name, bytes] : kValues)
       out.push_back({place, name, pickle.substr(0, node.begin) + bytes + pickle.substr(node.end)});
-  const std::size_t most = node.is_sequence ? kElements : 2 * (place == "root" ? kOutermost : kMembers);
+  const std::size_t most = node.is_sequence ? kFirstElements : 2 * (place == "root" ? kOutermost : kMembers);
   for (std::size_t i = 0; i < node.children.size() && i < most; ++i)
     change(reader, node.children[i].second, place + "." + node.children[i].first, pickle, out);
 }
