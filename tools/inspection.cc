@@ -46,6 +46,7 @@ void count_tensor(const Tensor& tensor, KindFacts& facts, const StateKey& key) {
 
 // Returns the elements of the model with its packed weights unpacked; nothing if that of a weight is unknown.
 std::optional<Index> count_parameters(const Inspection& in, const PackedWeights& packed) {
+  if (packed.empty()) return in.kinds[static_cast<std::size_t>(StateKind::kModel)].elements;
   std::optional<Index> sum = 0;
   const auto add = [&](std::optional<Index> count) { sum = sum && count ? checked_add(*sum, *count) : std::nullopt; };
   const auto& tensors = in.catalog().tensors();

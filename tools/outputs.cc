@@ -94,7 +94,7 @@ std::vector<MistypedPath> mistyped_paths(const PathsOfLine& paths) {
 Error with_meant_path(Error error, const std::vector<MistypedPath>& mistyped) {
   for (const auto& [given, meant] : mistyped)
     if (error.code() == ErrorCode::kIo && error.message().find(printable(given) + ": ") != std::string::npos)
-      return io_error(error.message() + "; did you mean " + printable(meant) + "?");
+      return io_error(error.message() + meant_text(meant));
   return error;
 }
 

@@ -80,7 +80,7 @@ RESHARD_INLINE std::uint32_t word_at(const std::byte* p) {
   return out;
 }
 
-// Computes the chains of kLanes whole chunks, the first of which has this number.
+// Computes the chaining values of kLanes whole chunks. `number` is the first one's.
 RESHARD_INLINE void hash_chunks(const std::byte* bytes, std::uint64_t number, Chains& out) {
   const Lanes zero{};
   Lanes s[16], m[16];

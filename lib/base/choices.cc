@@ -49,9 +49,10 @@ std::string_view nearest(std::string_view word, const std::vector<std::string>& 
 
 }  // namespace
 
+std::string meant_text(std::string_view name) { return name.empty() ? "" : "; did you mean " + printable(name) + "?"; }
+
 std::string near_name(std::string_view word, const std::vector<std::string>& known) {
-  const std::string_view name = nearest(word, known);
-  return name.empty() ? "" : "; did you mean " + std::string(name) + "?";
+  return meant_text(nearest(word, known));
 }
 
 std::string choices_text(std::string_view word, const std::vector<std::string>& choices,
@@ -67,9 +68,9 @@ std::string near_path(const std::string& path) {
     const auto answer = path_exists(at);
     return !answer.has_value() || *answer;  // what cannot be looked at may be there
   };
-  const std::string plain = path.substr(0, path.find_last_not_of('/') + 1);
+  const std::string plain = without_end_slashes(path);
   if (plain.empty() || is_url(plain) || exists(plain)) return "";
-  const std::string parent = parent_path(plain), name = plain.substr(plain.rfind('/') + 1);
+  const std::string parent = parent_path(plain), name = base_name(plain);
   if (!exists(parent)) {
     const std::string meant = near_path(parent);
     if (meant.empty()) return "";

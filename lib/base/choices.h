@@ -8,6 +8,9 @@
 
 namespace reshard {
 
+// Returns "; did you mean step-1000?", or nothing for an empty name.
+std::string meant_text(std::string_view name);
+
 // Returns "; did you mean --max-shard-size?" if a known word resembles `word` or begins with it; else nothing.
 std::string near_name(std::string_view word, const std::vector<std::string>& known);
 

@@ -231,10 +231,8 @@ Result<Directory> open_directory(const std::string& path) {
   return error;
 }
 
-}  // namespace
-
-namespace {
 std::string temporary_beside(const std::string& path) { return path + ".partial-" + std::to_string(::getpid()); }
+
 }  // namespace
 
 Status check_can_replace(const std::string& path) {

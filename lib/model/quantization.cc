@@ -367,6 +367,13 @@ bool are_of_blocks(const Dims& scales, const Dims& matrix) {
 }
 
 // "qweight [8, 64], scales [2, 64]"
+// Returns the layout of weights that are packed in this way; null if there is none.
+const PackedLayout* find_layout(Packing packing) {
+  for (const PackedLayout& layout : packed_layouts())
+    if (layout.packing == packing) return &layout;
+  return nullptr;
+}
+
 std::string shapes_of(const Catalog& catalog, const PackedWeight& weight) {
   std::string out;
   for (const PackedTensor& part : weight.parts)
@@ -396,10 +403,8 @@ std::optional<std::string> shape_fault(const Catalog& catalog, const PackedWeigh
 
 std::optional<Index> unpacked_elements(const Catalog& catalog, const PackedWeight& weight) {
   const auto& tensors = catalog.tensors();
-  const auto& layouts = packed_layouts();
-  const auto layout = std::find_if(layouts.begin(), layouts.end(),
-                                   [&](const PackedLayout& known) { return known.packing == weight.packing; });
-  if (layout == layouts.end() || weight.parts.empty() || weight.parts[0].role != layout->roles[0].role) return {};
+  const PackedLayout* const layout = find_layout(weight.packing);
+  if (!layout || weight.parts.empty() || weight.parts[0].role != layout->roles[0].role) return {};
   const Tensor& values = tensors[weight.parts[0].tensor];
   if (layout->values > 0) return checked_mul(values.elements(), layout->values);
   // GPTQ and AWQ pack the zero points of the scales' columns like the values.
@@ -412,9 +417,8 @@ std::optional<Index> unpacked_elements(const Catalog& catalog, const PackedWeigh
 }
 
 std::string_view packing_title(Packing packing) {
-  for (const PackedLayout& layout : packed_layouts())
-    if (layout.packing == packing) return layout.title;
-  return "an unknown quantization";
+  const PackedLayout* const layout = find_layout(packing);
+  return layout ? layout->title : "an unknown quantization";
 }
 
 std::vector<std::size_t> unknown_beside(const Catalog& catalog, const PackedWeights& packed) {

@@ -85,11 +85,6 @@ Error cannot_resume(const std::string& work, const std::string& why) {
   return usage_error(work + ": cannot resume: " + why + "; leave --resume require out to start over");
 }
 
-std::string without_slash(std::string path) {
-  while (path.size() > 1 && path.back() == '/') path.pop_back();
-  return path;
-}
-
 // Syncs files, several at a time if there are many: a file system's journal commits once for all that wait.
 Status sync_files(FilePool& files, const std::vector<std::string>& paths) {
   constexpr Index kFilesOfAThread = 8, kThreads = 64;
@@ -123,7 +118,7 @@ Output::~Output() {
 
 Result<std::unique_ptr<Output>> Output::create(OutputPath destination, Target& target, Space space, Transport* ranks,
                                                std::optional<ResumeOptions> continuation) {
-  destination.path = TRY(by_own_name(without_slash(destination.path)));
+  destination.path = TRY(by_own_name(without_end_slashes(destination.path)));
   std::unique_ptr<Output> out(new Output(std::move(destination), target, ranks, std::move(continuation)));
   if (rank_of(ranks) == 0) TRY(out->prepare(space));
   TRY(barrier(ranks));
@@ -257,7 +252,7 @@ Error Output::give_up(const Error& error) {
 }
 
 Result<Index> Output::held_by_leftover(const std::string& destination) {
-  const std::string own = TRY(by_own_name(without_slash(destination)));
+  const std::string own = TRY(by_own_name(without_end_slashes(destination)));
   Index sum = 0;
   for (const std::string& directory : {work_directory(own), publishing_directory(own)}) {
     if (!TRY(path_exists(path_join(directory, kMarker)))) continue;

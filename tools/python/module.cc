@@ -138,7 +138,7 @@ template <class R>
 R with_meant_path(R result, const std::string& path) {
   if (result || result.error().code() != ErrorCode::kIo) return result;
   const std::string meant = near_path(path);
-  return meant.empty() ? result : R(io_error(result.error().message() + "; did you mean " + meant + "?"));
+  return meant.empty() ? result : R(io_error(result.error().message() + meant_text(meant)));
 }
 
 nb::tuple tuple_of(const Dims& dims) {

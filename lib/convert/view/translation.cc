@@ -180,7 +180,8 @@ std::string names_of(const std::vector<const Tensor*>& tensors) {
   return some_of(out);
 }
 
-// Returns the longest prefix of whole components that the model and the tensors beside it share: "app.model.".
+// Returns the part of a model's prefix that the tensors beside the model also have: "app.model." of
+// "app.model.encoder.".
 std::string shared_prefix(std::string prefix, const std::vector<const Tensor*>& beside) {
   const auto has_all = [&] {
     return std::ranges::all_of(beside, [&](const Tensor* t) { return t->name.starts_with(prefix); });
