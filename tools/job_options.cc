@@ -61,7 +61,6 @@ Result<RunOptions> ResourceOptions::run_options() const {
     return run;
   }
   run.device = host() ? TRY(host()->device(device, cap)) : TRY(job_device(device, cap));
-  if (!host()) limit_memory(checked_add(run.memory, run.device->host_bytes()).value_or(run.memory));
   if (!run.ranks || transport == TransportChoice::kMpi) return run;
   if (transport == TransportChoice::kNccl)
     if (const std::string why = TRY(why_no_nccl(*run.ranks, run.device->ordinal())); !why.empty())

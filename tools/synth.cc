@@ -301,7 +301,7 @@ Status upload(const SynthOptions& options, const Subject& subject, SynthSource& 
   const Plan plan = options.metadata_only ? Plan() : TRY(make_plan(source.catalog(), view));
   std::vector<UploadFile> planned;
   for (const CatalogFile& file : written.catalog().files) planned.push_back({file.path, file.size});
-  const Upload::Memory memory = Upload::plan_memory(run.memory - resident_bytes(), Upload::part_bytes(planned), false);
+  const Upload::Memory memory = Upload::plan_memory(run.memory - held_bytes(), Upload::part_bytes(planned), false);
   const WatchedFiles watched({});
   const auto image = TRY(Image::create({plan, source, written, view, watched}, run, memory.bytes));
   const std::string config = python_text(subject.config_file);

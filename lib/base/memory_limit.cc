@@ -17,6 +17,7 @@ namespace reshard {
 namespace {
 
 std::atomic<Index> most{0};  // limit in bytes; 0: none
+std::atomic<Index> of_drivers{0};
 
 Status check_left(Index bytes, const std::function<std::string()>& what) {
   const auto fits = [&] {
@@ -40,6 +41,17 @@ Index resident_bytes() {
   return static_cast<Index>(resident) * ::sysconf(_SC_PAGESIZE);
 }
 
+Index held_bytes() { return std::max<Index>(0, resident_bytes() - of_drivers); }
+
+void DriverMemory::note(Index growth) {
+  Index known = most_;
+  while (growth > known)
+    if (most_.compare_exchange_weak(known, growth)) {
+      of_drivers += growth - known;
+      break;
+    }
+}
+
 void release_freed_memory() {
 #ifdef __GLIBC__
   // One thread at a time: where another allocator replaces glibc's (jemalloc, a sanitizer's), the first call
@@ -54,7 +66,7 @@ void limit_memory(Index bytes) { most = bytes; }
 
 std::optional<Index> memory_left() {
   if (most == 0) return std::nullopt;
-  return std::max<Index>(0, most - resident_bytes());
+  return std::max<Index>(0, most - held_bytes());
 }
 
 Status may_take(Index bytes, const std::function<std::string()>& what) {
@@ -64,7 +76,7 @@ Status may_take(Index bytes, const std::function<std::string()>& what) {
 Status may_hold(const std::function<std::string()>& what) { return check_left(0, what); }
 
 Error too_little_memory(const std::string& what, Index more) {
-  const Index held = resident_bytes();
+  const Index held = held_bytes();
   return usage_error(what + ": --memory " + human_bytes(most) + " is too small; expected at least " +
                      human_bytes(held + more) + " (" + human_bytes(held) + " in use already)");
 }

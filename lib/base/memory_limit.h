@@ -2,6 +2,7 @@
 // The memory that this process uses, and its limit (--memory).
 #pragma once
 
+#include <atomic>
 #include <functional>
 #include <optional>
 #include <string>
@@ -13,8 +14,33 @@ namespace reshard {
 
 // Returns the resident set size in bytes, or 0 if it is unknown.
 Index resident_bytes();
+// Returns resident_bytes() without what drivers took, which is what --memory counts.
+Index held_bytes();
 
-// Returns freed memory from the allocator to the system, so that resident_bytes() counts only memory in use.
+// The memory that a driver's library (CUDA, NCCL) takes for itself: the most by which the process grew while one of its
+// objects was opened. Growths are not added up, because what is opened later shares much of it.
+class DriverMemory {
+ public:
+  // Measures from its construction to its destruction.
+  class Opening {
+   public:
+    explicit Opening(DriverMemory& driver) : driver_(driver), before_(resident_bytes()) {}
+    ~Opening() { driver_.note(resident_bytes() - before_); }
+    Opening(const Opening&) = delete;
+    Opening& operator=(const Opening&) = delete;
+
+   private:
+    DriverMemory& driver_;
+    Index before_;
+  };
+
+ private:
+  void note(Index growth);
+
+  std::atomic<Index> most_{0};
+};
+
+// Returns freed memory from the allocator to the system, so that held_bytes() counts only memory in use.
 void release_freed_memory();
 
 // Sets the limit in bytes. 0, the initial value, means no limit. Code that is about to allocate much memory checks it

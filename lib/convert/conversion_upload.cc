@@ -19,8 +19,7 @@ Upload::Memory upload_memory(const Target& target, const RunOptions& run, bool r
   std::vector<UploadFile> files;
   for (const CatalogFile& file : target.catalog().files) files.push_back({file.path, file.size});
   release_freed_memory();
-  const Index held = resident_bytes() - device_of(run).host_bytes();
-  return Upload::plan_memory(run.memory - held, Upload::part_bytes(files), reads_ahead);
+  return Upload::plan_memory(run.memory - held_bytes(), Upload::part_bytes(files), reads_ahead);
 }
 
 }  // namespace

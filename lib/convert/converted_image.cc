@@ -190,7 +190,7 @@ Result<std::string> ConvertedImage::text_of_a_pass() {
   run.progress = nullptr;
   run.threads = kDigestThreads;
   run.kept_bytes = 0;
-  run.resident = resident_bytes();  // measured now, because other users of the image hold buffers too
+  run.resident = held_bytes();  // measured now, because other users of the image hold buffers too
   run.memory = *run.resident + digest_room_;
   std::string text = TRY(conversion_.manifest_text(run, recorded_ ? &*recorded_ : nullptr));
   TRY(unchanged());

@@ -5,6 +5,7 @@
 #include <string>
 #include <utility>
 
+#include "lib/base/memory_limit.h"
 #include "lib/base/text.h"
 #include "lib/device/cpu_device.h"
 #include "lib/device/cuda/cuda_device.h"
@@ -49,6 +50,8 @@ Result<std::unique_ptr<Device>> open_any(const Kind& kind, int local_rank, Index
 Result<std::unique_ptr<Device>> open_device(const std::string& name, Index memory_cap, int local_rank) {
   if (memory_cap < 0)
     return usage_error("device: expected a memory cap of 0 bytes or more, got " + std::to_string(memory_cap));
+  static DriverMemory driver_memory;
+  const DriverMemory::Opening opening(driver_memory);
   const std::size_t colon = name.find(':');
   const std::string kind_name = name.substr(0, colon);
   for (const Kind& kind : kKinds) {

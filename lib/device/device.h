@@ -71,8 +71,6 @@ class Device {
   virtual std::string_view name() const = 0;  // "cpu", "cuda:0 NVIDIA H200"
   virtual bool is_cpu() const = 0;
   virtual int ordinal() const { return -1; }  // of a GPU, as numbered by CUDA
-  // Returns the host memory in bytes that the driver took for itself when the device was opened.
-  virtual Index host_bytes() const { return 0; }
 
   // Returns the number of bytes that are best processed at once.
   virtual Index slab_bytes() const { return Index{1} << 20; }

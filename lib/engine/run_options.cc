@@ -29,7 +29,7 @@ Result<MemoryPlan> plan_memory(const RunOptions& options, Index largest_group, I
                                Index shared) {
   MemoryPlan plan;
   release_freed_memory();
-  plan.now = std::max<Index>(0, options.resident.value_or(resident_bytes()) - device_of(options).host_bytes());
+  plan.now = options.resident.value_or(held_bytes());
   const Index fixed =
       plan.now + kProcess + options.kept_bytes + shared + worker_count(options) * (options.worker_bytes + decoding);
   const Index threads = worker_count(options), smallest = std::max(kMinSlab, largest_group);

@@ -16,7 +16,7 @@ namespace reshard {
 inline constexpr Index kMinSlab = Index{256} << 10;  // bytes; every thread can hold a slab of this size
 
 struct RunOptions {
-  Index memory = 256 << 20;  // bytes for the whole process, catalogs included, memory of GPU drivers excluded
+  Index memory = 256 << 20;  // bytes for the whole process, catalogs included, memory of drivers (CUDA, NCCL) excluded
   // Bytes of `memory` that the process holds when the run begins; nothing: measured when the run begins.
   std::optional<Index> resident = std::nullopt;
   int threads = 0;                               // 0: two for each core this process may use, since half of them wait
@@ -44,7 +44,7 @@ int worker_count(const RunOptions& options);
 
 // The memory of a run: what the process holds now, and the buffers of its threads.
 struct MemoryPlan {
-  Index now = 0;            // resident bytes of the process, without those of a GPU's driver
+  Index now = 0;            // resident bytes of the process, without those of drivers
   Index slab_bytes = 0;     // of each slab buffer
   Index scratch_bytes = 0;  // of each thread, for one read or write
   Index peak = 0;           // expected resident bytes while running

@@ -26,6 +26,7 @@
 #include "lib/base/cursor.h"
 #include "lib/base/find_function.h"
 #include "lib/base/machine.h"
+#include "lib/base/memory_limit.h"
 #include "lib/base/text.h"
 #include "lib/device/cuda/context.h"
 #include "lib/transport/collectives.h"
@@ -149,6 +150,8 @@ class Communicator {
  public:
   static Result<std::unique_ptr<Communicator>> open(const NcclId& id, int rank, int size, const NcclOptions& options,
                                                     const Transport* control) {
+    static DriverMemory driver_memory;
+    const DriverMemory::Opening opening(driver_memory);
     const Result<Library>& loaded = library();
     if (!loaded) return loaded.error();
     ContextPtr context = TRY(CudaContext::retain(options.device).context("nccl"));

@@ -55,7 +55,7 @@ class Caller {
     tools::Host host;
     std::atomic<bool> interrupt{false};
     host.interrupt = &interrupt;
-    host.resident = resident_bytes();
+    host.resident = held_bytes();
     host.progress = [](Index, Index) {};
     const bool has_answer = command != "merge";
     words.insert(words.begin(), has_answer ? "--json" : "--quiet");

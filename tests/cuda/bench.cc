@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "lib/base/file.h"
+#include "lib/base/memory_limit.h"
 #include "lib/base/parallel.h"
 #include "lib/base/text.h"
 #include "lib/device/copy.h"
@@ -616,6 +617,8 @@ Status run(Device& device, const Options& options) {
     std::printf("checks\n");
     note(check_all(device, options));
   }
+  std::printf("host memory: %s, of which drivers took %s\n", human_bytes(resident_bytes()).c_str(),
+              human_bytes(resident_bytes() - held_bytes()).c_str());
   if (!options.timings) return first;
   const auto of_copy = time_kernels(device, options);
   note(of_copy ? Status() : Status(of_copy.error()));

@@ -60,7 +60,7 @@ if [ -z "$bench" ]; then
   sources=(tests/cuda/bench.cc tests/support/{device_checks,exchange_checks,local_ranks,one_gpu_ranks}.cc
     lib/device/{convert,copy,cpu_device,device,digest}.cc lib/device/cuda/{context,cuda_device,cufile,pinned}.cc
     lib/device/cuda/kernels.cu lib/transport/{collectives,nccl_members,$transport}.cc lib/layout/{box,dtype}.cc
-    lib/base/{cursor,file,memory_limit,parallel,sandbox,syscalls,text}.cc lib/base/storage/url.cc
+    lib/base/{cursor,file,machine,memory_limit,parallel,sandbox,syscalls,text}.cc lib/base/storage/url.cc
     tests/cuda/no_storage.cc)
   compile() {
     "$nvcc" -std=c++20 -O3 -arch="$arch" --expt-relaxed-constexpr -I. ${header:+-I"$(dirname "$header")"} \

@@ -169,7 +169,7 @@ nb::tuple run_command(const std::string& command, const std::vector<std::string>
   Watch watch;
   tools::Host host;
   host.interrupt = &watch.interrupt;
-  host.resident = resident_bytes();
+  host.resident = held_bytes();
   host.environment = tools::process_environment_of_commands();
   host.device = device_of_process;
   host.progress = [&](Index done, Index total) {

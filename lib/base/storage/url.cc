@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cctype>
 
+#include "lib/base/file.h"
 #include "lib/base/text.h"
 
 namespace reshard {

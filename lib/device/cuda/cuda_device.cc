@@ -8,7 +8,6 @@
 #include <mutex>
 #include <utility>
 
-#include "lib/base/memory_limit.h"
 #include "lib/base/text.h"
 #include "lib/device/budget.h"
 #include "lib/device/cuda/context.h"
@@ -205,18 +204,16 @@ class CudaStream : public Stream {
 
 class CudaDevice : public Device {
  public:
-  CudaDevice(ContextPtr context, std::string name, int multiprocessors, Index memory_cap, Index host_bytes)
+  CudaDevice(ContextPtr context, std::string name, int multiprocessors, Index memory_cap)
       : context_(std::move(context)),
         name_(std::move(name)),
         multiprocessors_(multiprocessors),
-        host_bytes_(host_bytes),
         budget_(std::make_shared<Budget>(name_, memory_cap)),
         pinned_(std::make_shared<PinnedPool>(context_)) {}
 
   std::string_view name() const override { return name_; }
   bool is_cpu() const override { return false; }
   int ordinal() const override { return context_->ordinal(); }
-  Index host_bytes() const override { return host_bytes_; }
   // Below this size, launching transfers and kernels takes as long as running them.
   Index slab_bytes() const override { return Index{8} << 20; }
 
@@ -257,7 +254,6 @@ class CudaDevice : public Device {
   ContextPtr context_;
   std::string name_;
   int multiprocessors_;
-  Index host_bytes_;
   std::shared_ptr<Budget> budget_;
   std::shared_ptr<PinnedPool> pinned_;
   std::mutex files_mutex_;
@@ -295,13 +291,11 @@ Result<std::unique_ptr<Device>> open_cuda_device(int ordinal, Index memory_cap) 
     return unsupported(name + ": expected a GPU of compute capability " + std::to_string(kLeastCapability) +
                        ".0 or higher, got " + std::to_string(properties.major) + "." +
                        std::to_string(properties.minor));
-  const Index before = resident_bytes();
   auto context = TRY(CudaContext::retain(ordinal));
   // Loading a kernel at its first launch may wait for all running kernels, one of which may wait for another rank.
   TRY(context->run("loading kernels", [] { return load_kernels(); }));
-  const Index host_bytes = std::max<Index>(0, resident_bytes() - before);
   return std::unique_ptr<Device>(
-      std::make_unique<CudaDevice>(std::move(context), name, properties.multiProcessorCount, memory_cap, host_bytes));
+      std::make_unique<CudaDevice>(std::move(context), name, properties.multiProcessorCount, memory_cap));
 }
 
 }  // namespace reshard

@@ -17,6 +17,7 @@
 
 #include "formats/dcp/dcp.h"
 #include "formats/load.h"
+#include "lib/base/memory_limit.h"
 #include "lib/device/device.h"
 #include "lib/transport/nccl.h"
 #include "tests/cuda/stand_in/runtime.h"
@@ -248,6 +249,15 @@ TEST_F(StandInNccl, ExchangesBetweenGpusAndParts) {
     });
     EXPECT_TRUE(done) << n << ": " << done.error().message();
   }
+}
+
+TEST_F(StandInNccl, ItsMemoryIsTheDrivers) {
+  const Environment taken("STAND_IN_NCCL_BYTES", "300000000");
+  const Index resident = resident_bytes(), held = held_bytes();
+  const Status done = on_gpus(1, 60, [](Transport&, NcclRanks& nccl, Device&) { return nccl.part(); });
+  EXPECT_TRUE(done) << done.error().message();
+  EXPECT_GT(resident_bytes() - resident, 290'000'000);
+  EXPECT_LT(held_bytes() - held, 10'000'000);
 }
 
 TEST_F(StandInNccl, LoadsTogetherIntoGpus) {
@@ -535,8 +545,8 @@ void add_needed(const std::string& file, std::set<std::string>& seen, std::set<s
   }
 }
 
-// bench.sh lists all sources that a program needs, so it builds on a machine with only a compiler.
-TEST(StandInBench, IsBuiltOfAllThatItIncludes) {
+// Runs bench.sh with a compiler that records what it is to compile.
+void expect_complete_bench(bool nccl) {
   const TempDir dir;
   const auto script = [&](const std::string& name, const std::string& body) {
     std::ofstream(dir / name) << "#!/bin/bash\n" << body << '\n';
@@ -544,6 +554,10 @@ TEST(StandInBench, IsBuiltOfAllThatItIncludes) {
   };
   std::filesystem::create_directory(dir / "bin");
   script("bin/nvidia-smi", "echo 9.0");
+  if (nccl) {
+    std::filesystem::create_directories(dir / "nccl/include");
+    script("nccl/include/nccl.h", "");
+  }
   script("bin/nvcc",
          "args=(\"$@\")\n"
          "for i in \"${!args[@]}\"; do\n"
@@ -557,9 +571,11 @@ TEST(StandInBench, IsBuiltOfAllThatItIncludes) {
              "done");
   const CommandResult r =
       run_command({RESHARD_SOURCE_DIR "/tests/cuda/bench.sh"}, 60,
-                  {"PATH=" + dir / "bin" + ":" + std::getenv("PATH"), "NCCL_HOME=/nowhere", "CUDA_ARCH="});
+                  {"PATH=" + dir / "bin" + ":" + std::getenv("PATH"), "NCCL_HOME=" + dir / "nccl", "CUDA_ARCH="});
   EXPECT_EQ(r.exit_code, 77) << r.err;
-  EXPECT_THAT(r.err, HasSubstr("no nccl.h: the exchange is left out"));
+  if (!nccl) {
+    EXPECT_THAT(r.err, HasSubstr("no nccl.h: the exchange is left out"));
+  }
   std::set<std::string> compiled, needed, seen;
   std::ifstream log(dir / "compiled");
   for (std::string line; std::getline(log, line);) {
@@ -567,12 +583,18 @@ TEST(StandInBench, IsBuiltOfAllThatItIncludes) {
     compiled.insert(line.substr(0, line.find(' ')));
   }
   for (const std::string& source : compiled) add_needed(source, seen, needed);
-  needed.erase("lib/transport/nccl.cc");
+  if (!nccl) needed.erase("lib/transport/nccl.cc");
   for (const char* part : {"storage", "likely_reads", "read_ahead"})  // tests/cuda/no_storage.cc replaces them
     needed.erase("lib/base/storage/" + std::string(part) + ".cc");
-  EXPECT_TRUE(compiled.contains("lib/transport/nccl_absent.cc"));
+  EXPECT_TRUE(compiled.contains(nccl ? "lib/transport/nccl.cc" : "lib/transport/nccl_absent.cc"));
   EXPECT_TRUE(compiled.contains("lib/device/cuda/kernels.cu"));
   for (const std::string& source : needed) EXPECT_TRUE(compiled.contains(source)) << source;
+}
+
+// bench.sh lists all sources that a program needs, so it builds on a machine with only a compiler.
+TEST(StandInBench, IsBuiltOfAllThatItIncludes) {
+  expect_complete_bench(true);
+  expect_complete_bench(false);
 }
 
 TEST(StandInBench, SaysWhatIsNotHere) {
