@@ -2,7 +2,6 @@
 #include "tools/job.h"
 
 #include <cstdio>
-#include <cstdlib>
 #include <set>
 #include <string>
 #include <utility>
@@ -67,8 +66,6 @@ Result<Index> machine_count() {
 
 Result<Device*> job_device(const std::string& name, Index memory_cap) {
   if (device) return device;
-  // As many queues as streams; with CUDA's default of 8 streams wait for each other. CUDA reads it when it starts.
-  ::setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
   device = TRY(open_device(name, memory_cap, job_ranks() ? local_rank(process_environment) : 0)).release();
   return device;
 }

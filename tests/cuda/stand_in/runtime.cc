@@ -179,8 +179,6 @@ CUresult cu_device_get(CUdevice* device, int ordinal) {
 CUresult cu_retain(CUcontext* context, CUdevice device) {
   Machine& m = machine();
   const std::lock_guard lock(m.mutex);
-  const int connections = number("STAND_IN_CONNECTIONS", 0);
-  if (connections > 0 && number("CUDA_DEVICE_MAX_CONNECTIONS", 8) != connections) return CUDA_ERROR_NOT_PERMITTED;
   make_context(device - 100);
   *context = &m.contexts[static_cast<std::size_t>(device - 100)];
   return CUDA_SUCCESS;

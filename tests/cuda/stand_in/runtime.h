@@ -8,7 +8,7 @@
 //
 // Environment variables, with defaults: STAND_IN_GPUS (2), STAND_IN_CAPABILITY (9), STAND_IN_CONTEXT_BYTES (0; host
 // memory that a context takes), STAND_IN_NCCL_BYTES (0; the same of NCCL), STAND_IN_FLAW (copies of this many bytes
-// omit the last one), STAND_IN_CONNECTIONS (creating a context fails if CUDA_DEVICE_MAX_CONNECTIONS is another number).
+// omit the last one).
 #pragma once
 
 #include <cuda_runtime_api.h>

@@ -405,7 +405,7 @@ TEST(StandInProgram, CountsItsOwnMemoryAndNotTheDrivers) {
   const auto convert = [&](const std::string& memory, const std::string& out) {
     return on_gpu(
         {"convert", kSource, dir / out, "--to", "hf", "--device", "cuda", "--threads", "4", "--memory", memory},
-        {"STAND_IN_CONTEXT_BYTES=300000000", "STAND_IN_CONNECTIONS=32"});
+        {"STAND_IN_CONTEXT_BYTES=300000000"});
   };
   const CommandResult done = convert("256MiB", "a");
   EXPECT_EQ(done.exit_code, 0) << done.err;
