@@ -6,6 +6,7 @@
 
 #include "formats/dcp/dcp.h"
 #include "lib/base/file.h"
+#include "lib/base/text.h"
 
 namespace reshard::dcp {
 namespace {

@@ -443,18 +443,6 @@ Result<bool> is_mount_point(const std::string& path) {
   return errno_error(path, "cannot stat");
 }
 
-bool is_safe_relative_path(std::string_view name) {
-  if (name.empty() || name.front() == '/') return false;
-  if (name.find('\0') != std::string_view::npos || name.find('\\') != std::string_view::npos) return false;
-  while (true) {
-    const std::size_t slash = name.find('/');
-    const std::string_view part = name.substr(0, slash);
-    if (part.empty() || part == "." || part == "..") return false;
-    if (slash == std::string_view::npos) return true;
-    name.remove_prefix(slash + 1);
-  }
-}
-
 Status make_directory(const std::string& path) {
   if (sys().mkdir(path.c_str(), 0777) != 0)
     return errno_error(

@@ -136,10 +136,6 @@ std::string without_end_slashes(std::string path);  // "a/b//" -> "a/b", "/" -> 
 std::string parent_path(const std::string& path);   // "a/b/" -> "a", "b" -> ".", "s3://bucket" -> itself
 std::string base_name(const std::string& path);     // "a/b/" -> "b"
 
-// Returns whether a name found inside a checkpoint (relative_path, weight_map) stays inside its directory: not empty,
-// not absolute, no "..", no NUL, no backslash.
-bool is_safe_relative_path(std::string_view name);
-
 Status make_directory(const std::string& path);
 Status remove_file(const std::string& path);
 Status rename_no_replace(const std::string& from, const std::string& to);

@@ -400,4 +400,16 @@ std::string join(const std::vector<std::string>& parts, std::string_view separat
   return out;
 }
 
+bool is_safe_relative_path(std::string_view name) {
+  if (name.empty() || name.front() == '/') return false;
+  if (name.find('\0') != std::string_view::npos || name.find('\\') != std::string_view::npos) return false;
+  while (true) {
+    const std::size_t slash = name.find('/');
+    const std::string_view part = name.substr(0, slash);
+    if (part.empty() || part == "." || part == "..") return false;
+    if (slash == std::string_view::npos) return true;
+    name.remove_prefix(slash + 1);
+  }
+}
+
 }  // namespace reshard

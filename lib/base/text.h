@@ -43,4 +43,8 @@ bool is_digits(std::string_view text);                     // at least one, and 
 std::vector<std::string> split(std::string_view text, char separator);  // "a,,b" -> {"a", "", "b"}
 std::string join(const std::vector<std::string>& parts, std::string_view separator);
 
+// Returns whether a name found inside a checkpoint (relative_path, weight_map) stays inside its directory: not empty,
+// not absolute, no "..", no NUL, no backslash.
+bool is_safe_relative_path(std::string_view name);
+
 }  // namespace reshard

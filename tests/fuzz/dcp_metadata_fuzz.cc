@@ -6,6 +6,7 @@
 #include <string>
 
 #include "formats/dcp/metadata.h"
+#include "lib/base/text.h"
 #include "tests/fuzz/input_file.h"
 #include "tests/support/dcp_metadata.h"
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "formats/open.h"
+#include "lib/base/text.h"
 #include "lib/checkpoint/side_files.h"
 #include "lib/convert/source_manifest.h"
 #include "lib/plan/plan.h"

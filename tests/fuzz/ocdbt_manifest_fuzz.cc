@@ -4,6 +4,7 @@
 #include <string_view>
 
 #include "formats/orbax/ocdbt.h"
+#include "lib/base/text.h"
 #include "tests/fuzz/input_file.h"
 #include "tests/support/ocdbt.h"
 

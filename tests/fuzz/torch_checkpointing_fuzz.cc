@@ -7,7 +7,7 @@
 
 #include "formats/torch_checkpointing/metadata.h"
 #include "lib/base/checked.h"
-#include "lib/base/file.h"
+#include "lib/base/text.h"
 #include "tests/fuzz/input_file.h"
 
 using namespace reshard;

@@ -4,6 +4,7 @@
 #include <string_view>
 
 #include "formats/encoding/weight_index.h"
+#include "lib/base/text.h"
 #include "tests/fuzz/input_file.h"
 
 using namespace reshard;

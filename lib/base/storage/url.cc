@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cctype>
 
-#include "lib/base/file.h"
 #include "lib/base/text.h"
 
 namespace reshard {

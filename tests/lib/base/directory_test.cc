@@ -11,6 +11,7 @@
 #include "lib/base/file.h"
 #include "lib/base/output_guard.h"
 #include "lib/base/syscalls.h"
+#include "lib/base/text.h"
 #include "lib/checkpoint/model_code.h"
 #include "lib/checkpoint/side_files.h"
 #include "lib/source/watched_files.h"
