@@ -17,6 +17,7 @@
 #include "lib/checkpoint/side_files.h"
 #include "lib/convert/view/row_edits.h"
 #include "lib/convert/weights/adapter.h"
+#include "lib/convert/weights/adapter_config.h"
 #include "lib/convert/weights/packed_matrix.h"
 #include "lib/device/convert.h"
 #include "lib/layout/padded_vocabulary.h"

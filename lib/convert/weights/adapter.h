@@ -27,8 +27,6 @@
 
 namespace reshard {
 
-inline constexpr std::string_view kAdapterConfigFile = "adapter_config.json";
-
 struct AdapterOptions {
   Reader* reader = nullptr;     // of a separate adapter; null: the source contains it
   std::optional<double> alpha;  // used if no adapter_config.json gives it
