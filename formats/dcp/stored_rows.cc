@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "formats/dcp/dcp.h"
-#include "lib/base/file.h"
 #include "lib/base/text.h"
 
 namespace reshard::dcp {
