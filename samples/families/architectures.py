@@ -32,6 +32,7 @@ import signal
 import sys
 
 try:
+    import huggingface_hub.errors
     import torch
     import transformers
     from transformers.core_model_loading import revert_weight_conversion
@@ -72,6 +73,8 @@ FEW_LAYERS, MORE_LAYERS, FEW_EXPERTS = 2, 6, 4
 LONGEST_LIST = 8  # of sizes per stage
 MOST_NUMBERS = 64
 SMALLEST_SIZE = 16  # of a constant that may be a member's value
+FACTORS = re.compile(r"head|(layers|depth)$")  # members that multiply others
+LARGE = 64  # larger numbers are made smaller in a small model
 CONFIRMATIONS = 6
 ATTEMPTS = 3
 LONGER = 3  # lists of members to try with one more
@@ -206,6 +209,15 @@ def members(config, prefix=""):
             if is_sizes(value):
                 out.update({f"{path}.{i}": n for i, n in enumerate(value)})
     return out
+
+
+def layers_numbers(config, part=""):
+    """Yields (path, value) of what single layers have otherwise (per_layer_config), as members of the part."""
+    for key, value in config.items():
+        if key == "per_layer_config" and isinstance(value, dict):
+            yield from ((part + k, n) for layer in value.values() if isinstance(layer, dict) for k, n in layer.items())
+        elif isinstance(value, dict):
+            yield from layers_numbers(value, f"{part}{key}.")
 
 
 def is_sizes(value):
@@ -483,8 +495,9 @@ def patterns_of(shapes):
 class Sample:
     """A config as a file has it, and the tensors of its model."""
 
-    def __init__(self, values, shapes):
-        self.values, self.shapes, self.patterns = values, shapes, patterns_of(shapes)
+    def __init__(self, made, shapes):
+        self.made, self.values, self.shapes = made, members(as_lists(made.to_dict())), shapes
+        self.patterns = patterns_of(shapes)
 
     @property
     def kinds(self):
@@ -534,7 +547,7 @@ class Derivation:
         except Exception as e:  # the config describes no model
             self.problem = f"{type(e).__name__}: {' '.join(str(e).split())[:100]}"
             return None
-        return Sample(members(as_lists(made.to_dict())), shapes)
+        return Sample(made, shapes)
 
     def sample(self, changed):
         config = copy.deepcopy(self.base)
@@ -900,7 +913,7 @@ class Derivation:
                 rows = self.confirm()
             self.caught = contradictions(rows, self.whole)
             self.holds_for_default = not self.caught
-        rows = self.check_further(self.confirm_roundings(self.confirm_others(rows)))
+        rows = self.check_further(self.confirm_small(self.confirm_roundings(self.confirm_others(rows))))
         if rows:
             self.fix_lists(rows, base)
         return rows
@@ -952,6 +965,17 @@ class Derivation:
         self.samples += tried
         return self.confirm()
 
+    def confirm_small(self, rows):
+        """Derives the rows again if small models contradict them, in which numbers are no longer what they are in all others."""
+        wrong, depths = [], {f: MORE_LAYERS for f in self.moves if DEPTHS.search(f) and is_number(self.values[f])}
+        for sample in filter(None, (self.sample({}), self.sample(depths), self.draw_further())):
+            config, shapes = smaller(self.build, sample.made)
+            small = Sample(config, shapes)
+            if contradictions(rows, small):
+                wrong.append(small)
+        self.samples += wrong
+        return self.confirm() if wrong else rows
+
     def draw_further(self):
         """A sample with some numbers changed, of all numbers: also of those on which nothing seems to depend."""
         fields = [f for f, v in self.values.items() if is_number(v) and v and not isinstance(v, bool) and not HARMLESS.search(f)]
@@ -1002,12 +1026,27 @@ class Derivation:
         return sorted({f for *_, f in self.pairs if is_number(self.values.get(f))})
 
     def is_unvaried(self, formula):
-        """Whether a constant equals a member that had no other value while the row existed, so that it may depend on it."""
-        return formula.isdigit() and int(formula) >= SMALLEST_SIZE and int(formula) in self.numbers
+        """Whether a constant equals a member that had no other value while the row existed, so that it may depend on it; also
+        the constant of a product, "512*num_heads", that equals a size or number of heads or a number of layers."""
+        return any(self.has_unvaried(alternative) for alternative in formula.split(";"))
+
+    def has_unvaried(self, formula):
+        constant = re.fullmatch(r"(\d+)(?:\*([A-Za-z_][\w.]*).*)?", formula)
+        if not constant or int(constant[1]) < SMALLEST_SIZE:
+            return False
+        paths = self.numbers.get(int(constant[1]), ())
+        part = (constant[2] or "").rpartition(".")[0]
+        return bool(paths) if not constant[2] else any(
+            FACTORS.search(path) and path.rpartition(".")[0] == part for path in paths)
 
     @functools.cached_property
     def numbers(self):
-        return {n for values in (self.values, members(self.default)) for n in values.values() if type(n) is int}
+        """{number: members that have it in the base or by default}."""
+        out = collections.defaultdict(set)
+        for path, n in (*self.values.items(), *members(self.default).items(), *layers_numbers(self.default)):
+            if type(n) is int:
+                out[n].add(path)
+        return out
 
     def condition(self, known, facts):
         """condition_of(), once for the many rows that are alike."""
@@ -1499,6 +1538,9 @@ def derive_type(model_type, classes, default=None, further=()):
         except TooLong:
             report.append({"class": cls.__name__, "why": "deriving it takes too long"})
             continue
+        except huggingface_hub.errors.StrictDataclassError as e:  # of the default config
+            report.append({"class": cls.__name__, "why": " ".join(str(e).split())[:100]})
+            continue
         if not rows:
             report.append({"class": cls.__name__, "why": d.problem or "it has no tensors"})
             continue
@@ -1520,6 +1562,27 @@ def can_attend(values):
     pairs = ((n, values.get(path.removesuffix("num_attention_heads") + "num_key_value_heads"))
              for path, n in values.items() if path.rpartition(".")[2] == "num_attention_heads")
     return all(heads % shared == 0 for heads, shared in pairs if type(heads) is int and type(shared) is int and shared)
+
+
+def smaller(build, config):
+    """(config, shapes) of a model with the same names that is as small as its numbers can be made one by one."""
+    shapes = build(config)
+    for path, value in members(as_lists(config.to_dict())).items():
+        for divisor in (16, 4, 2):
+            if type(value) is not int or value < LARGE or value % divisor or path.endswith("_id"):
+                continue
+            values = as_lists(config.to_dict())
+            values.pop("model_type", None)
+            try:
+                put(values, path, value // divisor)
+                made = type(config)(**values)
+                found = build(made) if can_attend(members(as_lists(made.to_dict()))) else {}
+            except Exception:  # the config describes no model
+                continue
+            if found.keys() == shapes.keys():
+                config, shapes = made, found
+                break
+    return config, shapes
 
 
 def further_model(model_type, cls):

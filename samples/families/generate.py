@@ -588,10 +588,14 @@ STAGES = {"swin": {"embed_dim": 128, "depths": [1, 2, 3, 1], "num_heads": [4, 8,
           "levit": {"depths": [2, 3, 1], "hidden_sizes": [192, 288, 384], "num_attention_heads": [3, 5, 6], "key_dim": [32, 32, 32]}}
 
 
+SMALL = "moonshine", "sam_vision_model"  # whose small models have sizes that are rounded
+
+
 def sample_of(model_type, cls):
     """(config, {name in files: shape}) of a model of a config that no derivation saw; None where transformers builds none."""
     if model_type not in STAGES:
-        return derivation.further_model(model_type, cls)
+        found = derivation.further_model(model_type, cls)
+        return derivation.smaller(derivation.Builder(cls), found[0]) if found and model_type in SMALL else found
     config = transformers.AutoConfig.for_model(model_type, **STAGES[model_type])
     return config, derivation.Builder(cls)(config)
 

@@ -193,31 +193,10 @@ def audit(arguments):
 
 # ---- convert
 
-LARGE = 64  # larger numbers of a config are reduced
-
-
 def small_config(model_type, cls):
     """A config of a model that is as small as its numbers can be made one by one; None where transformers builds none."""
     found = derivation.further_model(model_type, cls)
-    if not found:
-        return None
-    build, (config, shapes) = derivation.Builder(cls), found
-    whole = derivation.as_lists(config.to_dict())
-    for path, value in derivation.members(whole).items():
-        for divisor in (16, 4, 2):
-            if type(value) is not int or value < LARGE or value % divisor or path.endswith("_id"):
-                continue
-            try:
-                changed = copy.deepcopy(whole)
-                derivation.put(changed, path, value // divisor)
-                changed.pop("model_type", None)
-                made = type(config)(**changed)
-                if derivation.can_attend(derivation.members(changed)) and build(made).keys() == shapes.keys():
-                    config, whole = made, derivation.as_lists(made.to_dict())
-                    break
-            except Exception:  # the config describes no model
-                continue
-    return config
+    return derivation.smaller(derivation.Builder(cls), found[0])[0] if found else None
 
 
 def random_model(cls, config):
