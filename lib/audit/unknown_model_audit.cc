@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <map>
 #include <optional>
 #include <set>
@@ -82,6 +83,16 @@ bool is_said(const std::vector<Field>& fields, Words words, Index value) {
 bool is_said(const std::vector<Field>& fields, Index value) {
   return std::any_of(fields.begin(), fields.end(),
                      [&](const Field& f) { return f.value == value && !f.member.ends_with("_id"); });
+}
+
+// Adds the numbers of all members that are called ratios, also those in lists and parts: "assign_mlp_ratio": [0.5, 4].
+void add_ratios(const Json& json, bool is_ratio, std::vector<double>& out) {
+  if (const auto number = json.as_double(); number && is_ratio) out.push_back(*number);
+  if (const auto items = json.as_array())
+    for (const Json& item : *items) add_ratios(item, is_ratio, out);
+  if (const auto members = json.as_object())
+    for (const Json::Member& member : *members)
+      add_ratios(member.value, member.key.find("ratio") != std::string::npos, out);
 }
 
 // ---- Sizes of the tensors
@@ -527,9 +538,17 @@ class UnknownModel {
         out[is_width(rows) ? columns : rows].push_back(t.tensor);
     });
     const auto has = [&](Index value) { return sizes.contains(value) || sizes.contains(2 * value) || is_width(value); };
+    std::vector<double> ratios;
+    add_ratios(config_.file, false, ratios);
+    const auto is_ratio_of_width = [&](Index size) {
+      return std::any_of(widths.begin(), widths.end(), [&](const Field& f) {
+        const auto width = static_cast<double>(f.value), wanted = static_cast<double>(size);
+        return std::any_of(ratios.begin(), ratios.end(), [&](double r) { return std::floor(r * width) == wanted; });
+      });
+    };
     const auto explains = [&](Index size) {
       return is_said(fields_, size) || (size % 2 == 0 && is_said(fields_, size / 2)) ||
-             (size % 4 == 0 && is_width(size / 4)) || is_two_thirds(size) ||
+             (size % 4 == 0 && is_width(size / 4)) || is_two_thirds(size) || is_ratio_of_width(size) ||
              (config_.length("block_types") && is_said(fields_, 2 * size));  // RecurrentGemma counts gate and up
     };
     if (const auto c = compare("shape", fields_named(fields_, kInner), sizes, has, explains))

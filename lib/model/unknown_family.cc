@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
 #include <set>
 #include <span>
 
@@ -155,17 +156,42 @@ bool has_other_names(const Catalog& catalog, Families families) {
   });
 }
 
-// Returns whether the table that is derived from the config's class lists these tensors, all of them and no others.
+// Returns a name without the prefix of its class.
+std::string_view without_prefix(std::string_view name, const Architecture& architecture) {
+  if (name.starts_with(architecture.prefix)) name.remove_prefix(architecture.prefix.size());
+  return name;
+}
+
+// Returns whether all stored names are of the class and all those that each of its models has are stored, whatever
+// their numbers.
+bool has_names_of_class(const std::map<std::string, const Tensor*, std::less<>>& stored,
+                        const Architecture& architecture) {
+  std::set<std::string, std::less<>> known, needed;
+  for (const ArchitectureRow& row : architecture.rows) {
+    known.insert(pattern_of(row.name));
+    if (row.condition.empty() && row.stands_in == NameScope::kEverywhere) needed.insert(pattern_of(row.name));
+  }
+  for (const auto& [name, tensor] : stored) {
+    const std::string pattern = pattern_of(without_prefix(name, architecture));
+    if (!known.contains(pattern)) return false;
+    needed.erase(pattern);
+  }
+  return needed.empty() && !stored.empty();
+}
+
+// Returns whether the table that is derived from the config's class lists these tensors, all of them and no others. If
+// the config has a value for which the table gives no sizes, only the names are compared.
 bool is_of_class(const Catalog& catalog, const ModelConfig& config) {
   const auto architecture = find_architecture(config.model_type, config.architecture, config.families);
   if (!architecture || architecture->is_other_class || config.file.is_null()) return false;
-  const auto model = parameters_of(*architecture, config.file);
-  if (!model) return false;
+  const std::string foreign = foreign_prefix(catalog, config);
   std::map<std::string, const Tensor*, std::less<>> stored;
   for (const Tensor& t : catalog.tensors()) {
     const StateKey key = split_state_key(t.key());
-    if (key.kind == StateKind::kModel) stored.emplace(key.parameter, &t);
+    if (key.kind == StateKind::kModel) stored.emplace(key.parameter.substr(foreign.size()), &t);
   }
+  const auto model = parameters_of(*architecture, config.file);
+  if (!model) return model.error().code() == ErrorCode::kUnsupported && has_names_of_class(stored, *architecture);
   const auto first = stored.lower_bound(architecture->prefix);
   const bool has_prefix = first != stored.end() && first->first.starts_with(architecture->prefix);
   Index known = 0;
@@ -183,6 +209,22 @@ bool is_of_class(const Catalog& catalog, const ModelConfig& config) {
 
 bool is_embedding(std::string_view parameter, Families families) {
   return vocabulary_leaves(families).embeddings.contains(leaf_of(parameter));
+}
+
+std::string foreign_prefix(const Catalog& catalog, const ModelConfig& config) {
+  const auto architecture = find_architecture(config.model_type, config.architecture, config.families);
+  if (!architecture || architecture->is_other_class) return {};
+  std::optional<std::string> shared;
+  for (const Tensor& t : catalog.tensors()) {
+    const StateKey key = split_state_key(t.key());
+    if (key.kind != StateKind::kModel) continue;
+    if (!shared) shared = key.parameter.substr(0, key.parameter.find('.') + 1);
+    if (shared->empty() || !key.parameter.starts_with(*shared)) return {};
+  }
+  if (!shared || (architecture->has_prefix && architecture->prefix.starts_with(*shared))) return {};
+  const bool is_own = std::any_of(architecture->rows.begin(), architecture->rows.end(),
+                                  [&](const ArchitectureRow& row) { return row.name.starts_with(*shared); });
+  return is_own ? "" : *shared;
 }
 
 bool is_config_of(const Catalog& catalog, const ModelConfig& config) {

@@ -2,6 +2,7 @@
 // Checks a model of no known family against its config.json, using what all transformers models have in common.
 #pragma once
 
+#include <string>
 #include <string_view>
 
 #include "lib/checkpoint/catalog.h"
@@ -9,8 +10,8 @@
 
 namespace reshard {
 
-// Returns whether the config describes these tensors: if a table of its class lists exactly them (architecture.h),
-// otherwise if:
+// Returns whether the config describes these tensors: if a table of its class lists exactly them (architecture.h), or
+// their names if it gives no sizes for this config; otherwise if:
 //
 //   1. Its vocabulary, width and number of layers are those of the tensors. A model without words is compared by its
 //      number of queries or the shape of its patch embedding.
@@ -20,6 +21,11 @@ namespace reshard {
 // If only the configs of the model's parts have these numbers ("encoder", "text_config"), one part must match, and
 // every part must have its number of layers.
 bool is_config_of(const Catalog& catalog, const ModelConfig& config);
+
+// Returns the first component, "model.", that all keys of the model have and no parameter of the config's class has. It
+// belongs to a family with similar names: find_parts() has added its base_prefix(), or taken a trainer's "model." for
+// it.
+std::string foreign_prefix(const Catalog& catalog, const ModelConfig& config);
 
 // Returns whether a parameter has the name that some family gives to its word embedding: "shared.embed_tokens.weight".
 bool is_embedding(std::string_view parameter, Families families);

@@ -268,6 +268,20 @@ TEST(FixedMembers, AFixedMemberOfAnotherValueIsSaid) {
   EXPECT_THAT(v.ids, IsEmpty());
 }
 
+// The table gives no sizes for such a config, but its names are the class's.
+TEST(FixedMembers, TheNamesOfTheClassAreConverted) {
+  const Sample& audio = sample_of("Wav2Vec2Model");
+  const TempDir dir;
+  const std::string config = dir.write("config.json", audio.config), made = dir / "dcp";
+  ASSERT_EQ(reshard_cli({"synth", made, "--config", config, "--to", "dcp", "--headers-only"}).exit_code, 0);
+  dir.write("config.json", with(with(audio.config, "num_feat_extract_layers", 8), "hidden_size", 1));
+  const CommandResult whole = reshard_cli({"plan", made, "--to", "hf", "--config", config});
+  EXPECT_EQ(whole.exit_code, 0) << whole.err;
+  EXPECT_THAT(whole.out, HasSubstr("as num_feat_extract_layers is not 7"));
+  const CommandResult other = reshard_cli({"plan", made, "--to", "hf", "--config", config, "--rename=encoder=decoder"});
+  EXPECT_EQ(other.exit_code, 4) << other.out << other.err;
+}
+
 // A class that is not in the table is compared with the rows that its type's classes share; none of them is required.
 TEST(OtherClasses, AClassWithoutALineIsComparedByItsType) {
   const Sample& bert = sample_of("BertModel");

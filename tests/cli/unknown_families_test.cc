@@ -17,6 +17,7 @@ namespace {
 
 using testing::AllOf;
 using testing::HasSubstr;
+using testing::IsEmpty;
 using testing::Not;
 
 std::string text_of(const CommandResult& r) {
@@ -228,6 +229,52 @@ TEST(UnknownFamilies, NoPartIsTakenForTheModelOfTheConfig) {
   const CommandResult r = reshard_cli(whole);
   EXPECT_EQ(r.exit_code, 0) << r.err;
   EXPECT_EQ(load_checkpoint(dir / "out").size(), model.tensors.size());
+}
+
+// Names that are also a family's without its "model." are written as the config's class has them: under "model.",
+// from_pretrained would look for A.X K1's "mlp.post_mlp_layernorm" elsewhere, and for BERT-like models' everything.
+TEST(UnknownFamilies, NoPrefixOfAFamilyIsAddedToTheNames) {
+  Stranger s{R"({"model_type": "nomic_bert", "architectures": ["NomicBertModel"], "hidden_size": 16, "vocab_size": 60,
+                 "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 24, "type_vocab_size": 2})",
+             {{"embeddings.word_embeddings.weight", {60, 16}},
+              {"embeddings.token_type_embeddings.weight", {2, 16}},
+              {"embeddings.LayerNorm.weight", {16}},
+              {"embeddings.LayerNorm.bias", {16}}}};
+  std::vector<std::pair<std::string, Dims>> of_each = {
+      {"mlp.gate_proj.weight", {24, 16}},      {"mlp.up_proj.weight", {24, 16}},
+      {"mlp.down_proj.weight", {16, 24}},      {"post_attention_layernorm.weight", {16}},
+      {"post_attention_layernorm.bias", {16}}, {"post_mlp_layernorm.weight", {16}},
+      {"post_mlp_layernorm.bias", {16}}};
+  for (const std::string name : {"q_proj", "k_proj", "v_proj", "o_proj"})
+    of_each.emplace_back("self_attn." + name + ".weight", Dims{16, 16});
+  s.layers("layers.", 2, of_each);
+  for (const char* wrapper : {"", "app.model."}) {
+    const TempDir dir;
+    s.write(dir, wrapper);
+    dir.write("ck/config.json", s.config);
+    const CommandResult r = reshard_cli({"convert", dir / "ck", dir / "out", "--to", "hf"});
+    ASSERT_EQ(r.exit_code, 0) << wrapper << r.err;
+    const TensorValues written = load_checkpoint(dir / "out");
+    EXPECT_EQ(written.size(), s.tensors.size());
+    for (const auto& [name, shape] : s.tensors) EXPECT_TRUE(written.contains(name)) << name;
+    EXPECT_EQ(reshard_cli({"verify", dir / "out"}).exit_code, 0);
+    EXPECT_EQ(reshard_cli({"diff", dir / "ck", dir / "out"}).exit_code, 0);
+  }
+}
+
+// The network of a vision tower's stage may be narrower than its width by a ratio.
+TEST(UnknownFamilies, AWidthThatIsARatioOfTheModelsIsNoOther) {
+  Stranger s = encoder();
+  for (auto& [name, shape] : s.tensors)
+    for (const int d : {0, 1})
+      if (shape.rank() == 2 && shape[d] == 40) shape[d] = 12;
+  const TempDir dir;
+  s.write(dir);
+  dir.write("ck/config.json", s.config);
+  EXPECT_EQ(ids_of(reshard_cli({"verify", dir / "ck", "--json"})), std::vector<std::string>{"shape-other"});
+  std::string config = s.config;
+  dir.write("ck/config.json", config.insert(1, R"("assign_mlp_ratio": [4, 0.75], )"));
+  EXPECT_THAT(ids_of(reshard_cli({"verify", dir / "ck", "--json"})), IsEmpty());
 }
 
 TEST(UnknownFamilies, ALayerInTheMiddleIsMissed) {

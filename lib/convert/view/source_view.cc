@@ -223,6 +223,18 @@ void note_packed(const Catalog& source, const Translation& names, SourceView& vi
   }
 }
 
+// Returns the catalog with the output's names as plain keys.
+Result<Catalog> with_output_names(Catalog catalog, const Translation& names) {
+  if (names.foreign_prefix.empty()) return catalog;
+  Catalog out = catalog.without_tensors();
+  TRY(out.reserve(catalog.tensors().size()));
+  for (Tensor t : catalog.tensors()) {
+    t.plain_key = names.target_name(t.name, t.key());
+    TRY(out.add(std::move(t)));
+  }
+  return out;
+}
+
 }  // namespace
 
 bool SourceView::is_known_to_families(const std::string& canonical) const {
@@ -254,8 +266,9 @@ Result<SourceView> view_source(const Catalog& source, const Selected& selected, 
   const Model& model = names.model;
   if (names.plain_names) {
     for (const Tensor& t : chosen.tensors())
-      if (t.key() != t.name) view.natives.emplace(t.key(), SourceView::SourceName{t.name, t.key()});
-    view.catalog = TRY(plain_view(std::move(chosen)));
+      if (std::string name = names.target_name(t.name, t.key()); name != t.name)
+        view.natives.emplace(std::move(name), SourceView::SourceName{t.name, t.key()});
+    view.catalog = TRY(plain_view(TRY(with_output_names(std::move(chosen), names))));
     return view;
   }
   const auto is_tied = [&](const std::string& canonical) {

@@ -112,6 +112,7 @@ Result<Translation> translate(const Catalog& source, const ModelChoice& choice, 
   const bool changes = choice.is_none() ? naming.changed_names : format.hf_names;
   const bool keeps = naming.keep_names || resumes_adapters(source, naming, format);
   out.plain_names = !out.model.family && !keeps && changes;
+  if (out.plain_names && is_used) out.foreign_prefix = foreign_prefix(source, *out.said);
   if (!out.model.family || keeps) return out;
   out.to = naming.convention;
   const std::optional<Convention> own = find_convention(format.own_names);
@@ -327,7 +328,19 @@ Status check_names(const Catalog& source, const Translation& names, const Reques
   return {};
 }
 
+namespace {
+
+// Returns a key without the prefix of its parameter's name, if it has that.
+std::string without_prefix(const std::string& key, std::string_view prefix) {
+  StateKey parts = split_state_key(key);
+  if (parts.parameter.starts_with(prefix)) parts.parameter.erase(0, prefix.size());
+  return parts.prefix + parts.parameter + parts.suffix;
+}
+
+}  // namespace
+
 std::string Translation::target_name(const std::string& canonical, const std::string& key) const {
+  if (!foreign_prefix.empty()) return without_prefix(key, foreign_prefix);
   if (!renames() || (model.convention == Convention::kHf && to == Convention::kHf)) return key;
   return rename_key(*model.family, canonical, *to);
 }

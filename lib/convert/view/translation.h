@@ -28,7 +28,8 @@ struct Translation {
   // For a model of no known family: use the source's names without the wrapper's prefix. With --family none, names are
   // as stored unless --strip-prefix or --rename changes them.
   bool plain_names = false;
-  bool hf_rows = false;  // source and output order rows differently, so the plan uses Hugging Face's order
+  std::string foreign_prefix;  // in front of plain names, but not of the class's (unknown_family.h)
+  bool hf_rows = false;        // source and output order rows differently, so the plan uses Hugging Face's order
   bool renames() const { return model.family && to; }
   // Returns the output's name of a tensor of the canonical view; `key` is its plain key in the source.
   std::string target_name(const std::string& canonical, const std::string& key) const;
