@@ -20,19 +20,22 @@ namespace {
 
 constexpr std::size_t kMaxSteps = 10'000;  // directories to look into
 
-// Accelerate's names for the parts that it saves.
+// Accelerate's names for the parts that it saves, and NeMo AutoModel's.
 struct PartWord {
   std::string_view text;
   bool is_model;
   bool is_fsdp;                // FSDP's state dicts, whose optimizer state is stored under names
   std::string_view extension;  // of a file; empty: a directory
+  bool is_numbered = true;     // otherwise there is one, which counts only next to its optimizer
 };
-constexpr std::array<PartWord, 6> kPartWords = {{{"pytorch_model_fsdp", true, true, ""},
+constexpr std::array<PartWord, 8> kPartWords = {{{"pytorch_model_fsdp", true, true, ""},
                                                  {"optimizer", false, true, ""},
                                                  {"pytorch_model_fsdp", true, true, ".bin"},
                                                  {"optimizer", false, true, ".bin"},
                                                  {"model", true, false, ".safetensors"},
-                                                 {"pytorch_model", true, false, ".bin"}}};
+                                                 {"pytorch_model", true, false, ".bin"},
+                                                 {"model", true, true, "", false},
+                                                 {"optim", false, true, "", false}}};
 
 struct PartName {
   std::string name;
@@ -46,7 +49,8 @@ std::optional<PartName> parse_part(const DirectoryEntry& entry) {
     if (entry.is_directory != word.extension.empty() || !take(rest, word.text) || !rest.ends_with(word.extension))
       continue;
     rest.remove_suffix(word.extension.size());
-    if (rest.empty() && !word.extension.empty()) return PartName{entry.name, &word, 0};
+    if (rest.empty() && (!word.extension.empty() || !word.is_numbered)) return PartName{entry.name, &word, 0};
+    if (!word.is_numbered) continue;
     const auto number = take(rest, "_") && is_digits(rest) ? parse_number(rest) : std::nullopt;
     if (number && (*number > 0 || word.extension.empty())) return PartName{entry.name, &word, *number};
   }
@@ -69,12 +73,14 @@ RunParts parts_of(const std::vector<DirectoryEntry>& entries) {
       if (!part) continue;
       if (part->word == &like)
         out.models.push_back(*std::move(part));
-      else if (!part->word->is_model && like.is_fsdp && part->word->extension == like.extension)
+      else if (!part->word->is_model && like.is_fsdp && part->word->extension == like.extension &&
+               part->word->is_numbered == like.is_numbered)
         out.optimizers.push_back(*std::move(part));
     }
     const bool has_first =
         std::any_of(out.models.begin(), out.models.end(), [](const PartName& part) { return part.number == 0; });
-    if (like.is_fsdp ? !out.models.empty() : has_first && out.models.size() > 1) break;
+    const bool has_optimizer = !out.optimizers.empty() || like.is_numbered;
+    if (like.is_fsdp ? !out.models.empty() && has_optimizer : has_first && out.models.size() > 1) break;
     out = {};
   }
   for (auto* parts : {&out.models, &out.optimizers})
@@ -319,6 +325,7 @@ Result<std::optional<OpenCheckpoint>> open_parts(const PathSnapshot& place, cons
     for (const PartName& part : *alike) {
       const PathSnapshot& there = *TRY(place.inside(part.name));
       const Format* format = TRY(recognised_format(there));
+      if (!format && part.word->is_model && !part.word->is_numbered) return std::optional<OpenCheckpoint>();
       if (!format) return corrupt(there.path() + ": is empty or damaged: the save did not finish");
       if (!out.format) out.format = format;
       const std::string number = "_" + std::to_string(part.number);

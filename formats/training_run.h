@@ -7,6 +7,8 @@
 //                                                (accelerate/utils/fsdp_utils.py)
 //     model.safetensors model_M.safetensors      several models without FSDP; or pytorch_model.bin and its like
 //                                                (accelerate/checkpointing.py)
+//   epoch_0_step_99/{model,optim}/  NeMo AutoModel's: files of Hugging Face or a Distributed Checkpoint, and another of
+//                                   these (nemo_automodel/components/checkpoint/checkpointing.py)
 //   step1000/model_and_optim/       one Distributed Checkpoint, next to the other files of that step
 //                                                (olmo_core/train/checkpoint.py)
 //   outputs/{step-100, step-200}/   a run of several steps: an error names the newest complete one

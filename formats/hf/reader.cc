@@ -14,6 +14,7 @@
 #include "formats/tensor_files/indexed_files.h"
 #include "formats/tensor_files/joined_tensor.h"
 #include "formats/tensor_files/placeholders.h"
+#include "lib/base/file.h"
 #include "lib/base/json.h"
 #include "lib/base/storage/read_ahead.h"
 #include "lib/base/text.h"
@@ -22,6 +23,7 @@ namespace reshard::hf {
 namespace {
 
 constexpr std::string_view kShardingInfo = "DCP_SHARDING_INFO";
+constexpr std::string_view kShardsConfig = ".hf_metadata/config.json";  // NeMo AutoModel's, next to its tokenizer
 constexpr std::string_view kSpoolName = "(decoded frames)";
 constexpr std::string_view kFileEnd = ".safetensors";
 constexpr std::string_view kIndexEnd = ".safetensors.index.json";
@@ -182,6 +184,7 @@ class HfReader : public TensorFileReader {
   Status add_aliases(const SafetensorsMetadata& metadata);
   Status check_shapes() const;
   void drop_aliases();
+  bool has_shards() const;
   void describe_format();
   Status describe_delta();
 
@@ -318,11 +321,16 @@ void HfReader::drop_aliases() {
   std::erase_if(catalog_.header_metadata, [&](const auto& entry) { return catalog_.find(entry.second).has_value(); });
 }
 
+// Returns whether the files have the names of shards that DCP writes.
+bool HfReader::has_shards() const {
+  return std::any_of(sources_.files.begin(), sources_.files.end(),
+                     [](const std::string& name) { return name.starts_with("shard-"); });
+}
+
 void HfReader::describe_format() {
   const bool sharded = std::find(sharded_.begin(), sharded_.end(), true) != sharded_.end();
   // A single process with save_distributed=False uses the same metadata for whole tensors.
-  const auto is_shard = [](const std::string& name) { return name.starts_with("shard-"); };
-  if (sharded && std::any_of(sources_.files.begin(), sources_.files.end(), is_shard))
+  if (sharded && has_shards())
     catalog_.warnings.push_back(catalog_.shape_doubt =
                                     "These shards do not record the shapes of whole tensors: if the last shard of a "
                                     "tensor is missing, the tensor looks smaller, and the files do not show it.");
@@ -415,6 +423,8 @@ Status HfReader::open(const PathSnapshot& place, const OpenOptions& options) {
   TRY(refuse_placeholders(catalog_, place));
   TRY(check_shapes());
   if (sources_.index) TRY(sources_.index->check(catalog_));
+  if (has_shards() && TRY(path_exists(path_join(catalog_.root, kShardsConfig))))
+    catalog_.metadata_files.emplace_back(kShardsConfig);
   drop_aliases();
   describe_format();
   if (sources_.index && !sources_.index->index().delta().empty()) TRY(describe_delta());

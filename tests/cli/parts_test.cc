@@ -412,6 +412,40 @@ TEST(Parts, OfOptimizerStateUnderNumbersANoteTells) {
   EXPECT_THAT(reshard_cli({"inspect", fs::path(state).parent_path().string()}).out, Not(HasSubstr("Not read with")));
 }
 
+// What NeMo AutoModel saves.
+TEST(Parts, ModelAndOptimAreOneStep) {
+  const TempDir dir;
+  const std::string step = dir / "run/epoch_0_step_2", config = read_file(sample("tp8") + "/config.json");
+  fs::create_directories(step + "/losses");
+  TensorValues values, state;
+  for (const auto& [name, value] : load_checkpoint(sample("tp8") + "/hf.safetensors")) {
+    values[name] = value;
+    for (const char* const moment : {".exp_avg", ".exp_avg_sq"}) state["optim.state." + name + moment] = value;
+  }
+  write_dcp(values, step + "/model", *Mesh::parse("dp_shard=2"));
+  EXPECT_EQ(reshard_cli({"latest", dir / "run"}).out, step + "/model\n");  // there is no optimizer
+  fs::create_directory(step + "/optim");
+  EXPECT_THAT(reshard_cli({"latest", dir / "run"}).err,
+              HasSubstr("optim: is empty or damaged: the save did not finish"));
+  fs::remove(step + "/optim");
+  write_dcp(state, step + "/optim", *Mesh::parse("dp_shard=2"));
+  EXPECT_EQ(reshard_cli({"latest", dir / "run"}).out, step + "\n");
+  EXPECT_THAT(reshard_cli({"inspect", step}).out, HasSubstr("exp_avg, exp_avg_sq"));
+  EXPECT_EQ(reshard_cli({"verify", step, "--bytes", "--fail-on", "warning"}).exit_code, 0);
+
+  // Its safetensors have the config in a hidden directory.
+  ASSERT_EQ(reshard_cli({"convert", step + "/model", dir / "hf", "--to", "hf", "--names", "hf"}).exit_code, 0);
+  fs::remove_all(step + "/model");
+  fs::create_directories(step + "/model/.hf_metadata");
+  fs::rename(dir / "hf/model.safetensors", step + "/model/shard-00001-model-00001-of-00001.safetensors");
+  write_file(step + "/model/.hf_metadata/config.json", config);
+  const CommandResult r = reshard_cli({"convert", step, dir / "out", "--to", "hf"});
+  EXPECT_EQ(r.exit_code, 0) << r.err;
+  EXPECT_THAT(r.out, HasSubstr("of " + step + "/model/.hf_metadata/config.json"));
+  EXPECT_TRUE(fs::exists(dir / "out/config.json"));
+  EXPECT_TRUE(load_checkpoint(dir / "out") == values);
+}
+
 // Accelerator.save_state() of two models, as directories, as whole files of FSDP, or as plain files.
 struct SavedModels {
   const char* name;
