@@ -72,10 +72,16 @@ TEST_F(AdapterTest, AloneItIsNoModel) {
   EXPECT_THAT(shown(R"({"r": 4, "lora_alpha": 8})"), HasSubstr("; base model: not recorded"));
   fs::remove(adapter + "/adapter_config.json");
   EXPECT_THAT(shown(""), HasSubstr("no adapter_config.json gives its alpha and base model"));
-  const CommandResult r = reshard_cli({"convert", dir_ / "out/adapter", dir_ / "alone", "--to", "hf"});
-  EXPECT_EQ(r.exit_code, 4);
-  EXPECT_THAT(r.err, HasSubstr("it contains only adapters ("));
-  EXPECT_THAT(r.err, HasSubstr("merge them into their model with --merge-adapter and --adapter"));
+  for (const std::vector<std::string>& more : {std::vector<std::string>{}, {"--merge-adapter"}}) {
+    std::vector<std::string> words = {"convert", adapter, dir_ / "alone", "--to", "hf"};
+    words.insert(words.end(), more.begin(), more.end());
+    const CommandResult r = reshard_cli(words);
+    EXPECT_EQ(r.exit_code, 4);
+    EXPECT_THAT(r.err, HasSubstr("it contains only adapters ("));
+    EXPECT_THAT(r.err, HasSubstr("To merge them, convert the model that they change, with --merge-adapter --adapter " +
+                                 adapter + "."));
+    EXPECT_THAT(r.err, Not(HasSubstr("--strip-prefix")));
+  }
 }
 
 TEST_F(AdapterTest, IsMergedAsPeftMergesIt) {
@@ -148,13 +154,28 @@ TEST_F(AdapterTest, AnAdapterOfAnotherModelIsNamed) {
 }
 
 TEST_F(AdapterTest, KindsThatCannotBeMergedAreNamed) {
-  for (const std::string kind : {"use_dora", "fan_in_fan_out", "lora_bias"}) {
-    set_config(R"({"r": 4, "lora_alpha": 8, ")" + kind + R"(": true})");
+  const std::vector<std::pair<std::string, std::string>> rows = {{"use_dora", "true"},
+                                                                 {"fan_in_fan_out", "true"},
+                                                                 {"lora_bias", "true"},
+                                                                 {"use_bdlora", R"({"nblocks": 2})"},
+                                                                 {"kasa_config", R"({"beta": 0.1})"},
+                                                                 {"arrow_config", R"({"top_k": 3})"},
+                                                                 {"alora_invocation_tokens", "[7, 8]"},
+                                                                 {"layer_replication", "[[0, 2], [1, 2]]"}};
+  std::string unset;
+  for (const auto& [kind, value] : rows) {
+    set_config(R"({"r": 4, "lora_alpha": 8, ")" + kind + R"(": )" + value + "}");
+    unset += ", \"" + kind + "\": " + (value == "true" ? "false" : value.front() == '[' ? "[]" : "null");
     const CommandResult r = convert({"--merge-adapter"});
-    EXPECT_EQ(r.exit_code, 4);
+    EXPECT_EQ(r.exit_code, 4) << kind;
     EXPECT_THAT(r.err, AnyOf(HasSubstr(kind + ": merging adapters of this kind is not supported"),
                              HasSubstr(kind + ": an adapter of this kind cannot be merged")));
   }
+  // What only changes how the matrices are trained.
+  set_config(R"({"r": 4, "lora_alpha": 8, "init_lora_weights": "mica", "velora_config": {"scale": 1}, )"
+             R"("monteclora_config": {"num_samples": 4})" +
+             unset + "}");
+  EXPECT_EQ(convert({"--merge-adapter"}).exit_code, 0);
 }
 
 TEST_F(AdapterTest, IsToldOfByVerify) {

@@ -1365,6 +1365,40 @@ class Adapters(Case):
         for name, value in merged.items():
             self.assertTrue(same_bits(got[name], value), name)
 
+    def test_every_variant_is_merged_as_peft_merges_it_or_refused(self):
+        import dataclasses
+
+        import peft
+        from peft.tuners.lora import config as variants
+        values = {"use_dora": True, "alora_invocation_tokens": [1, 2], "init_lora_weights": "mica"}
+        for name, made in (("velora_config", "VeloraConfig"), ("monteclora_config", "MontecloraConfig"), ("kasa_config", "KasaConfig")):
+            if hasattr(variants, made):
+                values[name] = getattr(variants, made)()
+        if hasattr(variants, "BdLoraConfig"):
+            values["use_bdlora"] = variants.BdLoraConfig(nblocks=2, target_modules_bd_a=["q_proj"], match_strict=False)
+        declared = {f.name for f in dataclasses.fields(peft.LoraConfig) if f.metadata.get("is_lora_variant")}
+        # The first needs packed weights, the second other adapters. adapter_test.cc has both.
+        self.assertLessEqual(declared, values.keys() | {"use_qalora", "arrow_config"})
+        for name, value in values.items():
+            with self.subTest(name):
+                torch.manual_seed(11)
+                base = Families.build(self, "llama", _TINY)
+                base.save_pretrained(self.out(f"{name}/base"))
+                model = peft.get_peft_model(base, peft.LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "up_proj"],
+                                                                  **{name: value}))
+                for p in model.parameters():
+                    if p.requires_grad:
+                        p.data = torch.randn_like(p)
+                model.save_pretrained(self.out(f"{name}/adapter"))
+                done = subprocess.run([RESHARD, "convert", self.out(f"{name}/base"), self.out(f"{name}/merged"), "--to", "hf",
+                                       "--merge-adapter", "--adapter", self.out(f"{name}/adapter")], capture_output=True, text=True)
+                if done.returncode != 0:
+                    self.assertEqual(done.returncode, 4, done.stderr)
+                    continue
+                got = load_file(self.out(f"{name}/merged/model.safetensors"))
+                for key, tensor in model.merge_and_unload().state_dict().items():
+                    self.assertTrue(same_bits(got[key], tensor), key)
+
     def test_biases_that_are_trained(self):
         base = Families.build(self, "qwen2", {**_TINY, "num_key_value_heads": 2})
         self.check_by_itself(base, target_modules=["q_proj", "k_proj"], bias="all")

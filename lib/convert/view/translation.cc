@@ -9,6 +9,7 @@
 #include "lib/audit/unknown_model_audit.h"
 #include "lib/base/file.h"
 #include "lib/base/names.h"
+#include "lib/base/shell.h"
 #include "lib/base/text.h"
 #include "lib/checkpoint/side_files.h"
 #include "lib/checkpoint/state_key.h"
@@ -259,27 +260,28 @@ Unrecognised look_at_unrecognised(const Catalog& source, const ConfigFile& file,
   return out;
 }
 
-// Returns why adapters are not written as a model.
-std::string why_no_adapters(const Unrecognised& known) {
+// Returns whether the source is an adapter without the weights that it changes.
+bool has_only_adapters(const Unrecognised& known) {
   const auto is_of_adapter = [](const Tensor* t) {
     return state_kind(t->key()) == StateKind::kModel && (is_adapter(t->key()) || t->key().starts_with(kPeftPrefix));
   };
-  const bool are_alone = std::all_of(known.adapters.begin(), known.adapters.end(), is_of_adapter) &&
-                         std::all_of(known.model.begin(), known.model.end(), is_of_adapter);
-  if (are_alone)
-    return "it contains only adapters (" + names_of(known.adapters) +
-           "); merge them into their model with --merge-adapter and --adapter";
-  return "it contains adapters next to the weights they change (" + names_of(known.adapters) +
-         "), which form a model only when merged (--merge-adapter)";
+  return !known.adapters.empty() && std::all_of(known.adapters.begin(), known.adapters.end(), is_of_adapter) &&
+         std::all_of(known.model.begin(), known.model.end(), is_of_adapter);
 }
 
 // Returns the error for a source that is not a model under names that loaders know.
 Error no_model(const Catalog& source, const Unrecognised& known, const std::string& config_path, Families families) {
+  if (has_only_adapters(known))
+    return unsupported(source.root + ": it contains only adapters (" + names_of(known.adapters) +
+                       "). To merge them, convert the model that they change, with --merge-adapter --adapter " +
+                       shell_word(source.root) + ". Add --family none to write them under their own names");
   std::string why = "it contains no model's tensors" +
                     (known.said ? ", and " + config_path + " is of family " + known.said->name : std::string());
   if (!known.model.empty())
     why = other_names(source, known.config, known.said, config_path, names_of(known.model), families);
-  if (!known.adapters.empty()) why = why_no_adapters(known);
+  if (!known.adapters.empty())
+    why = "it contains adapters next to the weights they change (" + names_of(known.adapters) +
+          "), which form a model only when merged (--merge-adapter)";
   return unsupported(source.root + ": " + why + choice_of_part(source) +
                      ": loaders would not recognise the output as a model. " +
                      "Add --family none to write it under its own names, --strip-prefix or --rename to change " +

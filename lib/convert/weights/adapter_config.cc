@@ -40,7 +40,14 @@ bool is_taken_from_weights(const Json& json) {
   const Json* const how = json.find("init_lora_weights");
   if (!how || !how->is_string()) return false;
   const auto word = *how->as_string();
-  return word != "gaussian" && word != "eva" && word != "orthogonal";
+  return word != "gaussian" && word != "eva" && word != "orthogonal" && word != "mica";
+}
+
+// Returns whether a member of the config is given: not null, false or an empty list.
+bool is_set(const Json& value) {
+  if (value.is_bool()) return *value.as_bool();
+  if (value.is_array()) return !value.as_array()->empty();
+  return !value.is_null();
 }
 
 Result<double> alpha_of(const Json& json) {
@@ -169,8 +176,10 @@ Status AdapterConfig::use_json(const Json& json, const AdapterRanks& ranks, cons
     return unsupported(
         "bias: it was trained with the adapter and is stored in the weights next to it; convert these "
         "without --adapter");
-  for (const std::string_view member : {"use_dora", "lora_bias", "use_qalora", "use_bdlora"})
-    if (const Json* flag = json.find(member); flag && flag->is_bool() && TRY(flag->as_bool()))
+  // What PEFT does not merge as W + scale B A, or not at all (tuners/lora/variants.py), and copies of layers.
+  for (const std::string_view member : {"use_dora", "lora_bias", "use_qalora", "use_bdlora", "kasa_config",
+                                        "arrow_config", "alora_invocation_tokens", "layer_replication"})
+    if (const Json* value = json.find(member); value && is_set(*value))
       return unsupported(std::string(member) + ": merging adapters of this kind is not supported");
   if (const Json* flag = json.find("fan_in_fan_out"); flag && flag->is_bool())
     is_fan_in_fan_out_ = TRY(flag->as_bool());
