@@ -2,12 +2,14 @@
 #include "tools/line_chart.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdio>
 #include <numeric>
 #include <utility>
 
 #include "lib/base/checked.h"
+#include "lib/base/json.h"
 #include "lib/base/text.h"
 #include "tools/markup.h"
 
@@ -99,7 +101,7 @@ std::string steps_svg(const std::vector<std::string>& steps) {
   return out + "\n";
 }
 
-std::string line_svg(const LineChart::Line& line, const Scale& scale, const std::string& colour) {
+std::string line_svg(const LineChart::Line& line, const Scale& scale, const std::string& style) {
   std::string path;
   bool is_drawing = false;
   for (std::size_t i = 0; i < line.values.size(); ++i) {
@@ -112,7 +114,7 @@ std::string line_svg(const LineChart::Line& line, const Scale& scale, const std:
     is_drawing = std::isfinite(v);
   }
   if (path.empty()) return {};
-  return "<path class=\"line\" stroke=\"" + colour + "\" d=\"" + path + "\"><title>" + markup_escaped(line.name) +
+  return "<path class=\"line\" " + style + " d=\"" + path + "\"><title>" + markup_escaped(line.name) +
          "</title></path>\n";
 }
 
@@ -130,9 +132,14 @@ std::vector<std::size_t> chosen(const std::vector<LineChart::Line>& lines) {
 
 }  // namespace
 
-std::string line_colour(std::size_t i, std::size_t n) {
-  const double share = n < 2 ? 0 : static_cast<double>(i) / static_cast<double>(n - 1);
-  return "oklch(0.6 0.15 " + digits(260 - 230 * share, "%.0f") + ")";
+std::string line_style(std::size_t i) {
+  constexpr std::size_t kHues = 8,
+                        kHueStep = 3;  // in steps of 3 of 8, all hues come and neighbours are 135 degrees apart
+  constexpr std::array<const char*, 4> kDashes = {"", "8 5", "1 5", "10 5 1 5"};
+  const std::size_t hue = (260 + i * kHueStep * 360 / kHues) % 360;
+  const std::string dashes = kDashes[i / kHues % kDashes.size()];
+  return "stroke=\"oklch(0.6 0.15 " + std::to_string(hue) + ")\"" +
+         (dashes.empty() ? "" : " stroke-dasharray=\"" + dashes + "\"");
 }
 
 std::string line_chart_html(const LineChart& chart) {
@@ -140,7 +147,7 @@ std::string line_chart_html(const LineChart& chart) {
   if (!(scale.most > 0)) return {};
   std::string lines;
   const std::vector<std::size_t> drawn = chosen(chart.lines);
-  for (const std::size_t i : drawn) lines += line_svg(chart.lines[i], scale, line_colour(i, chart.lines.size()));
+  for (const std::size_t i : drawn) lines += line_svg(chart.lines[i], scale, line_style(i));
   std::string caption = scale.is_logarithmic ? "Logarithmic scale; zero is at the bottom." : "Linear scale.";
   if (drawn.size() < chart.lines.size())
     caption += " Drawn are the " + std::to_string(drawn.size()) + " lines of " + with_commas(std::ssize(chart.lines)) +

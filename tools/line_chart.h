@@ -20,9 +20,9 @@ struct LineChart {
   std::vector<Line> lines;
 };
 
-// Returns the colour of line `i` of `n`, as an SVG attribute takes it. It has a contrast of 3:1 on light and dark
-// pages.
-std::string line_colour(std::size_t i, std::size_t n);
+// Returns the attributes of SVG that give line `i` its colour and dashes. The first 32 differ, and a line and the next
+// have colours that are far apart. Every colour has a contrast of 3:1 on light and dark pages.
+std::string line_style(std::size_t i);
 
 // Returns a figure with the chart and its scale, which is logarithmic if the values span more than a factor of 50; zero
 // is then drawn at the bottom. Hovering over a line shows its name. Of many lines it draws the kMostLines that reach

@@ -347,12 +347,11 @@ std::vector<std::string> step_names(std::span<const Json> steps) {
   return std::set(names.begin(), names.end()).size() == names.size() ? names : numbers;
 }
 
-// Returns a cell with the name of a layer and the colour of its line, the i-th of n.
-HtmlCell layer_cell(const std::string& name, std::size_t i, std::size_t n) {
-  const std::string swatch =
-      "<svg class=\"swatch\" viewBox=\"0 0 1 1\" aria-hidden=\"true\"><rect width=\"1\" height=\"1\" fill=\"" +
-      line_colour(i, n) + "\"/></svg>";
-  return {swatch + name_cell(name).html, name};
+// Returns a cell with the name of a layer and a piece of its line, the i-th.
+HtmlCell layer_cell(const std::string& name, std::size_t i) {
+  const std::string swatch = "<svg class=\"lines swatch\" viewBox=\"0 0 30 10\" aria-hidden=\"true\"><path " +
+                             line_style(i) + " d=\"M2 5H28\"/></svg>";
+  return {"<span class=\"keyed\">" + swatch + name_cell(name).html + "</span>", name};
 }
 
 // Draws how far each layer moved, with a legend that gives the numbers of the steps `shown`.
@@ -362,7 +361,7 @@ std::string layers_html(const LineChart& chart, const std::set<std::size_t>& sho
   HtmlTable table("layers", heads);
   for (std::size_t i = 0; i < chart.lines.size(); ++i) {
     const auto& [name, values] = chart.lines[i];
-    std::vector<HtmlCell> row = {layer_cell(name, i, chart.lines.size())};
+    std::vector<HtmlCell> row = {layer_cell(name, i)};
     for (const std::size_t step : shown)
       row.push_back(std::isnan(values[step]) ? text_cell("-") : real_cell(values[step]));
     table.add(row);
@@ -385,7 +384,9 @@ std::string step_html(const Json& step) {
   constexpr std::size_t kMostChanges = 100;
   const std::string changes = changes_table(step, kMostChanges, false);
   std::string out = "<p>" + markup_escaped(verdict_of("diff", step).text) + "</p>";
-  out += html_list(texts(step, "structure"), "bad") + html_list(texts(step, "objects"), "bad");
+  out += html_list(texts(step, "structure"), "bad");
+  if (const std::string objects = html_list(texts(step, "objects"), "bad"); !objects.empty())
+    out += "<h3>Different objects</h3>" + objects;
   if (!changes.empty())
     out += "<details><summary>The largest changes, at most " + std::to_string(kMostChanges) + "</summary>" + changes +
            "</details>";
@@ -439,24 +440,29 @@ std::string watched_steps_html(const Json& data) {
   return html_section("Steps", table.html());
 }
 
-// Draws how far each layer moved, and lists the distances of the last steps that have any.
+// Draws how far each layer moved in the steps that have distances, and lists those of the last steps.
 std::string watched_layers_html(const Json& data) {
   constexpr std::size_t kColumns = 8;
   const std::vector<std::string> layers = texts(data, "layers");
   const auto steps = list(data, "steps");
-  std::vector<std::vector<double>> values(layers.size(), std::vector<double>(steps.size(), kNoValue));
+  LineChart chart{"Relative change of each layer since the step before", {}, {}};
+  std::map<std::size_t, std::size_t> column_of;  // of the steps that have distances
+  for (const Json& cell : list(data, "moved")) column_of.emplace(*(*cell.as_array())[1].as_index(), 0);
   std::set<std::size_t> shown;
-  for (const Json& cell : list(data, "moved")) {
-    const auto row = *cell.as_array();
-    const std::size_t step = *row[1].as_index();
-    const auto value = row[2].as_double();
-    values[*row[0].as_index()][step] = value ? *value : std::numeric_limits<double>::infinity();
-    shown.insert(step);
+  for (auto& [step, column] : column_of) {
+    column = chart.steps.size();
+    chart.steps.push_back(text(steps[step], "name"));
+    shown.insert(column);
   }
   while (shown.size() > kColumns) shown.erase(shown.begin());
-  LineChart chart{"Relative change of each layer since the step before", {}, {}};
-  for (const Json& step : steps) chart.steps.push_back(text(step, "name"));
-  for (std::size_t i = 0; i < layers.size(); ++i) chart.lines.push_back({layers[i], values[i]});
+  for (const std::string& layer : layers)
+    chart.lines.push_back({layer, std::vector<double>(chart.steps.size(), kNoValue)});
+  for (const Json& cell : list(data, "moved")) {
+    const auto row = *cell.as_array();
+    const auto value = row[2].as_double();
+    chart.lines[*row[0].as_index()].values[column_of.at(*row[1].as_index())] =
+        value ? *value : std::numeric_limits<double>::infinity();
+  }
   return layers_html(chart, shown,
                      "|a-b| / |a| of the tensors of a layer: b is the step, a is the last step before it whose output "
                      "or source still existed.");

@@ -42,7 +42,7 @@ std::string_view name_of(WatchedStep::State state) {
     case WatchedStep::State::kSkipped:
       break;
   }
-  return "not asked for";
+  return "not selected";
 }
 
 std::span<const Json::Member> members_of(const Json& object) { return *object.as_object(); }

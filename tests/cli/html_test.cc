@@ -239,7 +239,7 @@ TEST(Html, ADiffOfSeveralStepsDrawsALineForEachLayer) {
       const std::string value = text == "not finite" ? "Infinity" : text;
       return "<td class=\"number\" data-value=\"" + value + "\">" + text + "</td>";
     };
-    return "<code>" + layer + "</code></td>" + cell(first) + cell(second) + "</tr>";
+    return "<code>" + layer + "</code></span></td>" + cell(first) + cell(second) + "</tr>";
   };
   const std::string plain = between(page, "<main>", kDataBegins);
   EXPECT_THAT(plain, HasSubstr(row("model.layers.0", "0.5", "0")));

@@ -331,6 +331,38 @@ class HtmlPages(unittest.TestCase):
         page.press("canvas", "End")
         self.assertRegex(page.text(".told"), r"in step-300: relative change \S+ since step-200")
 
+    def test_lines_are_told_apart(self):
+        steps = [pathlib.Path(self.directory.name, f"layers-{dtype}") for dtype in ("bfloat16", "float16")]
+        for step in steps:
+            subprocess.run([RESHARD, "synth", step, "--model", "llama3-tiny", "--layers", "29", "--to", "hf", "--dtype",
+                            step.name[7:], "-q"], check=True)
+        page = self.page("diff", steps[0], steps[1], steps[0], code=1, width=360)
+        lines = page("""[...document.querySelectorAll('path.line')].map(path => {
+            const canvas = new OffscreenCanvas(1, 1).getContext('2d'), style = getComputedStyle(path);
+            canvas.fillStyle = style.stroke;
+            canvas.fillRect(0, 0, 1, 1);
+            return [[...canvas.getImageData(0, 0, 1, 1).data.slice(0, 3)], style.strokeDasharray, path.textContent];
+        })""")
+        self.assertEqual(len(lines), 32)
+        self.assertEqual(len({(tuple(colour), dashes) for colour, dashes, _ in lines}), 32)
+
+        def luminance(colour):
+            linear = [c / 3294.6 if c <= 10 else ((c / 255 + 0.055) / 1.055) ** 2.4 for c in colour]
+            return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+        for (colour, _, _), (following, _, _) in zip(lines, lines[1:]):
+            self.assertGreater(sum(abs(a - b) for a, b in zip(colour, following)), 120, (colour, following))
+        for colour, _, name in lines:
+            for ground in ((255, 255, 255), (0x1a, 0x20, 0x29)):
+                dark, light = sorted((luminance(colour), luminance(ground)))
+                self.assertGreater((light + 0.05) / (dark + 0.05), 3, (name, colour))
+        # The legend has the same lines, each next to its name.
+        legend = page("[...document.querySelectorAll('.keyed')].map(e => [e.innerText, e.querySelector('path').getAttribute('stroke'),"
+                      "e.getBoundingClientRect().height])")
+        drawn = page("[...document.querySelectorAll('path.line')].map(e => [e.textContent, e.getAttribute('stroke')])")
+        self.assertEqual([row[:2] for row in legend], drawn)
+        self.assertLess(max(row[2] for row in legend), 30)
+
     def every_page(self):
         """Arguments and exit code of a page of each command."""
         checkpoint = self.long_path
@@ -362,10 +394,13 @@ class HtmlPages(unittest.TestCase):
         wanted = {"inspect": "layers.{0..3}.attention.wq.weight", "verify": "every element of", "plan": "__0_0.distcp",
                   "diff": "tensors compared", "watch": "model.layers.0", "check": "the degrees multiply to 8,192 ranks"}
         for arguments, code in self.every_page():
-            for how in ({"scripts": False}, {"media": "print"}):
+            for how in ({"scripts": False}, {"media": "print", "width": 718}):  # what margins leave of A4
                 with self.subTest(arguments[0], **how):
                     page = self.page(*arguments, code=code, **how)
                     self.assertIn(wanted[arguments[0]], page.text())
+                    if "media" in how:
+                        self.assertEqual(page("[...document.querySelectorAll('.scroll')].filter(e => e.scrollWidth > e.clientWidth)"
+                                              ".map(e => e.innerText)"), [])
         # Browsers print no backgrounds unless told to, and nothing can be unfolded on paper.
         config = ROOT / "tests/data/configs/llama-3.1-405b.json"
         page = self.page("check", "--config", config, "--mesh", "pp=14,tp=8", "--world", "112", media="print")
