@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "formats/registry.h"
 
+#include <algorithm>
+
 #include "formats/bin/bin.h"
 #include "formats/colossalai/colossalai.h"
 #include "formats/dcp/dcp.h"
@@ -46,14 +48,21 @@ FormatTable& formats() {
   return table;
 }
 
+std::vector<const Format*> written_formats() {
+  std::vector<const Format*> out = {&kHfFormat, &kDcpFormat};  // what most people want is read first
+  for (const Format* f : formats())
+    if ((f->lay_out || f->write_view) && std::find(out.begin(), out.end(), f) == out.end()) out.push_back(f);
+  return out;
+}
+
 Result<const Format*> find_format(std::string_view name) {
-  std::vector<std::string> names;
   for (const Format* f : formats()) {
     if (f->name == name && !f->written_by.empty())
       return unsupported(std::string(f->title) + " can be read but not written; " + std::string(f->written_by));
     if (f->name == name) return f;
-    if (f->lay_out || f->write_view) names.emplace_back(f->name);
   }
+  std::vector<std::string> names;
+  for (const Format* f : written_formats()) names.emplace_back(f->name);
   return usage_error("unknown format '" + printable(name) + "'" + choices_text(name, names));
 }
 

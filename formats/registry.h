@@ -24,6 +24,9 @@ class FormatTable {
 };
 FormatTable& formats();
 
+// Returns the formats that can be written, in the order in which help and messages list them.
+std::vector<const Format*> written_formats();
+
 // Returns the format with this name, or a usage error that lists the formats that can be written.
 Result<const Format*> find_format(std::string_view name);
 

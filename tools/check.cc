@@ -362,7 +362,7 @@ void add_check(CommandLine& line) {
   line.examples(
       {{"reshard check --config config.json --mesh tp=16 --world 16", ""},
        {"reshard check --config config.json --mesh pp=16,cp=16,dp=8,tp=8 --world 16384 --sequence 131072", ""}});
-  line.description("No checkpoint is needed. Exits with 1 if there are findings.");
+  line.description("No checkpoint is needed. Exits with 1 if there are findings of the --fail-on severity.");
   line.action([options] { return check(*options); });
 }
 

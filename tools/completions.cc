@@ -212,7 +212,7 @@ void add_completions(CommandLine& line) {
   auto shell = std::make_shared<std::string>();
   auto checkpoint = std::make_shared<std::string>();
   line.add_option("SHELL", *shell, "Shell to complete for").one_of({"bash", "zsh", "fish"});
-  line.add_option("--tensors", *checkpoint, "Print the tensor names of a checkpoint, folded as for --include").read();
+  line.add_option("--tensors", *checkpoint, "Print the tensor names of a checkpoint as globs for --include").read();
   line.examples({{"source <(reshard completions bash)", "in this shell"},
                  {"reshard completions zsh > ~/.zfunc/_reshard", "with ~/.zfunc in $fpath"},
                  {"reshard completions fish > ~/.config/fish/completions/reshard.fish", ""}});

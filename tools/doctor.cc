@@ -264,7 +264,7 @@ void add_doctor(CommandLine& line) {
   line.group("Report");
   line.add_flag("--json", *as_json, "Print the report as JSON").common();
   line.examples({{"reshard doctor", ""}, {"reshard doctor --json", "to attach to a bug report"}});
-  line.description("Exits with 1 if something is wrong with the machine. A missing optional part is no problem.");
+  line.description("Exits with 1 if something is wrong with the machine. A missing optional part is not a problem.");
   line.action([as_json] { return doctor(*as_json); });
 }
 

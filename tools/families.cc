@@ -70,9 +70,9 @@ void add_families(CommandLine& line) {
   line.add_flag("--json", *as_json, "Print the families as JSON").common();
   line.examples({{"reshard families", ""}, {"reshard families --json | jq -r '.families[].name'", ""}});
   line.description(
-      "A family is named by --family and found by the model_type of config.json. Other transformers models are "
-      "converted "
-      "under their own names. --family-file adds a family (docs/adding.md).");
+      "--family takes these names. Without it, the family is found by the model_type of config.json or by the names of "
+      "the tensors. Other transformers models are converted under their own names. --family-file adds a family "
+      "(docs/adding.md).");
   line.action([as_json] { return families(*as_json); });
 }
 

@@ -97,10 +97,11 @@ void add_family(CommandLine& line) {
   line.examples({{"reshard family --from-transformers my-model my-model.json", ""},
                  {"reshard verify my-model --family-file my-model.json", ""}});
   line.description(
-      "Makes a table of the names and shapes of a model class that transformers lacks: remote code, with config.json "
-      "and the modules that its auto_map names in one directory. No other command executes a model's code; this one "
-      "does, without a sandbox, so use it for code that you trust. The class is built at many configs without "
-      "weights. Nothing is downloaded unless HF_HUB_OFFLINE=0 is set.");
+      "The table lists the names and shapes of the tensors of a model class that transformers lacks (remote code). The "
+      "directory contains config.json and the modules that its auto_map names. This command executes the model's code "
+      "without a sandbox, which no other command does. Use it only for code that you trust. It builds the class at "
+      "many "
+      "configs, without weights, and downloads nothing unless HF_HUB_OFFLINE=0 is set.");
   line.action([options] { return family(*options); });
 }
 

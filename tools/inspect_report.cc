@@ -121,12 +121,16 @@ void print_mesh(const Inspection& in) {
   }
 }
 
-// Joins at most `shown` names; "..." stands for the others.
+// Joins at most `shown` names, fewer if they are long; "..." stands for the others.
 std::string first_of(const std::vector<std::string>& names, std::size_t shown) {
-  std::vector<std::string> out;
-  for (std::size_t i = 0; i < std::min(names.size(), shown); ++i) out.push_back(printable(names[i]));
-  if (names.size() > shown) out.emplace_back("...");
-  return join(out, ", ");
+  constexpr std::size_t kMostLetters = 60;
+  std::string out;
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    const std::string name = printable(names[i]);
+    if (i == shown || (i > 0 && out.size() + name.size() > kMostLetters)) return out + ", ...";
+    out += (i > 0 ? ", " : "") + name;
+  }
+  return out;
 }
 
 std::string types_text(const KindFacts& facts) { return join({facts.dtypes.begin(), facts.dtypes.end()}, ", "); }

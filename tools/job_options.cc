@@ -89,7 +89,7 @@ std::vector<std::string> with_others(std::vector<std::string> others, const std:
 
 void ModelOptions::add(CommandLine& line) {
   line.group("Model");
-  line.add_option("--family", family, "Model family: auto, none or one of reshard families")
+  line.add_option("--family", family, "Model family: auto, none or a name (see: reshard families)")
       .takes("NAME")
       .completes(with_others({"auto", "none"}, family_names()))
       .shows_default();
@@ -198,13 +198,6 @@ Result<OpenCheckpoint> SourceOptions::open(const std::string& path, bool files_t
 
 namespace {
 
-std::vector<const Format*> target_formats() {
-  std::vector<const Format*> out;
-  for (const Format* f : formats())
-    if (f->lay_out || f->write_view) out.push_back(f);
-  return out;
-}
-
 // "PyTorch DCP", ...
 std::vector<std::string> titles_of(const std::vector<const Format*>& formats) {
   std::vector<std::string> titles;
@@ -220,7 +213,7 @@ std::vector<std::string> names_of(const std::vector<const Format*>& formats) {
 
 // Returns the names of the formats that satisfy `is`: "dcp, ranks".
 std::string formats_where(bool (*is)(const Format&)) {
-  std::vector<const Format*> out = target_formats();
+  std::vector<const Format*> out = written_formats();
   std::erase_if(out, [&](const Format* f) { return !is(*f); });
   return join(names_of(out), ", ");
 }
@@ -249,7 +242,7 @@ void ConvertOptions::add(CommandLine& line, bool destination_required) {
 }
 
 void ConvertOptions::add_format(CommandLine& line, const std::string& option, const std::string& title, bool views) {
-  std::vector<const Format*> targets = target_formats();
+  std::vector<const Format*> targets = written_formats();
   if (!views) std::erase_if(targets, [](const Format* f) { return !f->lay_out; });
   line.group("Target");
   line.add_option(option, to, title)
@@ -322,7 +315,7 @@ void ConvertOptions::add_changes(CommandLine& line) {
           "--repair", repair,
           {{"vocab", Repair::kVocabulary, "Cut rows beyond the vocabulary; take missing rows from --donor"},
            {"experts", Repair::kExperts, "Split matrices that hold the rows of several experts"}},
-          "Repair the source")
+          "Fix these faults of the source in the output")
       .takes("WHAT");
   line.add_option("--donor", donor, "Checkpoint to take missing rows from, with --repair vocab").read().takes("PATH");
   line.add_option("--vocab-divisible-by", vocab_divisible_by, "Pad the vocabulary to a multiple of N x tp")

@@ -39,7 +39,7 @@ constexpr Command kCommands[] = {
     {"plan", "Check", "Show what convert would do, without doing it", add_plan, false, true},
     {"doctor", "Other", "Report what this build and this machine can do", add_doctor, false, false},
     {"families", "Other", "List the supported model families", add_families, false, true},
-    {"family", "Other", "Make a table of your own model class from its Python code", add_family, false, false},
+    {"family", "Other", "Describe your own model class in a table for --family-file", add_family, false, false},
     {"completions", "Other", "Print the completion script of a shell", add_completions, false, true},
     {"man", "Other", "Print the manual page of a command", add_manual, false, false},
     {"help", "Other", "Show all options of a command", add_help, false, true},

@@ -68,7 +68,7 @@ Result<KnownModel> find_model(const SynthOptions& options) {
 // Returns the formats that synth can write: those of directories.
 std::vector<std::string> targets() {
   std::vector<std::string> out;
-  for (const Format* f : formats())
+  for (const Format* f : written_formats())
     if (f->lay_out && !f->is_file) out.emplace_back(f->name);
   return out;
 }

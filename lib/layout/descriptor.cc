@@ -462,9 +462,12 @@ Result<LayoutDescriptor> load_layout(const std::string& name_or_file, const std:
   if (const BuiltinLayout* builtin = find_builtin_layout(name_or_file)) {
     layout = TRY(LayoutDescriptor::parse(builtin->text, name_or_file));
   } else {
-    if (!TRY(path_exists(name_or_file)))
-      return io_error(printable(name_or_file) +
-                      ": no such file or built-in layout; choose one of: " + builtin_layout_names());
+    if (!TRY(path_exists(name_or_file))) {
+      std::vector<std::string> names;
+      for (const BuiltinLayout& known : builtin_layouts()) names.emplace_back(known.name);
+      return io_error(printable(name_or_file) + ": no such file or built-in layout; choose one of: " +
+                      builtin_layout_names() + near_name(name_or_file, names));
+    }
     layout = TRY(LayoutDescriptor::parse(TRY(read_whole_file(name_or_file, kMaxLayoutFile)), printable(name_or_file)));
   }
   if (mesh.empty()) return layout;

@@ -384,7 +384,7 @@ TEST(Cli, WrongUsageIsExitCode2) {
                  AllOf(HasSubstr("reshard convert SRC MODEL --to hf; python convert_hf_to_gguf.py MODEL")));
   expect_failure(
       source, dir / "o", {"--to", "hf", "--mesh", "tp=2"}, 2,
-      HasSubstr("--mesh does not apply to --to hf, whose files are not sharded by rank; it applies to megatron"));
+      HasSubstr("--mesh does not apply to --to hf, whose files are not sharded by rank; it applies to dcp, megatron"));
   expect_failure(source, dir / "o", {"--to", "dcp", "--mesh", "tp=zero"}, 2,
                  AllOf(HasSubstr("'tp'"), HasSubstr("got 'zero'")));
   expect_failure(source, dir / "o", {"--to", "dcp", "--mesh", "ep=2"}, 2, HasSubstr("ep"));

@@ -67,9 +67,10 @@ TEST(Hdf5Cli, RefusesWhatMakesNoSense) {
     refused({"--to", "hdf5", "--codec", codec}, "--codec: expected none or zstd:LEVEL with a level of 1 to 19");
   refused({"--to", "hf", "--codec", "zstd:1"},
           "--codec does not apply to --to hf; it applies to orbax, orbax-zarr2, hdf5");
-  refused({"--to", "hdf5", "--mesh", "tp=2"},
-          "--mesh does not apply to --to hdf5, whose files are not sharded by rank; it applies to megatron-legacy, "
-          "megatron-legacy-local, megatron, dcp, torch_checkpointing, colossalai, vllm, vllm-0.13, ranks");
+  refused(
+      {"--to", "hdf5", "--mesh", "tp=2"},
+      "--mesh does not apply to --to hdf5, whose files are not sharded by rank; it applies to dcp, megatron-legacy, "
+      "megatron-legacy-local, megatron, torch_checkpointing, colossalai, vllm, vllm-0.13, ranks");
   refused({"--to", "hdf5-view", "--dtype", "float32"}, "--dtype: a view shows the stored values");
 }
 

@@ -172,8 +172,9 @@ TEST(CliLayout, WrongUsageIsRefused) {
     EXPECT_FALSE(std::filesystem::exists(out));
     EXPECT_FALSE(std::filesystem::exists(out + ".partial"));
   };
-  convert({"--to", "hf", "--layout", "hf"}, 2,
-          "--layout does not apply to --to hf, whose files are not sharded by rank; it applies to megatron-legacy, ");
+  convert(
+      {"--to", "hf", "--layout", "hf"}, 2,
+      "--layout does not apply to --to hf, whose files are not sharded by rank; it applies to dcp, megatron-legacy, ");
   convert({"--to", "dcp", "--layout", meshed, "--mesh", "tp=2"}, 2, "already has the mesh tp=8");
   convert({"--to", "dcp", "--layout", "torchtitan-llama"}, 2, "layout 'torchtitan-llama' has no mesh");
   convert({"--to", "dcp", "--layout", dir / "absent.json"}, 5, "no such file or built-in layout");

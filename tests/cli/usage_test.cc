@@ -17,6 +17,7 @@
 namespace reshard::usage_test {
 namespace {
 
+using testing::ContainsRegex;
 using testing::HasSubstr;
 using testing::Not;
 using Words = std::vector<std::string>;
@@ -275,12 +276,14 @@ TEST_F(UsageTest, EveryChoiceThatAnErrorNamesIsTaken) {
 TEST_F(UsageTest, AnUnknownValueIsFollowedByTheOneThatIsNear) {
   const std::string to = dir_ / "to";
   const std::vector<std::pair<Words, std::string>> rows = {
-      {{"plan", one_, to, "--to", "fh"}, "unknown format 'fh'; did you mean hf? Choose one of: megatron-legacy, "},
-      {{"plan", one_, to, "--to", "opr"}, "unknown format 'opr'; choose one of: megatron-legacy, "},
+      {{"plan", one_, to, "--to", "fh"},
+       "unknown format 'fh'; did you mean hf? Choose one of: hf, dcp, megatron-legacy, "},
+      {{"plan", one_, to, "--to", "opr"}, "unknown format 'opr'; choose one of: hf, dcp, megatron-legacy, "},
       {{"plan", one_, to, "--to", "dcp", "--mesh", "tp=2,dpshard=4"}, "got 'dpshard=4'; did you mean dp_shard?"},
       {{"plan", one_, to, "--to", "dcp", "--mesh", "pt=2"}, "got 'pt=2'; did you mean tp?"},
       {{"plan", one_, to, "--to", "dcp", "--mesh", "dp_shrad=2"}, "got 'dp_shrad=2'; did you mean dp_shard?"},
-      {{"plan", one_, to, "--to", "hff"}, "unknown format 'hff'; did you mean hf? Choose one of: megatron-legacy, "},
+      {{"plan", one_, to, "--to", "hff"},
+       "unknown format 'hff'; did you mean hf? Choose one of: hf, dcp, megatron-legacy, "},
       {{"plan", one_, to, "--to", "hf", "--dtype", "bfloat"}, "'bfloat'; did you mean bfloat16? Choose one of: keep, "},
       {{"plan", one_, to, "--to", "hf", "--names", "torchtitn"},
        "'torchtitn'; did you mean torchtitan? Choose one of: "},
@@ -289,13 +292,32 @@ TEST_F(UsageTest, AnUnknownValueIsFollowedByTheOneThatIsNear) {
       {{"synth", to, "--model", "llama3-tinny"}, "did you mean llama3-tiny? Choose one of: llama3-tiny, "},
       {{"completions", "bsh"},
        "'bsh'; did you mean bash? Choose one of: bash, zsh, fish; see reshard completions --help"},
-      {{"plan", one_, to, "--to", std::string(10000, 'x')}, "x'; choose one of: megatron-legacy, "},
+      {{"plan", one_, to, "--to", std::string(10000, 'x')}, "x'; choose one of: hf, dcp, megatron-legacy, "},
   };
   for (const auto& [words, expected] : rows) {
     const CommandResult r = reshard_cli(words);
     EXPECT_EQ(r.exit_code, 2) << join(words, " ");
     EXPECT_THAT(r.err, HasSubstr(expected));
   }
+  // What may be a file too is not found.
+  for (const Words& words : std::vector<Words>{{"plan", one_, to, "--to", "dcp", "--mesh", "tp=2", "--layout"},
+                                               {"verify", one_, "--layout"},
+                                               {"inspect", one_, "--source-layout"}}) {
+    Words line = words;
+    line.emplace_back("megatron-lama");
+    const CommandResult r = reshard_cli(line);
+    EXPECT_EQ(r.exit_code, 5) << join(line, " ");
+    EXPECT_THAT(r.err,
+                HasSubstr("megatron-lama: no such file or built-in layout; choose one of: colossalai-llama, hf, "));
+    EXPECT_THAT(r.err, HasSubstr("; did you mean megatron-llama?"));
+  }
+}
+
+TEST_F(UsageTest, FormatsAreListedWithTheUsualOnesFirst) {
+  for (const char* const command : {"convert", "plan", "watch", "merge", "synth"})
+    EXPECT_THAT(reshard_cli({"help", command}).out,
+                ContainsRegex("--to FORMAT[^\n]*(: |\n +)hf(, | +Hugging[^\n]*\n +)dcp"))
+        << command;
 }
 
 TEST_F(UsageTest, DoctorReportsBuildAndMachine) {
