@@ -70,7 +70,10 @@ fi
 
 heading "a run under watch, killed"
 if python=$(tests/interop/venv.sh 2> /dev/null); then
-  build release --target reshard && "$python" tests/interop/watch_run.py build/release/reshard || status=1
+  build release --target reshard || status=1
+  for trainer in torch transformers; do
+    "$python" -W ignore tests/interop/watch_run.py build/release/reshard --by $trainer || status=1
+  done
 else
   echo "skipped: no Python with torch"
 fi

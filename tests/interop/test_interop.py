@@ -2561,10 +2561,11 @@ def trained(out, model_type):
 
 
 class Watching(Case):
-    """`reshard watch` of a run of torch, killed at random. tests/soak.sh has the long form."""
+    """`reshard watch` of a run of torch and of transformers' Trainer, killed at random. tests/soak.sh has the long form."""
 
     def test_each_save_is_converted_once_and_proven(self):
-        self.run_script("watch_run.py", RESHARD, "--kills", "3", "--trainer-kills", "1", "--steps", "20")
+        for trainer in ("torch", "transformers"):
+            self.run_script("watch_run.py", RESHARD, "--by", trainer, "--kills", "3", "--trainer-kills", "1", "--steps", "20")
 
 
 @unittest.skipUnless(importlib.util.find_spec("xxhash"), "xxhash needed")

@@ -1,14 +1,15 @@
 """Trains a model under `reshard watch` and kills both again and again.
 
-usage: watch_run.py RESHARD [--kills N] [--trainer-kills N] [--steps N] [--seed N]
+usage: watch_run.py RESHARD [--by torch|transformers] [--kills N] [--trainer-kills N] [--steps N] [--seed N]
 
 torch trains a small Llama for 60 steps and saves every 5 as DCP, while `reshard watch` converts the saves, keeps some and
-removes others with their sources. The watch and all that it has started are killed (SIGKILL) at random times and started
+removes others with their sources. With `--by transformers`, transformers' Trainer saves them as checkpoint-N and removes
+old ones itself (save_total_limit). The watch and all that it has started are killed (SIGKILL) at random times and started
 again, and so is the trainer, which resumes from its newest complete save and overwrites the one that it left half-written.
 At the end:
   each save was converted exactly once, and its output had the bits of the model that was trained;
   what was removed had been converted and proven, and the newest and the kept are there;
-  the older of these have no optimizer any more, and the newest are as torch saved them;
+  the older of these have no optimizer any more, and the newest are as torch saved them (DCP alone);
   nothing half-written or half-removed is left.
 """
 import argparse
@@ -79,14 +80,48 @@ def train(run, steps, pause=0.0, every=SAVE_EVERY, first=1, digests=None, models
         optimizer.zero_grad()
         time.sleep(pause)
         if step % every == 0 and step >= first:
-            before = step - 2 * every
-            while models and before > 0 and not (models / f"step-{before}").exists():
-                time.sleep(0.05)
             state = model.state_dict()
             if digests:
-                here = {k: hashlib.sha256(v.contiguous().view(torch.uint8).numpy().tobytes()).hexdigest() for k, v in state.items()}
-                (digests / f"{step}.json").write_text(json.dumps(here))
+                before_save(state, step, digests, models and models / f"step-{step - 2 * every}", step > 2 * every)
             dcp.save({"model": state, "optimizer": optimizer.state_dict(), "step": step}, checkpoint_id=run / f"step-{step}")
+
+
+def before_save(state, step, digests, output, waits):
+    """Writes the digests of a state. If it `waits`, then until the output of an earlier step is there, if outputs are made."""
+    import torch
+
+    while waits and output and not output.exists():
+        time.sleep(0.05)
+    here = {k: hashlib.sha256(v.contiguous().view(torch.uint8).numpy().tobytes()).hexdigest() for k, v in state.items()}
+    (digests / f"{step}.json").write_text(json.dumps(here))
+
+
+def train_by_trainer(run, steps, pause, digests, models, mark):
+    """Trains the same Llama with transformers' Trainer, which keeps its last KEEP_LAST saves. Resumes as `train` does."""
+    import torch
+    import transformers
+
+    class Saves(transformers.TrainerCallback):
+        def on_train_begin(self, args, state, control, **_):
+            mark.touch()
+
+        def on_step_end(self, args, state, control, model=None, **_):
+            time.sleep(pause)
+            step = state.global_step
+            if step % SAVE_EVERY == 0:
+                before_save(model.state_dict(), step, digests, models / f"checkpoint-{step - 2 * SAVE_EVERY}", step > 2 * SAVE_EVERY)
+
+    torch.manual_seed(1)
+    torch.set_num_threads(1)
+    made = transformers.LlamaConfig(**config())
+    rows = [{"input_ids": [i, (i + 511) % 512], "labels": [i, (i + 511) % 512]} for i in range(512)]
+    arguments = transformers.TrainingArguments(
+        output_dir=run, max_steps=steps, save_steps=SAVE_EVERY, save_total_limit=KEEP_LAST, per_device_train_batch_size=4,
+        learning_rate=1e-3, use_cpu=True, report_to=[], logging_strategy="no", disable_tqdm=True)  # fmt: skip
+    trainer = transformers.Trainer(model=transformers.LlamaForCausalLM(made), args=arguments, train_dataset=rows, callbacks=[Saves()])
+    saved = [path.parent for path in run.glob("checkpoint-*/trainer_state.json")]
+    newest = max(saved, key=lambda path: int(path.name.rsplit("-", 1)[1]), default=None)
+    trainer.train(resume_from_checkpoint=newest and str(newest))
 
 
 def compare(digests, log, output):
@@ -109,7 +144,8 @@ def compare(digests, log, output):
 class Run:
     """A directory with the run, its outputs, what is known of them, and the watch."""
 
-    def __init__(self, reshard, directory):
+    def __init__(self, reshard, directory, by):
+        self.by, self.is_dcp = by, by == "torch"
         self.run, self.models, self.digests = (directory / name for name in ("run", "models", "digests"))
         self.log, self.events, self.mark = directory / "proven", directory / "events", directory / "trains"
         for made in (self.run, self.digests):
@@ -119,7 +155,9 @@ class Run:
         then = shlex.join([sys.executable, os.path.abspath(__file__), "--compare", str(self.digests), str(self.log)])
         self.command = [reshard, "watch", self.run, self.models, "--to", "hf", "--config", directory / "config.json",
                         "--interval", "0.1", "--keep-last", str(KEEP_LAST), "--keep-every", str(KEEP_EVERY),
-                        "--without-optimizer-after", str(WITHOUT_OPTIMIZER_AFTER), "--prune-source", "--json", "--then", then + " {}"]  # fmt: skip
+                        "--json", "--then", then + " {}"]  # fmt: skip
+        if self.is_dcp:
+            self.command += ["--without-optimizer-after", str(WITHOUT_OPTIMIZER_AFTER), "--prune-source"]
 
     def watch(self, *more):
         with open(self.events, "a") as out:
@@ -133,8 +171,8 @@ class Run:
             sys.exit(f"watch ended by itself with {child.returncode}:\n{self.events.read_text()}")
 
     def train(self, steps, pause):
-        return subprocess.Popen([sys.executable, "-W", "ignore", os.path.abspath(__file__), "--train", self.run, self.digests,
-                                 self.models, self.mark, str(steps), str(pause)])  # fmt: skip
+        return subprocess.Popen([sys.executable, "-W", "ignore", os.path.abspath(__file__), "--train", self.by, self.run,
+                                 self.digests, self.models, self.mark, str(steps), str(pause)])  # fmt: skip
 
     def faults(self, steps):
         """Yields what is not as it should be at the end."""
@@ -146,9 +184,10 @@ class Run:
         yield from (f"failed: {e['text']}" for e in told if e["event"] == "failed")
         yield from (f"step {s} was converted {events.count(('converted', s))} times" for s in saved if events.count(("converted", s)) > 1)
         yield from (f"step {s} was not proven" for s in saved - proven)
-        for what, directory in (("source", self.run), ("output", self.models)):
-            there = {int(p.name.rsplit("-", 1)[1]) for p in directory.glob("step-*")}
-            yield from (f"the {what} of step {s} is gone" for s in kept - there)
+        newest = set(sorted(saved)[-KEEP_LAST:])
+        for what, directory, wanted in (("source", self.run, kept if self.is_dcp else newest), ("output", self.models, kept)):
+            there = {int(p.name.rsplit("-", 1)[1]) for p in directory.glob("step-*" if self.is_dcp else "checkpoint-*")}
+            yield from (f"the {what} of step {s} is gone" for s in wanted - there)
             yield from (f"the {what} of step {s} is left" for s in there - kept if what == "output")
             yield from (f"{p} is left" for p in directory.glob(".*") if p.name not in (".reshard-watch.json", ".reshard.lock"))
         for source in self.run.glob("step-*"):
@@ -163,6 +202,7 @@ class Run:
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("reshard", type=os.path.abspath)
+    parser.add_argument("--by", choices=["torch", "transformers"], default="torch")
     parser.add_argument("--kills", type=int, default=30)
     parser.add_argument("--trainer-kills", type=int, default=8)
     parser.add_argument("--steps", type=int, default=60)
@@ -170,7 +210,7 @@ def main():
     args = parser.parse_args()
     chance = random.Random(args.seed)
     with tempfile.TemporaryDirectory() as directory:
-        it = Run(args.reshard, pathlib.Path(directory))
+        it = Run(args.reshard, pathlib.Path(directory), args.by)
         waits = [chance.uniform(0.02, 1.0) for _ in range(args.kills)]
         pause = sum(waits) / args.steps
         trainer = it.train(args.steps, pause)
@@ -200,14 +240,15 @@ def main():
         faults = list(it.faults(args.steps))
         if faults:
             sys.exit("\n".join(faults))
-    print(f"watch: {args.steps // SAVE_EVERY} saves, {args.kills} kills, {args.trainer_kills} of the trainer; each save converted "
+    print(f"watch: {args.steps // SAVE_EVERY} saves by {args.by}, {args.kills} kills, {args.trainer_kills} of the trainer; each save converted "
           "once and proven")  # fmt: skip
 
 
 if __name__ == "__main__":
     if sys.argv[1] == "--train":
-        run, digests, models, mark = map(pathlib.Path, sys.argv[2:6])
-        train(run, int(sys.argv[6]), float(sys.argv[7]), digests=digests, models=models, mark=mark)
+        run, digests, models, mark = map(pathlib.Path, sys.argv[3:7])
+        trains = train if sys.argv[2] == "torch" else train_by_trainer
+        trains(run, int(sys.argv[7]), float(sys.argv[8]), digests=digests, models=models, mark=mark)
     elif sys.argv[1] == "--compare":
         compare(*map(pathlib.Path, sys.argv[2:5]))
     else:
