@@ -33,6 +33,7 @@ if [ -n "${RESHARD_TOOLCHAIN:-}" ]; then
   platform=manylinux_2_28_$(uname -m)
   export CC=$RESHARD_TOOLCHAIN/cc CXX=$RESHARD_TOOLCHAIN/c++ CMAKE_PREFIX_PATH=$RESHARD_TOOLCHAIN/prefix
   export PKG_CONFIG_LIBDIR=$RESHARD_TOOLCHAIN/prefix/lib/pkgconfig
+  export CUDAHOSTCXX=g++  # nvcc does not know zig
   options+=(--no-build-isolation --config-settings=cmake.define.RESHARD_INSTALL=ON)
 elif [ -n "${RESHARD_BUILD_DIR:-}" ]; then
   # Keeps the build tree as it is: its CMake files and its other targets.
