@@ -35,8 +35,9 @@ class AdapterReader {
       : catalog_(catalog), own_(own), options_(options), merges_(merges) {}
 
   Result<Adapter> read(const SourceView& view, const Translation& names) {
-    operands_ = TRY(own_.operands());
     config_ = TRY(AdapterConfig::find(catalog_));
+    if (merges_) TRY(config_.check_mergeable());
+    operands_ = TRY(own_.operands());
     if (has_modules_without_weight(view.catalog, names.model.family)) {
       family_ = names.model.family;
       fused_ = TRY(fused_parameters(view.catalog, names.model));

@@ -135,6 +135,16 @@ Status AdapterConfig::read(const std::string& root, const AdapterOperands& opera
   return {};
 }
 
+Status AdapterConfig::check_mergeable() const {
+  if (!json_) return {};
+  // What PEFT does not merge as W + scale B A, or not at all (tuners/lora/variants.py), and copies of layers.
+  for (const std::string_view member : {"use_dora", "lora_bias", "use_qalora", "use_bdlora", "kasa_config",
+                                        "arrow_config", "alora_invocation_tokens", "layer_replication"})
+    if (const Json* value = json_->find(member); value && is_set(*value))
+      return unsupported(path_ + ": " + std::string(member) + ": merging adapters of this kind is not supported");
+  return {};
+}
+
 Status AdapterConfig::use_json(const Json& json, const AdapterRanks& ranks, const Use& use) {
   if (is_taken_from_weights(json)) {
     if (use.is_separate && use.merges)
@@ -176,11 +186,6 @@ Status AdapterConfig::use_json(const Json& json, const AdapterRanks& ranks, cons
     return unsupported(
         "bias: it was trained with the adapter and is stored in the weights next to it; convert these "
         "without --adapter");
-  // What PEFT does not merge as W + scale B A, or not at all (tuners/lora/variants.py), and copies of layers.
-  for (const std::string_view member : {"use_dora", "lora_bias", "use_qalora", "use_bdlora", "kasa_config",
-                                        "arrow_config", "alora_invocation_tokens", "layer_replication"})
-    if (const Json* value = json.find(member); value && is_set(*value))
-      return unsupported(std::string(member) + ": merging adapters of this kind is not supported");
   if (const Json* flag = json.find("fan_in_fan_out"); flag && flag->is_bool())
     is_fan_in_fan_out_ = TRY(flag->as_bool());
   if (const Json* rows = json.find("trainable_token_indices"); rows && !rows->is_null()) row_numbers_ = *rows;

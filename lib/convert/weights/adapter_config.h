@@ -35,8 +35,11 @@ class AdapterConfig {
   // names none.
   bool allows_parameter(const std::string& parameter) const;
 
+  // Fails (unsupported) if the file says that the adapter is of a kind that cannot be merged.
+  Status check_mergeable() const;
+
   // Reads what a merge needs, and `alpha` if the file does not give it. Fails (corrupt) if a rank contradicts the file,
-  // (usage) if the alpha is unknown or given twice, (unsupported) for kinds of adapters that cannot be merged.
+  // (usage) if the alpha is unknown or given twice, (unsupported) if the weights that it fits are not there.
   struct Use {
     std::optional<double> alpha;
     bool is_separate = false, is_beside_weights = false, merges = false;

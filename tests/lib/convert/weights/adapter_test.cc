@@ -271,6 +271,8 @@ TEST_F(AnAdapter, HasBothMatricesOfAPair) {
 TEST_F(AnAdapter, IsOfLinearLayersAndEmbeddings) {
   add("base_model.model." + kModule + ".lora_magnitude_vector", {3}, {1, 10, 100});
   EXPECT_THAT(error(), HasSubstr("expected lora_A or lora_B of a linear layer or embedding"));
+  write_config(R"({"r": 1, "lora_alpha": 2, "use_dora": true})");
+  EXPECT_THAT(error(AdapterUse::kMerged), HasSubstr("use_dora: merging adapters of this kind is not supported"));
 }
 
 TEST_F(AnAdapter, ToWeightsUnderOtherNamesIsToldOfThoseItKnows) {
