@@ -35,6 +35,10 @@ if [ -n "${RESHARD_TOOLCHAIN:-}" ]; then
   export PKG_CONFIG_LIBDIR=$RESHARD_TOOLCHAIN/prefix/lib/pkgconfig
   export CUDAHOSTCXX=g++  # nvcc does not know zig
   options+=(--no-build-isolation --config-settings=cmake.define.RESHARD_INSTALL=ON)
+  # A package lacks no part without a word.
+  parts=(MPI FUSE CURL)
+  command -v nvcc > /dev/null && parts+=(CUDA NCCL)
+  for part in "${parts[@]}"; do options+=("--config-settings=cmake.define.RESHARD_$part=ON"); done
 elif [ -n "${RESHARD_BUILD_DIR:-}" ]; then
   # Keeps the build tree as it is: its CMake files and its other targets.
   options+=(--no-build-isolation --config-settings=cmake.version=">=3.25" --config-settings=wheel.py-api=)
