@@ -87,8 +87,8 @@ Status Image::make_buffers(Index reserved) {
   const int threads = worker_count(run_);
   release_freed_memory();
   const Index crcs = of_.target.wants_crcs() ? std::ssize(uses_) * CrcLedger::kExtentBytes : 0;
-  const Index fixed = held_bytes() + kBesideSlabs + reserved + crcs +
-                      threads * (run_.worker_bytes + decoding_memory(source));
+  const Index fixed =
+      held_bytes() + kBesideSlabs + reserved + crcs + threads * (run_.worker_bytes + decoding_memory(source));
   // Elements as stored, elements as converted, scratch memory, and the slab.
   const Index of_threads = Index{threads} * (converts ? 4 : 3);
   const Index least = fixed + (of_threads + kLeastSlabs) * kMinSlab;
