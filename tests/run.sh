@@ -81,13 +81,14 @@ run_python() { RESHARD_BUILD_DIR=build/release tests/python/run.sh "$python" > "
 #
 #   finish NAME PROCESS
 finish() {
-  local line
+  local line status=0
   heading "$1, begun before"
-  wait "$2"
+  wait "$2" || status=$?
   grep -v '^ok ' "$logs/$1.log"
   line=$(tail -n 1 "$logs/$1.log")
   if [[ $line =~ ^$1:\ ([0-9]+)\ passed,\ ([0-9]+)\ failed ]]; then
     count "${BASH_REMATCH[1]}" "${BASH_REMATCH[2]}"
+    [ $status -eq 0 ] || [ "${BASH_REMATCH[2]}" -gt 0 ] || count 0 1
   else
     echo "FAILED: $1 did not end"
     count 0 1

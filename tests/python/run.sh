@@ -18,7 +18,7 @@ passed=0 failed=0 skipped=0
 # Runs the tests with a command and counts them.
 run() {
   local line
-  line=$("$@" tests/python/test_reshard.py 2>&1 | tee /dev/stderr | tail -n 1)
+  line=$("$@" tests/python/test_reshard.py 2>&1 | tee >(cat >&2) | tail -n 1)
   if [[ $line =~ ^python:\ ([0-9]+)\ passed,\ ([0-9]+)\ failed,\ ([0-9]+)\ skipped ]]; then
     passed=$((passed + BASH_REMATCH[1]))
     failed=$((failed + BASH_REMATCH[2]))
