@@ -7,7 +7,8 @@
 #   uploads to a store with random faults, 1,000 rounds; buckets of OpenStack Swift;
 #   thousands of failing allocations and calls, kills, deaths of ranks, damaged files, and states of a disk after a
 #   loss of power;
-#   whole conversions and loads over NCCL between ranks on one GPU of the stand-in, if their headers are there;
+#   whole conversions and loads over NCCL between ranks on one GPU of the stand-in, if their headers are there; and
+#   tests/cuda/bench.sh is built, if nvcc is there;
 #   every family's table, and the list of float32 parameters, against the newest transformers
 #   (samples/families/generate.py);
 #   vLLM's tokens, from training checkpoints and from the converted model;
@@ -121,6 +122,9 @@ if cmake --build --preset release --target help | grep reshard_gpu_tests > /dev/
     build/release/tests/reshard_gpu_tests --gtest_brief=1 --gtest_filter='*OnAGpu*:*OfAGpu*' || status=1
 else
   echo "skipped: the headers of CUDA and NCCL are not here"
+fi
+if command -v nvcc > /dev/null; then
+  CUDA_ARCH=sm_90 tests/cuda/bench.sh --build-only || status=1
 fi
 
 heading "Slurm"

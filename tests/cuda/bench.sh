@@ -12,13 +12,14 @@
 #   --no-load        no loads through the engine
 #   --bench PROGRAM  a bench that was built before
 #   --sanitize       instead check our kernels under compute-sanitizer's tools; no rates
+#   --build-only     only see that it builds, which needs no GPU
 #
 # NCCL is searched in $NCCL_HOME or, if that is not set, next to CUDA, in the system and in a Python package. Without it
 # the exchange is left out. CUDA_ARCH (sm_90) is the architecture to build for; default: that of this GPU.
 set -eu -o pipefail
 cd "$(dirname "$0")/../.."
 
-programs= model=llama3-8b dir=/tmp load=yes bench= sanitize= loads=3
+programs= model=llama3-8b dir=/tmp load=yes bench= sanitize= build_only= loads=3
 options=()
 while [ $# -gt 0 ]; do
   case $1 in
@@ -28,6 +29,7 @@ while [ $# -gt 0 ]; do
     --no-load) load= ;;
     --bench) bench=$2; shift ;;
     --sanitize) sanitize=yes ;;
+    --build-only) build_only=yes ;;
     *) options+=("$1") ;;
   esac
   shift
@@ -37,7 +39,7 @@ build=$(mktemp -d "${TMPDIR:-/tmp}/reshard-cuda-XXXXXX")
 trap 'rm -rf "$build"' EXIT
 
 if [ -z "$bench" ]; then
-  if ! nvidia-smi -L > /dev/null 2>&1 && [ ! -e /dev/nvidiactl ] && [ ! -e /dev/dxg ]; then
+  if [ -z "$build_only" ] && ! nvidia-smi -L > /dev/null 2>&1 && [ ! -e /dev/nvidiactl ] && [ ! -e /dev/dxg ]; then
     echo "no device: neither nvidia-smi nor /dev/nvidiactl knows a GPU; nothing was built or measured" >&2
     exit 77
   fi
@@ -73,6 +75,7 @@ if [ -z "$bench" ]; then
   "$nvcc" -arch="$arch" "$build"/*.o -o "$build/bench" -ldl
   bench=$build/bench
 fi
+[ -z "$build_only" ] || exit 0
 
 # On one machine NCCL does not need to search for networks.
 export NCCL_SOCKET_IFNAME=${NCCL_SOCKET_IFNAME:-lo} NCCL_DEBUG=${NCCL_DEBUG:-WARN}
