@@ -6,7 +6,6 @@
 #include <map>
 #include <set>
 
-#include "lib/base/names.h"
 #include "lib/base/text.h"
 #include "lib/convert/weights/adapter_config.h"
 #include "lib/convert/weights/adapter_operands.h"

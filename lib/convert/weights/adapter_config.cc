@@ -6,6 +6,7 @@
 #include <set>
 
 #include "lib/base/file.h"
+#include "lib/base/names.h"
 #include "lib/base/text.h"
 #include "lib/model/config.h"
 

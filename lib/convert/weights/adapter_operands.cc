@@ -3,8 +3,8 @@
 
 #include <algorithm>
 
-#include "lib/base/names.h"
 #include "lib/base/text.h"
+#include "lib/convert/view/source_view.h"
 #include "lib/device/convert.h"
 #include "lib/model/parts.h"
 
