@@ -100,8 +100,7 @@ void add_family(CommandLine& line) {
       "The table lists the names and shapes of the tensors of a model class that transformers lacks (remote code). The "
       "directory contains config.json and the modules that its auto_map names. This command executes the model's code "
       "without a sandbox, which no other command does. Use it only for code that you trust. It builds the class at "
-      "many "
-      "configs, without weights, and downloads nothing unless HF_HUB_OFFLINE=0 is set.");
+      "many configs, without weights, and downloads nothing unless HF_HUB_OFFLINE=0 is set.");
   line.action([options] { return family(*options); });
 }
 

@@ -133,8 +133,8 @@ std::vector<std::size_t> chosen(const std::vector<LineChart::Line>& lines) {
 }  // namespace
 
 std::string line_style(std::size_t i) {
-  constexpr std::size_t kHues = 8,
-                        kHueStep = 3;  // in steps of 3 of 8, all hues come and neighbours are 135 degrees apart
+  // In steps of 3 of 8 hues all of them come, and neighbours are 135 degrees apart.
+  constexpr std::size_t kHues = 8, kHueStep = 3;
   constexpr std::array<const char*, 4> kDashes = {"", "8 5", "1 5", "10 5 1 5"};
   const std::size_t hue = (260 + i * kHueStep * 360 / kHues) % 360;
   const std::string dashes = kDashes[i / kHues % kDashes.size()];

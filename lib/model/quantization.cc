@@ -366,7 +366,6 @@ bool are_of_blocks(const Dims& scales, const Dims& matrix) {
   return true;
 }
 
-// "qweight [8, 64], scales [2, 64]"
 // Returns the layout of weights that are packed in this way; null if there is none.
 const PackedLayout* find_layout(Packing packing) {
   for (const PackedLayout& layout : packed_layouts())
@@ -374,6 +373,7 @@ const PackedLayout* find_layout(Packing packing) {
   return nullptr;
 }
 
+// "qweight [8, 64], scales [2, 64]"
 std::string shapes_of(const Catalog& catalog, const PackedWeight& weight) {
   std::string out;
   for (const PackedTensor& part : weight.parts)

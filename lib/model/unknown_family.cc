@@ -156,12 +156,6 @@ bool has_other_names(const Catalog& catalog, Families families) {
   });
 }
 
-// Returns a name without the prefix of its class.
-std::string_view without_prefix(std::string_view name, const Architecture& architecture) {
-  if (name.starts_with(architecture.prefix)) name.remove_prefix(architecture.prefix.size());
-  return name;
-}
-
 // Returns whether all stored names are of the class and all those that each of its models has are stored, whatever
 // their numbers.
 bool has_names_of_class(const std::map<std::string, const Tensor*, std::less<>>& stored,
@@ -172,11 +166,28 @@ bool has_names_of_class(const std::map<std::string, const Tensor*, std::less<>>&
     if (row.condition.empty() && row.stands_in == NameScope::kEverywhere) needed.insert(pattern_of(row.name));
   }
   for (const auto& [name, tensor] : stored) {
-    const std::string pattern = pattern_of(without_prefix(name, architecture));
+    std::string_view rest = name;
+    take(rest, architecture.prefix);
+    const std::string pattern = pattern_of(rest);
     if (!known.contains(pattern)) return false;
     needed.erase(pattern);
   }
   return needed.empty() && !stored.empty();
+}
+
+// Does what the public function does, by the table of the config's class.
+std::string foreign_prefix(const Catalog& catalog, const Architecture& architecture) {
+  std::optional<std::string> shared;
+  for (const Tensor& t : catalog.tensors()) {
+    const StateKey key = split_state_key(t.key());
+    if (key.kind != StateKind::kModel) continue;
+    if (!shared) shared = key.parameter.substr(0, key.parameter.find('.') + 1);
+    if (shared->empty() || !key.parameter.starts_with(*shared)) return {};
+  }
+  if (!shared || (architecture.has_prefix && architecture.prefix.starts_with(*shared))) return {};
+  const bool is_own = std::any_of(architecture.rows.begin(), architecture.rows.end(),
+                                  [&](const ArchitectureRow& row) { return row.name.starts_with(*shared); });
+  return is_own ? "" : *shared;
 }
 
 // Returns whether the table that is derived from the config's class lists these tensors, all of them and no others. If
@@ -184,7 +195,7 @@ bool has_names_of_class(const std::map<std::string, const Tensor*, std::less<>>&
 bool is_of_class(const Catalog& catalog, const ModelConfig& config) {
   const auto architecture = find_architecture(config.model_type, config.architecture, config.families);
   if (!architecture || architecture->is_other_class || config.file.is_null()) return false;
-  const std::string foreign = foreign_prefix(catalog, config);
+  const std::string foreign = foreign_prefix(catalog, *architecture);
   std::map<std::string, const Tensor*, std::less<>> stored;
   for (const Tensor& t : catalog.tensors()) {
     const StateKey key = split_state_key(t.key());
@@ -213,18 +224,7 @@ bool is_embedding(std::string_view parameter, Families families) {
 
 std::string foreign_prefix(const Catalog& catalog, const ModelConfig& config) {
   const auto architecture = find_architecture(config.model_type, config.architecture, config.families);
-  if (!architecture || architecture->is_other_class) return {};
-  std::optional<std::string> shared;
-  for (const Tensor& t : catalog.tensors()) {
-    const StateKey key = split_state_key(t.key());
-    if (key.kind != StateKind::kModel) continue;
-    if (!shared) shared = key.parameter.substr(0, key.parameter.find('.') + 1);
-    if (shared->empty() || !key.parameter.starts_with(*shared)) return {};
-  }
-  if (!shared || (architecture->has_prefix && architecture->prefix.starts_with(*shared))) return {};
-  const bool is_own = std::any_of(architecture->rows.begin(), architecture->rows.end(),
-                                  [&](const ArchitectureRow& row) { return row.name.starts_with(*shared); });
-  return is_own ? "" : *shared;
+  return architecture && !architecture->is_other_class ? foreign_prefix(catalog, *architecture) : "";
 }
 
 bool is_config_of(const Catalog& catalog, const ModelConfig& config) {

@@ -182,6 +182,13 @@ std::string names_of(const std::vector<const Tensor*>& tensors) {
   return some_of(out);
 }
 
+// Returns a key without the prefix of its parameter's name, if it has that.
+std::string without_prefix(const std::string& key, std::string_view prefix) {
+  StateKey parts = split_state_key(key);
+  if (parts.parameter.starts_with(prefix)) parts.parameter.erase(0, prefix.size());
+  return parts.prefix + parts.parameter + parts.suffix;
+}
+
 // Returns the part of a model's prefix that the tensors beside the model also have: "app.model." of
 // "app.model.encoder.".
 std::string shared_prefix(std::string prefix, const std::vector<const Tensor*>& beside) {
@@ -329,17 +336,6 @@ Status check_names(const Catalog& source, const Translation& names, const Reques
   }
   return {};
 }
-
-namespace {
-
-// Returns a key without the prefix of its parameter's name, if it has that.
-std::string without_prefix(const std::string& key, std::string_view prefix) {
-  StateKey parts = split_state_key(key);
-  if (parts.parameter.starts_with(prefix)) parts.parameter.erase(0, prefix.size());
-  return parts.prefix + parts.parameter + parts.suffix;
-}
-
-}  // namespace
 
 std::string Translation::target_name(const std::string& canonical, const std::string& key) const {
   if (!foreign_prefix.empty()) return without_prefix(key, foreign_prefix);

@@ -113,7 +113,8 @@ class AdapterReader {
                 [](const auto& x, const auto& y) { return x.first.size() > y.first.size(); });
       std::vector<const FusedParameter*> targets;
       for (const FusedParameter& parameter : fused_)
-        if (parameter.module == module && config_.allows_parameter(target_of(parameter))) targets.push_back(&parameter);
+        if (parameter.module == module && config_.allows_parameter(parameter.full_name()))
+          targets.push_back(&parameter);
       TRY(assign(module, pairs, targets));
     }
     return {};
@@ -165,8 +166,6 @@ class AdapterReader {
   Index rank_of(const AdapterPair& pair) const {
     return catalog_.tensors()[*pair.a].shape[0] / (pair.fused ? pair.fused->experts() : 1);
   }
-
-  static std::string target_of(const FusedParameter& parameter) { return parameter.module + "." + parameter.name; }
 
   Result<std::vector<LowRank>> match_pairs(const SourceView& view, const Translation& names) const {
     const Model& model = names.model;
@@ -231,7 +230,7 @@ class AdapterReader {
       TRY(check_changeable(view.catalog.tensors()[part.weight]));
       LowRank m{part.weight, *pair.a, *pair.b, std::nullopt};
       m.rank = rank_of(pair);
-      m.scaling = config_.scaling_of(target_of(*pair.fused), m.rank);
+      m.scaling = config_.scaling_of(pair.fused->full_name(), m.rank);
       m.is_transposed = pair.is_input_first != part.transposed;
       m.is_rounded_to_weight = pair.fused->experts() > 1;
       m.experts = pair.fused->experts();

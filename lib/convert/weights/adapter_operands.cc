@@ -44,9 +44,7 @@ AdapterOperand adapter_operand(std::string_view key) {
   return {AdapterOperand::Kind::kWhole, weight};
 }
 
-std::string AdapterPair::changes(const std::string& module) const {
-  return fused ? fused->module + "." + fused->name : module;
-}
+std::string AdapterPair::changes(const std::string& module) const { return fused ? fused->full_name() : module; }
 
 std::optional<std::size_t>& AdapterOperands::slot_of(const AdapterOperand& operand) {
   if (operand.kind == AdapterOperand::Kind::kWhole) return whole[operand.of];

@@ -56,7 +56,7 @@ class AdapterTensors {
   bool is_own(const Tensor& t) const;
   // Returns whether there is anything other than whole weights.
   bool is_there() const;
-  // Returns whether the adapter's names have a prefix that those of the weights beside it lack.
+  // Returns whether the checkpoint has weights as well, so that the adapter's names begin with kAdapterPrefix.
   bool is_beside_weights() const { return is_beside_weights_; }
   // Fails (unsupported) for a tensor that is nothing of the above, and for two adapters of one layer; (corrupt) if one
   // matrix of a pair is missing, or the ranks of the two differ.

@@ -29,6 +29,7 @@ struct FusedParameter {
   std::vector<FusedPart> parts;
 
   Index experts() const { return shape[0]; }
+  std::string full_name() const { return module + "." + name; }
 };
 
 // Returns the fused parameters of a canonical view, those of a family in the order in which transformers defines them.
