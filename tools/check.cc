@@ -335,7 +335,7 @@ Result<int> check(const CheckOptions& options) {
 
 void add_check(CommandLine& line) {
   auto options = std::make_shared<CheckOptions>();
-  options->model.add(line);
+  options->model.add_without_names(line);
   line.option("--config").required().described_as("Model's config.json");
   line.group("Checks");
   line.add_option("--mesh", options->mesh, "Degrees of parallelism: pp, dp_replicate, dp_shard (or dp), cp, tp, ep")

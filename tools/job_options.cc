@@ -88,16 +88,20 @@ std::vector<std::string> with_others(std::vector<std::string> others, const std:
 }  // namespace
 
 void ModelOptions::add(CommandLine& line) {
+  add_without_names(line);
+  line.add_option("--source-names", source_names,
+                  "Convention of the source's names, if several fit (default: detected)")
+      .takes("CONVENTION")
+      .completes(convention_options());
+}
+
+void ModelOptions::add_without_names(CommandLine& line) {
   line.group("Model");
   line.add_option("--family", family, "Model family: auto, none or a name (see: reshard families)")
       .takes("NAME")
       .completes(with_others({"auto", "none"}, family_names()))
       .shows_default();
   line.add_option("--family-file", family_file, "Read a model family of your own from a JSON file").read();
-  line.add_option("--source-names", source_names,
-                  "Convention of the source's names, if several fit (default: detected)")
-      .takes("CONVENTION")
-      .completes(convention_options());
   line.add_option("--config", config, "Model's config.json (default: in the source or the directory above)")
       .common()
       .read();

@@ -31,7 +31,7 @@ struct ResourceOptions {
   Result<RunOptions> run_options() const;
 };
 
-// --family, --family-file, --source-names, --config
+// --family, --family-file, --config, and --source-names if there are tensors
 struct ModelOptions {
   std::string family = "auto";
   std::string family_file;
@@ -39,6 +39,7 @@ struct ModelOptions {
   std::string config;
 
   void add(CommandLine& line);
+  void add_without_names(CommandLine& line);
   Result<ModelChoice> choice() const;
 };
 

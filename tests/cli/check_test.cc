@@ -181,5 +181,12 @@ TEST(Check, SkippedChecksLookAtNothingAndTitlesHold) {
               testing::ContainsRegex("Layers are assigned to stages as +in torchtitan"));
 }
 
+// Without a checkpoint there are no names to recognise.
+TEST(Check, OffersNoNamesOfASource) {
+  const CommandResult r = check(kConfigs + "llama-3.1-8b.json", {"--mesh", "tp=2", "--source-names", "maxtext"});
+  EXPECT_EQ(r.exit_code, 2);
+  EXPECT_THAT(r.err, HasSubstr("--source-names"));
+}
+
 }  // namespace
 }  // namespace reshard::check_test

@@ -616,7 +616,6 @@ def check(
     mesh: _Mesh,
     family: Optional[str] = None,
     family_file: Optional[_Path] = None,
-    source_names: Optional[str] = None,
     world: Optional[int] = None,
     sequence: Optional[int] = None,
     dtype: Optional[_DType] = None,

@@ -345,8 +345,7 @@ def verify(path, *, config=None, family=None, family_file=None,
     return _audit(VerifyReport, _run("verify", options, (path,), progress, path)[1])
 
 
-def check(config, *, mesh, family=None, family_file=None,
-          source_names=None, world=None, sequence=None, dtype=None, grad_dtype=None,
+def check(config, *, mesh, family=None, family_file=None, world=None, sequence=None, dtype=None, grad_dtype=None,
           tensors=False, junit=None, html=None, fail_on=None):  # fmt: skip
     """Checks if the model of a config.json fits a mesh, and estimates the memory of each rank. Returns a CheckReport.
 
