@@ -8,7 +8,7 @@
 #include "lib/base/trouble.h"
 #include "lib/checkpoint/state_key.h"
 #include "lib/convert/weights/adapter.h"
-#include "lib/model/packed_layouts.h"
+#include "lib/convert/weights/unpacking.h"
 #include "lib/model/quantization.h"
 
 namespace reshard::tools {
@@ -45,17 +45,16 @@ void count_tensor(const Tensor& tensor, KindFacts& facts, const StateKey& key) {
 }
 
 // Returns the elements of the model with its packed weights unpacked; nothing if that of a weight is unknown.
-std::optional<Index> count_parameters(const Inspection& in, const PackedWeights& packed) {
-  if (packed.empty()) return in.kinds[static_cast<std::size_t>(StateKind::kModel)].elements;
-  std::optional<Index> sum = 0;
-  const auto add = [&](std::optional<Index> count) { sum = sum && count ? checked_add(*sum, *count) : std::nullopt; };
+Result<std::optional<Index>> count_parameters(const Inspection& in, const PackedWeights& packed) {
+  if (packed.empty()) return std::optional(in.kinds[static_cast<std::size_t>(StateKind::kModel)].elements);
+  std::vector<const PackedWeight*> weights;
+  for (const PackedWeight& weight : packed.weights)
+    if (!weight.parts.empty() && in.shows(in.catalog().tensors()[weight.parts[0].tensor])) weights.push_back(&weight);
+  std::optional<Index> sum = TRY(count_unpacked(*in.reader, weights, temporary_directory()));
   const auto& tensors = in.catalog().tensors();
   for (std::size_t i = 0; i < tensors.size(); ++i)
     if (in.shows(tensors[i]) && state_kind(tensors[i].key()) == StateKind::kModel && !packed.is_of(i))
-      add(tensors[i].elements());
-  for (const PackedWeight& weight : packed.weights)
-    if (!weight.parts.empty() && in.shows(tensors[weight.parts[0].tensor]))
-      add(unpacked_elements(in.catalog(), weight));
+      sum = sum ? checked_add(*sum, tensors[i].elements()) : std::nullopt;
   return sum;
 }
 
@@ -115,7 +114,7 @@ Result<Inspection> look_at(const std::string& path, const SourceOptions& options
   }
   const PackedWeights packed = find_packed(in.catalog(), nullptr);
   if (!packed.empty()) in.packed = packed_text(packed);
-  in.parameters = count_parameters(in, packed);
+  in.parameters = TRY(count_parameters(in, packed));
   in.adapter = TRY(describe_adapter(*in.reader));
   TRY(describe_objects(in));
   return in;

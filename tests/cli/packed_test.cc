@@ -220,10 +220,9 @@ TEST_F(PackedTest, InspectCountsThem) {
     const std::string path = entry.path().string();
     if (!std::filesystem::exists(path + std::string(kExpected))) continue;
     const auto count = parameters(path);
-    // The expected file has the weights in three dtypes and lacks the norm's 8 elements. Of an odd number of 4-bit
-    // values the last byte holds one more.
+    // The expected file has the weights in three dtypes and lacks the norm's 8 elements.
     if (!count) continue;
-    EXPECT_LE(std::abs(3 * (*count - 8) - *parameters(path + std::string(kExpected))), 3) << path;
+    EXPECT_EQ(3 * (*count - 8), *parameters(path + std::string(kExpected))) << path;
     ++known;
   }
   EXPECT_GT(known, 20);

@@ -191,18 +191,26 @@ Status check_code(const PackedInput& in, const QuantState& state) {
   return {};
 }
 
-}  // namespace
-
-OpenedMatrix open_bitsandbytes4(const PackedInput& in) {
-  const QuantState state = TRY(read_state(in));
+// Reads the quant_state and fails if it describes a weight of another size.
+Result<QuantState> state_of_weight(const PackedInput& in) {
+  QuantState state = TRY(read_state(in));
   const Tensor& weight = in.tensor("weight");
   const Index elements = volume(state.shape);
   if (!is_line(weight.shape) || weight.bytes() != ceil_div(elements, 2))
     return in.corrupt_part("weight", "its quant_state describes a weight of " + to_string(state.shape) + ", in " +
                                          count_of(ceil_div(elements, 2), "byte") + "; got " + to_string(weight.shape) +
                                          " of " + std::string(info(weight.dtype).torch_name));
+  return state;
+}
+
+}  // namespace
+
+Result<Dims> bitsandbytes4_shape(const PackedInput& in) { return TRY(state_of_weight(in)).shape; }
+
+OpenedMatrix open_bitsandbytes4(const PackedInput& in) {
+  const QuantState state = TRY(state_of_weight(in));
   if (in.has("quant_map")) TRY(check_code(in, state));
-  const Index blocks = ceil_div(elements, state.block);
+  const Index blocks = ceil_div(volume(state.shape), state.block);
   if (state.nested_block == 0) {
     TRY(in.check("absmax", {blocks}, kPackedFloats));
     return opened<FourBits>(in, state, std::vector<float>());

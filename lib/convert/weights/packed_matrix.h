@@ -84,6 +84,9 @@ OpenedMatrix open_compressed_mxfp6(const PackedInput& in);
 OpenedMatrix open_compressed_mxfp8(const PackedInput& in);
 OpenedMatrix open_modelopt_nvfp4(const PackedInput& in);
 
+// Returns the shape of a 4-bit weight of bitsandbytes, which its quant_state records.
+Result<Dims> bitsandbytes4_shape(const PackedInput& in);
+
 // Returns the transpose of a matrix: [in, out] instead of [out, in] (transposed_weights.h).
 std::unique_ptr<PackedMatrix> transposed(std::unique_ptr<PackedMatrix> matrix);
 

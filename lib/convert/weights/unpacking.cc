@@ -6,9 +6,12 @@
 #include <utility>
 
 #include "lib/base/names.h"
+#include "lib/base/storage/read_ahead.h"
 #include "lib/base/text.h"
+#include "lib/base/trouble.h"
 #include "lib/device/convert.h"
 #include "lib/device/copy.h"
+#include "lib/model/packed_layouts.h"
 #include "lib/model/parts.h"
 #include "lib/model/transposed_weights.h"
 
@@ -316,6 +319,44 @@ void Unpacking::set(TensorSource& packed, TensorSource& stored, ComputedSource& 
           i, [this, &packed, &stored, &tensor = tensors[i], i](const Box& box, MutableBytes out, MutableBytes scratch) {
             return fill(packed, stored, tensor, i, box, out, scratch);
           });
+}
+
+namespace {
+
+// As count_unpacked(), of one weight.
+Result<std::optional<Index>> elements_of(Reader& reader, const PackedWeight& weight, SmallReader& small) {
+  if (weight.packing != Packing::kBitsandbytes4) return unpacked_elements(reader.catalog(), weight);
+  if (!weight.find("weight") || !weight.find("quant_state")) return std::optional<Index>();
+  const Json no_config;
+  const TroubleWatch watch;
+  const auto shape = bitsandbytes4_shape(
+      {reader.catalog(), weight, no_config, [&](std::size_t tensor) { return small.read(tensor); }, nullptr});
+  if (!shape && watch.explains(shape.error())) return shape.error();
+  return shape ? std::optional(volume(*shape)) : std::nullopt;
+}
+
+}  // namespace
+
+Result<std::optional<Index>> count_unpacked(Reader& reader, const std::vector<const PackedWeight*>& weights,
+                                            const std::string& spool) {
+  std::vector<FileRange> states;
+  for (const PackedWeight* const weight : weights)
+    if (const auto state = weight->find("quant_state")) {
+      const FragmentList& stored = reader.catalog().tensors()[*state].fragments;
+      for (std::size_t i = 0; i < stored.size(); ++i) {
+        const Extent e = stored.extent(i);
+        states.push_back({reader.catalog().file_path(e.file), e.offset, e.length});
+      }
+    }
+  ReadAhead ahead;
+  ahead.fetch(states);
+  SmallReader small(reader, spool, 1);
+  std::optional<Index> sum = 0;
+  for (const PackedWeight* const weight : weights) {
+    const auto count = TRY(elements_of(reader, *weight, small));
+    sum = sum && count ? checked_add(*sum, *count) : std::nullopt;
+  }
+  return sum;
 }
 
 }  // namespace reshard

@@ -66,4 +66,10 @@ class Unpacking {
   Index worker_bytes_ = 0;
 };
 
+// Returns the number of elements that packed weights of the reader's catalog have together once they are unpacked;
+// nothing if that of one is unknown. Reads the small tensors in which 4-bit weights of bitsandbytes record their
+// shapes. `spool` is as in Reader::locate.
+Result<std::optional<Index>> count_unpacked(Reader& reader, const std::vector<const PackedWeight*>& weights,
+                                            const std::string& spool);
+
 }  // namespace reshard
