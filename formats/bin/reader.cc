@@ -21,7 +21,7 @@ class BinReader : public TensorFileReader {
   Result<std::optional<Json>> made_config() override;
 
  private:
-  Status open_directory(const PathSnapshot& directory, std::string index);
+  Status open_directory(const PathSnapshot& directory, std::string index, bool skip_damaged);
   Status read_file(const std::string& name, const OpenOptions& options);
 
   std::vector<std::string> names_;  // the files to read
@@ -52,7 +52,7 @@ std::string prefix_of(const TensorFile& file) {
 }
 
 // Lists the files to read. `index` is the one that the caller opened, or empty.
-Status BinReader::open_directory(const PathSnapshot& directory, std::string index) {
+Status BinReader::open_directory(const PathSnapshot& directory, std::string index, bool skip_damaged) {
   const std::string& path = directory.path();
   std::vector<std::string> indexes, numbered;
   std::string single;
@@ -82,7 +82,7 @@ Status BinReader::open_directory(const PathSnapshot& directory, std::string inde
     return {};
   }
   if (index.empty()) index = indexes.front();
-  index_ = TRY(IndexedFiles::open(path, index));
+  index_ = TRY(IndexedFiles::open(path, index, skip_damaged));
   names_ = index_->files();
   if (!single.empty()) numbered.push_back(single);
   for (const std::string& name : numbered)
@@ -91,7 +91,10 @@ Status BinReader::open_directory(const PathSnapshot& directory, std::string inde
 }
 
 Status BinReader::read_file(const std::string& name, const OpenOptions& options) {
-  const OpenFile open = TRY(open_file(name, options));
+  const TroubleWatch watch;
+  const auto opened = open_file(name, options);
+  if (!opened) return leave_out(options, watch, opened.error(), IndexedFiles::leave_out(index_, name));
+  const OpenFile& open = *opened;
   const std::string prefix = names_.size() == 1 ? prefix_of(*open.content) : std::string();
   if (!prefix.empty()) prefix_ = prefix;
   const std::string optimizer = is_optimizer(*open.content) ? "optimizer" : "";
@@ -117,9 +120,9 @@ Status BinReader::read_file(const std::string& name, const OpenOptions& options)
 Status BinReader::open(const PathSnapshot& place, const OpenOptions& options) {
   catalog_.root = place.is_directory() ? place.path() : parent_path(place.path());
   if (place.is_directory())
-    TRY(open_directory(place, ""));
+    TRY(open_directory(place, "", options.skip_damaged));
   else if (is_index_name(place.path()))
-    TRY(open_directory(*TRY(place.parent()), place.name()));
+    TRY(open_directory(*TRY(place.parent()), place.name(), options.skip_damaged));
   else
     names_ = {place.name()};
   for (const std::string& name : names_) TRY(read_file(name, options));

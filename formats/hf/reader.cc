@@ -34,10 +34,11 @@ constexpr std::string_view kIndexEnd = ".safetensors.index.json";
 struct Sources {
   std::string root;
   std::vector<std::string> files;  // relative to root
-  std::vector<std::string> stale_files;
-  std::vector<std::string> beside;  // files of tensors that are not part of the model
-  std::string whole;                // "model.safetensors" next to an index that does not name it
-  std::optional<IndexedFiles> index;
+  std::vector<std::string> stale_files = {};
+  std::vector<std::string> beside = {};  // files of tensors that are not part of the model
+  std::string whole = {};                // "model.safetensors" next to an index that does not name it
+  std::optional<Error> gap = {};         // the names of files without an index show that one is missing
+  std::optional<IndexedFiles> index = {};
 };
 
 // Returns whether a file next to a model's files is not part of it: Mistral's second copy of the model, which has names
@@ -52,10 +53,10 @@ bool is_variant(std::string_view name, std::string_view stem) {
          name.substr(stem.size()) != kFileEnd;
 }
 
-Result<Sources> indexed_sources(const PathSnapshot& directory, const std::string& index_name) {
+Result<Sources> indexed_sources(const PathSnapshot& directory, const std::string& index_name, bool skip_damaged) {
   Sources sources;
   sources.root = directory.path();
-  sources.index = TRY(IndexedFiles::open(sources.root, index_name));
+  sources.index = TRY(IndexedFiles::open(sources.root, index_name, skip_damaged));
   sources.files = sources.index->files();
   const std::string stem = index_name.substr(0, index_name.size() - kIndexEnd.size());
   for (const DirectoryEntry& entry : directory.entries()) {
@@ -116,7 +117,7 @@ Status check_numbers(const std::string& root, const std::vector<std::string>& na
   return {};
 }
 
-Result<Sources> directory_sources(const PathSnapshot& directory) {
+Result<Sources> directory_sources(const PathSnapshot& directory, bool skip_damaged) {
   const std::string& root = directory.path();
   std::vector<std::string> indexes, files, beside;
   for (const DirectoryEntry& entry : directory.entries()) {
@@ -127,8 +128,8 @@ Result<Sources> directory_sources(const PathSnapshot& directory) {
   if (files.empty()) files.swap(beside);  // an adapter without a model
   constexpr std::string_view kUsual = "model.safetensors.index.json";
   if (std::find(indexes.begin(), indexes.end(), kUsual) != indexes.end())
-    return indexed_sources(directory, std::string(kUsual));
-  if (indexes.size() == 1) return indexed_sources(directory, indexes.front());
+    return indexed_sources(directory, std::string(kUsual), skip_damaged);
+  if (indexes.size() == 1) return indexed_sources(directory, indexes.front(), skip_damaged);
   if (indexes.size() > 1)
     return unsupported(root + ": expected one index, got " + names_text(indexes, "file") +
                        "; open one of them by its path");
@@ -152,14 +153,15 @@ Result<Sources> directory_sources(const PathSnapshot& directory) {
     const auto numbered = parse_numbered(name);
     return numbered && all.contains(numbered->prefix.substr(0, numbered->prefix.size() - 1) + std::string(kFileEnd));
   });
-  TRY(check_numbers(root, files));
-  return Sources{root, std::move(files), std::move(stale), std::move(beside), {}, std::nullopt};
+  Sources sources{root, std::move(files), std::move(stale), std::move(beside)};
+  if (const Status complete = check_numbers(root, sources.files); !complete) sources.gap = complete.error();
+  return sources;
 }
 
-Result<Sources> find_sources(const PathSnapshot& place) {
-  if (place.is_directory()) return directory_sources(place);
-  if (is_index_name(place.path())) return indexed_sources(*TRY(place.parent()), place.name());
-  return Sources{parent_path(place.path()), {place.name()}, {}, {}, {}, std::nullopt};
+Result<Sources> find_sources(const PathSnapshot& place, bool skip_damaged) {
+  if (place.is_directory()) return directory_sources(place, skip_damaged);
+  if (is_index_name(place.path())) return indexed_sources(*TRY(place.parent()), place.name(), skip_damaged);
+  return Sources{parent_path(place.path()), {place.name()}};
 }
 
 // ---- Contents of the files
@@ -177,7 +179,15 @@ class HfReader : public TensorFileReader {
     SafetensorsEntry entry;  // without its name
   };
 
-  Status read_file(const std::string& name, SafetensorsEnd end);
+  // A file's size, its header, and the DCP_SHARDING_INFO in that.
+  struct FileHead {
+    Index size = 0;
+    SafetensorsHeader header;
+    Json sharding;
+  };
+
+  Result<FileHead> read_head(const std::string& path, const OpenOptions& options);
+  Status read_file(const std::string& name, const OpenOptions& options);
   static Status place(Piece& piece, const Json& sharding);
   Status add(Piece piece);
   Status join(Tensor& tensor, const Piece& piece) const;
@@ -281,13 +291,24 @@ Status HfReader::add_aliases(const SafetensorsMetadata& metadata) {
   return {};
 }
 
-Status HfReader::read_file(const std::string& name, SafetensorsEnd end) {
-  const std::string path = path_join(catalog_.root, name);
+Result<HfReader::FileHead> HfReader::read_head(const std::string& path, const OpenOptions& options) {
   const auto file = TRY(files_.open(path));
-  const Index size = TRY(file->size());
-  catalog_.files.push_back({name, size});
-  SafetensorsHeader header = TRY(read_safetensors_header(*file, end));
-  const Json sharding = TRY(sharding_of(header, path));
+  FileHead head;
+  head.size = TRY(file->size());
+  head.header =
+      TRY(read_safetensors_header(*file, options.files_too ? SafetensorsEnd::kExact : SafetensorsEnd::kUnchecked));
+  head.sharding = TRY(sharding_of(head.header, path));
+  return head;
+}
+
+Status HfReader::read_file(const std::string& name, const OpenOptions& options) {
+  const std::string path = path_join(catalog_.root, name);
+  const TroubleWatch watch;
+  auto head = read_head(path, options);
+  if (!head) return leave_out(options, watch, head.error(), IndexedFiles::leave_out(sources_.index, name));
+  SafetensorsHeader& header = head->header;
+  const Json& sharding = head->sharding;
+  catalog_.files.push_back({name, head->size});
   sharded_.push_back(sharding.is_object());
   if (hints_.empty()) hints_ = hints_of(header.metadata);
   add_header_metadata(header.metadata);
@@ -412,14 +433,15 @@ Status HfReader::locate(const std::vector<std::size_t>& tensors, int /*threads*/
 }
 
 Status HfReader::open(const PathSnapshot& place, const OpenOptions& options) {
-  sources_ = TRY(find_sources(place));
+  const TroubleWatch watch;
+  sources_ = TRY(find_sources(place, options.skip_damaged));
+  if (sources_.gap) TRY(leave_out(options, watch, *sources_.gap));
   catalog_.root = sources_.root;
   catalog_.stale_files = sources_.stale_files;
   if (sources_.index) TRY(catalog_.reserve(sources_.index->tensors()));
   ReadAhead headers;
   headers.fetch(starts_of(catalog_.root, sources_.files));
-  for (const std::string& name : sources_.files)
-    TRY(read_file(name, options.files_too ? SafetensorsEnd::kExact : SafetensorsEnd::kUnchecked));
+  for (const std::string& name : sources_.files) TRY(read_file(name, options));
   TRY(refuse_placeholders(catalog_, place));
   TRY(check_shapes());
   if (sources_.index) TRY(sources_.index->check(catalog_));

@@ -167,7 +167,7 @@ Status MetaReader::open_safetensors(const PathSnapshot& directory, const std::st
   if (!only.empty()) {
     names = {only};
   } else if (directory.has_file(kIndex)) {
-    index = TRY(IndexedFiles::open(catalog_.root, std::string(kIndex)));
+    index = TRY(IndexedFiles::open(catalog_.root, std::string(kIndex), options.skip_damaged));
     names = index->files();
   } else {
     for (const DirectoryEntry& e : directory.entries())
@@ -177,7 +177,13 @@ Status MetaReader::open_safetensors(const PathSnapshot& directory, const std::st
                       ", which names the files that belong together; got " + names_text(names, "file"));
   }
   for (const std::string& name : names) {
-    const OpenFile open = TRY(open_file(name, options));
+    const TroubleWatch watch;
+    const auto opened = open_file(name, options);
+    if (!opened) {
+      TRY(leave_out(options, watch, opened.error(), IndexedFiles::leave_out(index, name)));
+      continue;
+    }
+    const OpenFile& open = *opened;
     for (const TensorFile::Entry& e : open.content->tensors())
       if (!index || index->is_wanted(e.name, name)) TRY(add_tensor(e.name, e.path, open.file, e.tensor));
     for (const TensorFile::Object& o : open.content->objects()) TRY(add_object(o.name, o.path, open.file, o.value));

@@ -97,10 +97,14 @@ Status NanotronReader::check_ranks(const std::string& parameter, const std::vect
 
 Status NanotronReader::read(const std::string& parameter, const std::vector<ParameterFile>& files,
                             const OpenOptions& options) {
-  TRY(check_ranks(parameter, files));
+  const TroubleWatch watch;
+  if (const Status complete = check_ranks(parameter, files); !complete)
+    return leave_out(options, watch, complete.error(), {parameter});
   std::optional<JoinedTensor> joined;
   for (const ParameterFile& file : files) {
-    const OpenFile open = TRY(open_file(file.path, options));
+    const auto opened = open_file(file.path, options);
+    if (!opened) return leave_out(options, watch, opened.error(), {parameter});
+    const OpenFile& open = *opened;
     const std::string where = catalog_.file_path(open.file);
     const auto& tensors = open.content->tensors();
     if (tensors.size() != 1 || tensors[0].name != kData)

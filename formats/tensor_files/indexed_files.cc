@@ -8,19 +8,31 @@
 
 namespace reshard {
 
-Result<IndexedFiles> IndexedFiles::open(const std::string& root, const std::string& index) {
+Result<IndexedFiles> IndexedFiles::open(const std::string& root, const std::string& index, bool skip_damaged) {
   IndexedFiles out(TRY(WeightIndex::read(path_join(root, index))));
   out.files_ = out.index_.files();
   out.seen_.resize(out.index_.entries().size());
-  for (const std::string& file : out.files_) {
-    if (TRY(path_exists(path_join(root, file)))) continue;
-    std::vector<std::string> tensors;
-    for (const WeightIndex::Entry& e : out.index_.entries())
-      if (e.file == file) tensors.push_back(e.name);
-    std::sort(tensors.begin(), tensors.end(), natural_less);
-    return io_error(path_join(root, file) + ": file is missing; it holds " + names_text(tensors, "tensor"));
-  }
+  for (const std::string& file : out.files_)
+    if (!skip_damaged && !TRY(path_exists(path_join(root, file))))
+      return io_error(path_join(root, file) + ": file is missing; it holds " +
+                      names_text(out.leave_out(file), "tensor"));
   return out;
+}
+
+std::vector<std::string> IndexedFiles::leave_out(std::optional<IndexedFiles>& index, const std::string& file) {
+  return index ? index->leave_out(file) : std::vector<std::string>();
+}
+
+std::vector<std::string> IndexedFiles::leave_out(const std::string& file) {
+  is_partial_ = true;
+  std::vector<std::string> tensors;
+  for (std::size_t i = 0; i < seen_.size(); ++i) {
+    if (index_.entries()[i].file != file) continue;
+    seen_[i] = true;
+    tensors.push_back(index_.entries()[i].name);
+  }
+  std::sort(tensors.begin(), tensors.end(), natural_less);
+  return tensors;
 }
 
 bool IndexedFiles::contains(const std::string& file) const {
@@ -55,7 +67,7 @@ Status IndexedFiles::check(Catalog& catalog) const {
   if (!copies_.empty())
     catalog.warnings.push_back("In a file other than the index says: " + names_text(copies_, "tensor") +
                                ". Only the copy that the index names is read.");
-  if (const Json& total = index_.total_size(); !total.is_null()) {
+  if (const Json& total = index_.total_size(); !total.is_null() && !is_partial_) {
     const auto stated = total.as_index();
     if (!stated || *stated != catalog.tensor_bytes())
       catalog.warnings.push_back("The index gives a total_size of " + printable(to_text(total).substr(0, 64)) +

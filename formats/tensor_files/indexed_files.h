@@ -2,6 +2,7 @@
 // The files that a model's index names (formats/encoding/weight_index.h), and the check of their content against it.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -13,8 +14,9 @@ namespace reshard {
 // An index, and which of its tensors were found so far.
 class IndexedFiles {
  public:
-  // Reads `root`/`index`. Fails with kIo, naming the tensors, if a file that it names is missing.
-  static Result<IndexedFiles> open(const std::string& root, const std::string& index);
+  // Reads `root`/`index`. Fails with kIo, naming the tensors, if a file that it names is missing, unless
+  // `skip_damaged`.
+  static Result<IndexedFiles> open(const std::string& root, const std::string& index, bool skip_damaged = false);
 
   const std::vector<std::string>& files() const { return files_; }  // sorted
   bool contains(const std::string& file) const;
@@ -26,6 +28,9 @@ class IndexedFiles {
   // piece of a tensor may be in any file.
   bool is_wanted(const std::string& tensor, const std::string& file, bool is_piece = false);
 
+  // Makes check() not expect the tensors of a file that cannot be read. Returns their names, none without an index.
+  static std::vector<std::string> leave_out(std::optional<IndexedFiles>& index, const std::string& file);
+
   // Fails with kCorrupt if a tensor of the index was not found in its file. Other differences become warnings. Adds the
   // index to the catalog's metadata files.
   Status check(Catalog& catalog) const;
@@ -33,10 +38,13 @@ class IndexedFiles {
  private:
   explicit IndexedFiles(WeightIndex index) : index_(std::move(index)) {}
 
+  std::vector<std::string> leave_out(const std::string& file);
+
   WeightIndex index_;
   std::vector<std::string> files_;
   std::vector<bool> seen_;              // for each entry of the index, whether it was found
   std::vector<std::string> unindexed_;  // found, but not in the index
+  bool is_partial_ = false;             // files were left out
   std::vector<std::string> copies_;     // found in another file than the index says
 };
 

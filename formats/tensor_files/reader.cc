@@ -75,6 +75,15 @@ Result<TensorFileReader::OpenFile> TensorFileReader::open_file(const std::string
   return OpenFile{static_cast<std::uint32_t>(catalog_.files.size() - 1), open_.back().get()};
 }
 
+Status TensorFileReader::leave_out(const OpenOptions& options, const TroubleWatch& watch, const Error& error,
+                                   std::vector<std::string> tensors) {
+  const bool is_of_file =
+      error.code() == ErrorCode::kCorrupt || error.code() == ErrorCode::kUnsupported || error.code() == ErrorCode::kIo;
+  if (!options.skip_damaged || !is_of_file || watch.hides(error)) return error;
+  catalog_.unread_files.push_back({error.message(), std::move(tensors)});
+  return {};
+}
+
 Fragment TensorFileReader::in_file(const StoredTensor& stored, std::uint32_t file) {
   Fragment fragment = stored;
   fragment.extent.file = file;

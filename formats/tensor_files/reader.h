@@ -13,6 +13,7 @@
 #include "formats/encoding/pickle.h"
 #include "formats/encoding/tensor_file.h"
 #include "lib/base/json.h"
+#include "lib/base/trouble.h"
 #include "lib/checkpoint/format.h"
 
 namespace reshard {
@@ -38,6 +39,11 @@ class TensorFileReader : public Reader {
   // files.
   Result<OpenFile> open_file(const std::string& name, const OpenOptions& options,
                              TensorFile::Parts parts = TensorFile::Parts::kRefuse);
+
+  // Records that a file could not be read, with its tensors if they are known. Returns `error` if `options` do not
+  // allow that, or if a device or a server may be the cause; `watch` was created before the file was opened.
+  Status leave_out(const OpenOptions& options, const TroubleWatch& watch, const Error& error,
+                   std::vector<std::string> tensors = {});
 
   // Adds a tensor that is stored in one piece. Fails with kCorrupt if the name is already used.
   Status add_tensor(const std::string& name, KeyPath path, std::uint32_t file, const StoredTensor& stored);

@@ -2,6 +2,9 @@
 // The audits that verification.cc runs on metadata alone, each in a source of its name.
 #pragma once
 
+#include <cstddef>
+#include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -17,14 +20,23 @@ namespace reshard {
 // validate() stops at the first.
 struct StructureAudit {
   std::vector<Finding> findings;
-  bool metadata_only = false;  // no data file is here, so they are not reported as missing
-  bool is_readable = true;     // the data can be read as the metadata says
-  bool headers_read = false;   // the headers around the pieces were checked against the metadata too (up to 100,000)
+  bool metadata_only = false;        // no data file is here, so they are not reported as missing
+  bool is_readable = true;           // all data can be read as the metadata says
+  std::set<std::size_t> unreadable;  // tensors of which that is not so
+  bool headers_read = false;  // the headers around the pieces were checked against the metadata too (up to 100,000)
 };
 
 // Requires a checkpoint opened with OpenOptions{.files_too = false, .validated = false}, and locates its tensors.
 // `spool` as in Reader::locate().
 StructureAudit audit_structure(Reader& reader, int threads, const std::string& spool);
+
+// Returns the indices of the other tensors.
+std::vector<std::size_t> readable_tensors(const Catalog& catalog, const std::set<std::size_t>& unreadable);
+
+// Reads the headers around the pieces of these tensors and, if that fails, those of each tensor separately. Returns a
+// finding "header" for all that fail, whose indices it adds to `unreadable`; nothing if none fails.
+std::optional<Finding> locate_each(Reader& reader, const std::vector<std::size_t>& tensors, int threads,
+                                   const std::string& spool, std::set<std::size_t>& unreadable);
 
 // Checks what names and shapes tell about a model without a config: adapters that were not merged, empty placeholders,
 // one parameter with two names, shapes that contradict each other.

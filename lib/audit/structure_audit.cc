@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
-#include <numeric>
+#include <optional>
 #include <set>
 
 #include "lib/audit/metadata_audits.h"
@@ -137,31 +137,12 @@ void check_key_paths(const Catalog& catalog, FindingList& findings) {
   f.advice = "Loaders that rebuild the nested state_dict would put it elsewhere: the metadata is damaged.";
 }
 
-// Reads the headers around the pieces and, if that fails, those of each tensor separately, to report all that fail.
-// Returns false if there are too many.
-bool check_headers(Reader& reader, int threads, const std::string& spool, FindingList& findings) {
-  const Catalog& catalog = reader.catalog();
-  std::vector<std::size_t> all(catalog.tensors().size());
-  std::iota(all.begin(), all.end(), std::size_t{0});
-  std::size_t pieces = 0;
-  for (const Tensor& t : catalog.tensors()) pieces += t.fragments.size();
-  if (pieces > kMaxHeaders) return false;
-  std::vector<std::string> names, messages;
-  bool is_of_system = true;
-  if (reader.locate(all, threads, spool)) all.clear();
-  for (const std::size_t i : all) {
-    const Status located = reader.locate({i}, 1, spool);
-    if (located) continue;
-    is_of_system = is_of_system && located.error().code() == ErrorCode::kIo;
-    names.push_back(catalog.tensors()[i].name);
-    if (messages.size() < kShownFiles) messages.push_back(located.error().message());
-  }
-  if (names.empty()) {
-    if (const Status valid = validate(catalog); !valid)
-      findings.add(Severity::kError, "header").what = valid.error().message();
-    return true;
-  }
-  Finding& f = findings.add(Severity::kError, "header");
+// Returns a finding of the tensors of these names, or nothing if there are none.
+std::optional<Finding> header_finding(std::vector<std::string> names, std::vector<std::string> messages,
+                                      bool is_of_system) {
+  if (names.empty()) return std::nullopt;
+  Finding f;
+  f.id = "header";
   f.what = is_of_system ? "cannot be checked"
                         : "the stored data does not match the metadata " +
                               std::string(names.size() == 1 ? "of this tensor" : "of these tensors");
@@ -171,7 +152,38 @@ bool check_headers(Reader& reader, int threads, const std::string& spool, Findin
       is_of_system
           ? "The system returned an error; the data itself may be fine. Compressed items are decoded into TMPDIR."
           : "A file was overwritten by another save, two files were exchanged, or bytes are damaged.";
+  return f;
+}
+
+// Checks the headers around the pieces of the tensors that can be read. Returns false if there are too many.
+bool check_headers(Reader& reader, int threads, const std::string& spool, std::set<std::size_t>& unreadable,
+                   FindingList& findings) {
+  const Catalog& catalog = reader.catalog();
+  std::size_t pieces = 0;
+  for (const Tensor& t : catalog.tensors()) pieces += t.fragments.size();
+  if (pieces > kMaxHeaders) return false;
+  if (auto f = locate_each(reader, readable_tensors(catalog, unreadable), threads, spool, unreadable))
+    findings.add(*std::move(f));
+  std::vector<std::string> names, messages;
+  for (const auto& [tensor, error] : tensor_faults(catalog, true)) {
+    if (!unreadable.insert(tensor).second) continue;
+    names.push_back(catalog.tensors()[tensor].name);
+    if (messages.size() < kShownFiles) messages.push_back(error.message());
+  }
+  if (auto f = header_finding(std::move(names), std::move(messages), false)) findings.add(*std::move(f));
   return true;
+}
+
+void report_unread_files(const Catalog& catalog, FindingList& findings) {
+  const std::vector<UnreadFile>& files = catalog.unread_files;
+  if (files.empty()) return;
+  Finding& f = findings.add(Severity::kError, "file-unreadable");
+  f.what = count_of(std::ssize(files), "data file") + " cannot be read; only the others were checked";
+  for (const UnreadFile& file : files) {
+    f.tensors.insert(f.tensors.end(), file.tensors.begin(), file.tensors.end());
+    if (f.why.size() < kShownFiles) f.why.push_back(file.why);
+  }
+  f.advice = "Restore " + std::string(files.size() == 1 ? "it" : "them") + " from another copy of the checkpoint.";
 }
 
 void report_leftovers(const Catalog& catalog, FindingList& findings) {
@@ -192,10 +204,34 @@ void report_leftovers(const Catalog& catalog, FindingList& findings) {
 
 }  // namespace
 
+std::vector<std::size_t> readable_tensors(const Catalog& catalog, const std::set<std::size_t>& unreadable) {
+  std::vector<std::size_t> out;
+  for (std::size_t i = 0; i < catalog.tensors().size(); ++i)
+    if (!unreadable.contains(i)) out.push_back(i);
+  return out;
+}
+
+std::optional<Finding> locate_each(Reader& reader, const std::vector<std::size_t>& tensors, int threads,
+                                   const std::string& spool, std::set<std::size_t>& unreadable) {
+  if (reader.locate(tensors, threads, spool)) return std::nullopt;
+  std::vector<std::string> names, messages;
+  bool is_of_system = true;
+  for (const std::size_t i : tensors) {
+    const Status located = reader.locate({i}, 1, spool);
+    if (located) continue;
+    is_of_system = is_of_system && located.error().code() == ErrorCode::kIo;
+    unreadable.insert(i);
+    names.push_back(reader.catalog().tensors()[i].name);
+    if (messages.size() < kShownFiles) messages.push_back(located.error().message());
+  }
+  return header_finding(std::move(names), std::move(messages), is_of_system);
+}
+
 StructureAudit audit_structure(Reader& reader, int threads, const std::string& spool) {
   const Catalog& catalog = reader.catalog();
   StructureAudit out;
   FindingList findings;
+  report_unread_files(catalog, findings);
   check_covers(catalog, findings);
   std::vector<std::string> missing;
   for (const CatalogFile& file : catalog.files)
@@ -205,14 +241,21 @@ StructureAudit audit_structure(Reader& reader, int threads, const std::string& s
     if (!missing.empty()) report_missing_files(catalog, missing, findings);
     report_short_files(catalog, findings);
   }
-  if (const Status shared = check_extents_disjoint(catalog, SharedExtents::kRefused); !shared) {
+  const Status shared = check_extents_disjoint(catalog, SharedExtents::kRefused);
+  if (!shared) {
     Finding& f = findings.add(Severity::kError, "shared-bytes");
     f.what = shared.error().message();
     f.advice = "The two pieces cannot both be right: the metadata is damaged, or the writer has a bug.";
   }
   check_unclaimed(catalog, findings);
   check_key_paths(catalog, findings);
-  out.headers_read = !findings.has_errors() && !out.metadata_only && check_headers(reader, threads, spool, findings);
+  if (out.metadata_only || !shared) {
+    for (std::size_t i = 0; i < catalog.tensors().size(); ++i) out.unreadable.insert(i);
+  } else {
+    if (findings.has_errors())
+      for (const TensorFault& fault : tensor_faults(catalog, true)) out.unreadable.insert(fault.tensor);
+    out.headers_read = check_headers(reader, threads, spool, out.unreadable, findings);
+  }
   report_leftovers(catalog, findings);
   out.is_readable = !findings.has_errors();
   out.findings = findings.take();

@@ -36,8 +36,11 @@ Result<OpenedSource> open_to_audit(const Opener& open, const VerifyOptions& opti
   if (whole) return OpenedSource{*std::move(whole), ""};
   if (watch.explains(whole.error())) return std::move(whole).error();
   how.files_too = false;
+  how.skip_damaged = true;
   auto metadata = open(options.path, how);
   if (!metadata) return std::move(whole).error();
+  const Catalog& catalog = metadata->reader->catalog();
+  if (!catalog.unread_files.empty() && catalog.tensors().empty()) return std::move(whole).error();
   return OpenedSource{*std::move(metadata), whole.error().message()};
 }
 
@@ -87,7 +90,7 @@ Structure check_structure(const OpenedSource& opened, const VerifyOptions& optio
   if (audit.metadata_only)
     report.fact("files", "none of the " + count_of(files, "data file") + " is here: metadata only");
   report.add(std::move(audit.findings));
-  return {audit.metadata_only, audit.is_readable && !audit.metadata_only && !is_refused};
+  return {audit.metadata_only, audit.is_readable && !audit.metadata_only && !is_refused, std::move(audit.unreadable)};
 }
 
 bool holds_optimizer_alone(const Catalog& catalog) {
@@ -406,6 +409,35 @@ Status check_layout(const OpenedSource& opened, const Model& model, const Verify
   return {};
 }
 
+// Adds the parameters of a stored tensor by the family's names.
+void add_parameters_of(const Family& family, const std::string& name, std::set<std::string, std::less<>>& out) {
+  const auto parsed = parse_name(family, name);
+  if (!parsed) return;
+  out.insert(canonical_name(*parsed));
+  if (!parsed->stored) return;
+  for (const std::string& part : parsed->stored->parts) out.insert(format_pattern(part, parsed->layer, parsed->expert));
+}
+
+// Makes what is missing a consequence of the files that could not be read.
+void explain_missing(const Catalog& catalog, const Model& model, VerifyReport& report) {
+  std::set<std::string, std::less<>> unread;
+  bool is_known = true;
+  for (const UnreadFile& file : catalog.unread_files) {
+    is_known = is_known && !file.tensors.empty();
+    unread.insert(file.tensors.begin(), file.tensors.end());
+    for (const std::string& name : file.tensors)
+      if (model.family) add_parameters_of(*model.family, name, unread);
+  }
+  static constexpr std::string_view kMissing[] = {
+      "cover",          "missing-layers",   "missing-experts",   "missing-head", "missing-tensors",
+      "packed-missing", "optimizer-orphan", "optimizer-missing", "ranks-silent", "stages-missing"};
+  for (Finding& f : report.findings)
+    if (std::find(std::begin(kMissing), std::end(kMissing), f.id) != std::end(kMissing) &&
+        (!is_known || std::all_of(f.tensors.begin(), f.tensors.end(),
+                                  [&](const std::string& name) { return unread.contains(name); })))
+      f.causes.emplace_back("file-unreadable");
+}
+
 // ---- Another checkpoint
 
 // Describes how dtypes of equal width may explain a difference.
@@ -535,6 +567,7 @@ Result<VerifyReport> verify(const Opener& open, const VerifyOptions& options) {
   if (options.file_sums)
     report.files = TRY(file_sums(opened.catalog(), model.config ? model.config->path : "", options.run));
   TRY(check_against(open, opened, structure, options, report));
+  explain_missing(opened.catalog(), model, report);
   fold_consequences(report.findings, report.checks);
   check_unchanged(read, report);
   sort_by_severity(report.findings);

@@ -4,6 +4,7 @@
 #include <set>
 
 #include "lib/audit/duplicates.h"
+#include "lib/audit/metadata_audits.h"
 #include "lib/audit/replicas.h"
 #include "lib/audit/verification_steps.h"
 #include "lib/base/json.h"
@@ -109,7 +110,10 @@ Status read_tensors(const Catalog& view, const OpenedSource& opened, const Model
     const Tensor& t = view.tensors()[i];
     report.tensors.push_back({t.name, t.dtype, t.shape, proofs[i].source, std::nullopt});
   }
-  for (const Blob& blob : opened.catalog().blobs) TRY(opened.reader().blob_bytes(blob));  // verifies their checksums
+  const Catalog& catalog = opened.catalog();
+  for (const Blob& blob : catalog.blobs)
+    if (fits_inside(blob.extent.offset, blob.extent.length, catalog.files[blob.extent.file].size))
+      TRY(opened.reader().blob_bytes(blob));  // verifies its checksums
   report.fact("bytes", checksums_text(checksums, "the format records"));
   return {};
 }
@@ -141,7 +145,7 @@ Status compare_manifest(const Json& manifest, const std::string& path, VerifyRep
       differing.push_back(t.name);
   }
   for (const auto& member : TRY(recorded->as_object()))
-    if (!names.contains(member.key)) absent.push_back(member.key);
+    if (!report.is_partial && !names.contains(member.key)) absent.push_back(member.key);
   if (differing.empty() && unknown.empty() && absent.empty())
     report.fact("manifest", count_of(std::ssize(report.tensors), "digest") + " match reshard_manifest.json");
   const auto say = [&](std::vector<std::string> tensors, std::string id, std::string what) {
@@ -172,8 +176,8 @@ void check_tied_head(const Catalog& view, const Model& model, VerifyReport& repo
   }
 }
 
-Status check_replicas(const OpenedSource& opened, const VerifyOptions& options, VerifyReport& report) {
-  ReplicaReport replicas = TRY(compare_replicas(opened.catalog(), opened.reader().files(), options.run));
+Status check_replicas(const Catalog& catalog, FilePool& files, const VerifyOptions& options, VerifyReport& report) {
+  ReplicaReport replicas = TRY(compare_replicas(catalog, files, options.run));
   report.checked("replicas", "all copies of a piece are equal", replicas.copies);
   report.fact("replicas", replicas.copies == 0 ? std::string("every piece is stored once; nothing to compare")
                                                : with_commas(replicas.copies) +
@@ -186,27 +190,41 @@ Status check_replicas(const OpenedSource& opened, const VerifyOptions& options, 
 
 Result<Catalog> chosen_tensors(const Catalog& from, const std::vector<std::size_t>& wanted) {
   if (wanted.size() == from.tensors().size()) return from;
-  Catalog out;
-  out.root = from.root;
-  out.files = from.files;
-  out.vocabulary = from.vocabulary;
+  Catalog out = from.without_tensors();
+  out.parts = from.parts;
   for (const std::size_t i : wanted) TRY(out.add(from.tensors()[i]));
   return out;
 }
 
+// Reads the tensors that are not in `unreadable`.
 Status read_everything(const OpenedSource& opened, const Model& model, const VerifyOptions& options,
-                       VerifyReport& report) {
+                       std::set<std::size_t> unreadable, VerifyReport& report) {
   const std::string path = path_join(options.path, kManifestFile);
   std::optional<Json> manifest = TRY(read_manifest(opened, options.path, path));
   if (!options.keys.part.empty()) manifest.reset();  // it covers all parts
-  std::vector<std::size_t> wanted;
-  for (std::size_t i = 0; i < opened.catalog().tensors().size(); ++i)
-    if (is_of_part(opened.catalog().tensors()[i].key(), options.keys.part)) wanted.push_back(i);
-  TRY(opened.reader().locate(wanted, options.run.threads, options.spool));
-  const Catalog view =
-      manifest ? TRY(recorded_view(*manifest, opened.catalog(), model.config_or_null(), options.model.families)
-                         .context(path))
-               : TRY(chosen_tensors(opened.catalog(), wanted));
+  const Catalog& catalog = opened.catalog();
+  const auto readable = [&] {
+    std::vector<std::size_t> out = readable_tensors(catalog, unreadable);
+    std::erase_if(out, [&](std::size_t i) { return !is_of_part(catalog.tensors()[i].key(), options.keys.part); });
+    return out;
+  };
+  if (auto f = locate_each(opened.reader(), readable(), options.run.threads, options.spool, unreadable))
+    report.add({*std::move(f)});
+  const Catalog chosen = TRY(chosen_tensors(catalog, readable()));
+  report.is_partial = !unreadable.empty() || !catalog.unread_files.empty();
+  if (!unreadable.empty())
+    report.fact("not read", count_of(std::ssize(unreadable), "tensor") + " of " +
+                                with_commas(std::ssize(catalog.tensors())) +
+                                ", which cannot be read as the metadata says");
+  Catalog view = chosen;
+  if (manifest) {
+    auto recorded = recorded_view(*manifest, chosen, model.config_or_null(), options.model.families).context(path);
+    if (!recorded && !report.is_partial) return std::move(recorded).error();
+    if (recorded)
+      view = *std::move(recorded);
+    else
+      manifest.reset();  // the tensors that are left are not enough to form those that it records
+  }
   TRY(read_tensors(view, opened, model, options, report));
   if (manifest) TRY(compare_manifest(*manifest, path, report));
   check_tied_head(view, model, report);
@@ -214,7 +232,7 @@ Status read_everything(const OpenedSource& opened, const Model& model, const Ver
   for (const VerifiedTensor& t : report.tensors) digests.push_back(t.digest);
   report.checked("weights", "no weights are stored under two names", std::ssize(digests));
   report.add(TRY(audit_duplicates(view, digests, model, opened.reader().files(), options.run)));
-  return options.replicas ? check_replicas(opened, options, report) : Status();
+  return options.replicas ? check_replicas(chosen, opened.reader().files(), options, report) : Status();
 }
 
 constexpr const char* kBytesTitle = "checksums and digests match";
@@ -240,14 +258,15 @@ Status check_bytes(const OpenedSource& opened, const Model& model, const Structu
     return skip("only metadata was requested; add --bytes to read everything");
   if (structure.metadata_only && options.asks_for_data())
     report.add(Severity::kError, "file-missing", "there are no data files to read");
-  if (!structure.is_readable) {
+  const Index readable = report.tensor_count - std::ssize(structure.unreadable);
+  if (!structure.is_readable && readable == 0) {
     const std::string why = "the data cannot be read as the metadata says";
     report.facts.emplace_back("bytes", "not checked: " + why);
     return skip(why);
   }
   report.read_data = true;
-  report.checked("bytes", kBytesTitle, report.tensor_count);
-  Status read = read_everything(opened, model, options, report);
+  report.checked("bytes", kBytesTitle, readable);
+  Status read = read_everything(opened, model, options, structure.unreadable, report);
   if (read || read.error().code() != ErrorCode::kCorrupt) return read;
   report.add_message("bytes-damaged", read.error().message()).advice =
       "Reading stopped there. Restore this file from another copy of the checkpoint.";

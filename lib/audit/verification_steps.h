@@ -2,7 +2,9 @@
 // Shared by the steps of verify(). Internal.
 #pragma once
 
+#include <cstddef>
 #include <functional>
+#include <set>
 #include <string>
 
 #include "lib/audit/verification.h"
@@ -20,7 +22,8 @@ struct OpenedSource {
 // Whether data is present, and whether it can be read as the metadata says.
 struct Structure {
   bool metadata_only = false;
-  bool is_readable = true;
+  bool is_readable = true;           // all of it
+  std::set<std::size_t> unreadable;  // tensors that cannot be read
 };
 
 // Returns the function to call with the number of bytes read; null if nobody watches.

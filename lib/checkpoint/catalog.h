@@ -239,10 +239,17 @@ struct CatalogFile {
   Index writer = -1;  // the rank that wrote it; -1: unknown
 };
 
+// A file of tensors that could not be read.
+struct UnreadFile {
+  std::string why;                   // the error, which names the file
+  std::vector<std::string> tensors;  // in it, as other files say; empty: unknown
+};
+
 class Catalog {
  public:
   std::string root;  // the checkpoint's directory
   std::vector<CatalogFile> files;
+  std::vector<UnreadFile> unread_files;  // not in `files`; empty unless OpenOptions::skip_damaged
   std::vector<Blob> blobs;
   std::vector<Part> parts;  // set by find_parts() (lib/model/parts.h); empty before
   std::vector<std::string>

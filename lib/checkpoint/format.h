@@ -199,10 +199,13 @@ enum class Weights {
 };
 
 struct OpenOptions {
-  bool files_too = true;      // false: read only metadata; data files may be missing
-  bool validated = true;      // false: do not validate() the catalog, so that an audit can list all faults
-  bool external_too = false;  // follow links and external storage into other files
-  KeyChanges keys = {};       // the user's changes to plain keys
+  bool files_too = true;  // false: read only metadata; data files may be missing
+  bool validated = true;  // false: do not validate() the catalog, so that an audit can list all faults
+  // Leave out files of tensors that are missing or damaged (Catalog::unread_files) instead of failing, in formats where
+  // the other files are of use without them.
+  bool skip_damaged = false;
+  bool external_too = false;                 // follow links and external storage into other files
+  KeyChanges keys = {};                      // the user's changes to plain keys
   const LayoutDescriptor* layout = nullptr;  // how ranks' files join; null: the reader infers it or fails
   Weights weights = Weights::kModel;         // kMaster requires Format::has_masters
   const Family* own_family = nullptr;  // a family described by the user, tried before the built-in ones; may be null

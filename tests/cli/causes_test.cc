@@ -3,19 +3,26 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <filesystem>
+#include <functional>
+#include <iterator>
+#include <map>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "lib/base/json.h"
 #include "tests/support/checkpoints.h"
+#include "tests/support/must.h"
 #include "tests/support/run_command.h"
 #include "tests/support/temp_dir.h"
 
 namespace reshard::causes_test {
 namespace {
 
+namespace fs = std::filesystem;
 using testing::ElementsAre;
 using testing::HasSubstr;
 
@@ -41,6 +48,41 @@ void expect_skipped_are_empty(const Json& report) {
       EXPECT_EQ(*check.get_index("looked_at"), 0) << *check.get_string("id");
       EXPECT_EQ(*check.get_index("findings"), 0) << *check.get_string("id");
     }
+}
+
+// The digests of the tensors that were read, by name.
+std::map<std::string, std::string> digests_of(const Json& report) {
+  std::map<std::string, std::string> out;
+  const auto tensors = *report.get_array("tensors");
+  for (const Json& t : tensors) out.emplace(*t.get_string("name"), *t.get_string("digest"));
+  return out;
+}
+
+// The tensors of the only finding, which must have this id.
+std::set<std::string> tensors_of_finding(const Json& report, const std::string& id) {
+  EXPECT_THAT(findings_of(report), ElementsAre(id));
+  std::set<std::string> out;
+  const auto findings = *report.get_array("findings");
+  for (const Json& name : *findings.front().get_array("tensors")) out.emplace(*name.as_string());
+  return out;
+}
+
+// Expects that verify reports these tensors with this finding, and reads all others.
+void expect_rest_read(const std::string& path, const std::string& id, std::map<std::string, std::string> healthy,
+                      const std::set<std::string>& damaged) {
+  const Json report = report_of({"verify", path});
+  EXPECT_EQ(tensors_of_finding(report, id), damaged) << path;
+  EXPECT_EQ(std::erase_if(healthy, [&](const auto& t) { return damaged.contains(t.first); }), damaged.size()) << path;
+  EXPECT_FALSE(healthy.empty()) << path;
+  EXPECT_EQ(digests_of(report), healthy) << path;
+  expect_skipped_are_empty(report);
+}
+
+// Copies a checkpoint to `bad` and changes the copy.
+void damage(const std::string& good, const std::string& bad, const std::function<void()>& change) {
+  fs::remove_all(bad);
+  fs::copy(good, bad, fs::copy_options::recursive);
+  change();
 }
 
 class WrongMesh : public testing::TestWithParam<const char*> {};
@@ -106,6 +148,103 @@ TEST(Causes, WhatTheConfigDoesNotExplainIsReported) {
   const Json report = report_of({"verify", dir / "ck", "--config", dir / "other.json"});
   EXPECT_THAT(to_text(report), HasSubstr("intermediate_size 11,008, and 96 tensors of the checkpoint have 14,336"));
   EXPECT_THAT(findings_of(report), ElementsAre("config-other", "shape-other"));
+}
+
+TEST(Causes, ADamagedFileOfAModelHidesNoOther) {
+  const TempDir dir;
+  const std::pair<std::string, std::string> formats[] = {{"hf", "model.safetensors.index.json"},
+                                                         {"bin", "pytorch_model.bin.index.json"}};
+  for (const auto& [format, index_name] : formats) {
+    const std::string good = dir / format, bad = dir / "bad";
+    ASSERT_EQ(
+        reshard_cli({"convert", sample_checkpoint("tp8"), good, "--to", format, "--max-shard-size", "100kB"}).exit_code,
+        0);
+    const auto healthy = digests_of(report_of({"verify", good}));
+    const Json index = must(parse_json(read_file(good + "/" + index_name), index_name));
+    std::map<std::string, std::set<std::string>> tensors;  // by file
+    for (const Json::Member& m : must(index.find("weight_map")->as_object()))
+      tensors[std::string(must(m.value.as_string()))].insert(m.key);
+    ASSERT_GT(tensors.size(), 2U);
+    const auto& [file, of_file] = *std::next(tensors.begin());
+    const std::string path = bad + "/" + file;
+    const std::function<void()> changes[] = {[&] { fs::remove(path); }, [&] { write_file(path, ""); },
+                                             [&] { write_file(path, std::string(fs::file_size(path), 'x')); }};
+    for (const auto& change : changes) {
+      damage(good, bad, change);
+      expect_rest_read(bad, "file-unreadable", healthy, of_file);
+    }
+    if (format != "hf") continue;  // torch.save has its directory at the end
+    damage(good, bad, [&] {
+      fs::resize_file(path, fs::file_size(path) - 7);
+      fs::remove(bad + "/reshard_manifest.json");  // it records the sizes of the files
+    });
+    const Json cut = report_of({"verify", bad});
+    EXPECT_EQ(tensors_of_finding(cut, "file-short"), of_file);
+    EXPECT_EQ(digests_of(cut).size(), healthy.size() - 1);  // all but the last one of the file
+    // Without an index, the numbers in the names show that a file is missing, but not what it held.
+    fs::remove(bad + "/" + index_name);
+    fs::remove(path);
+    const Json gap = report_of({"verify", bad});
+    EXPECT_TRUE(tensors_of_finding(gap, "file-unreadable").empty());
+    EXPECT_EQ(digests_of(gap).size(), healthy.size() - of_file.size());
+  }
+}
+
+TEST(Causes, ADamagedFileOfAParameterHidesNoOther) {
+  const TempDir dir;
+  const std::string good = test_data("nanotron/tp2"), bad = dir / "bad";
+  const auto healthy = digests_of(report_of({"verify", good}));
+  const std::string embedding = "model.token_position_embeddings.pp_block.token_embedding.weight";
+  const std::string file = bad + "/10/model/model/token_position_embeddings/pp_block/token_embedding/" +
+                           "model_weight_pp-rank-0-of-1_tp-rank-1-of-2.safetensors";
+  for (const std::function<void()>& change :
+       {std::function<void()>([&] { fs::remove(file); }), std::function<void()>([&] { write_file(file, "x"); })}) {
+    damage(good, bad, change);
+    expect_rest_read(bad, "file-unreadable", healthy, {embedding});
+  }
+}
+
+// What is wrong in the other files is still found.
+TEST(Causes, ADamagedFileHidesNoOtherDamage) {
+  const TempDir dir;
+  const std::string model = dir / "model";
+  ASSERT_EQ(
+      reshard_cli({"convert", sample_checkpoint("tp8"), model, "--to", "hf", "--max-shard-size", "100kB"}).exit_code,
+      0);
+  std::vector<std::string> files;
+  for (const auto& entry : fs::directory_iterator(model))
+    if (entry.path().extension() == ".safetensors") files.push_back(entry.path());
+  std::sort(files.begin(), files.end());
+  ASSERT_GT(files.size(), 2U);
+  write_file(files[0], "no header");
+  std::string bytes = read_file(files[2]);
+  bytes.back() ^= 1;
+  write_file(files[2], bytes);
+  EXPECT_EQ(reshard_cli({"verify", model}).exit_code, 1);
+  EXPECT_THAT(findings_of(report_of({"verify", model})), ElementsAre("file-unreadable", "manifest-digest"));
+}
+
+TEST(Causes, ADamagedFileOfRanksHidesNoWholeTensor) {
+  const TempDir dir;
+  const std::string good = sample_checkpoint("tp8"), bad = dir / "bad", file = bad + "/__3_0.distcp";
+  const auto healthy = digests_of(report_of({"verify", good}));
+  damage(good, bad, [&] { fs::remove(file); });
+  const std::set<std::string> cut = tensors_of_finding(report_of({"verify", bad}), "file-missing");
+  EXPECT_EQ(cut.size(), 31U);  // of 39
+  expect_rest_read(bad, "file-missing", healthy, cut);
+  damage(good, bad, [&] { write_file(file, std::string(fs::file_size(file), 'x')); });
+  expect_rest_read(bad, "header", healthy, cut);
+  // The end of the archive in which one tensor's piece is stored.
+  damage(good, bad, [&] {
+    std::string bytes = read_file(file);
+    const std::size_t at = bytes.find("PK\x05\x06");
+    ASSERT_NE(at, bytes.npos);
+    bytes[at] = 'x';
+    write_file(file, bytes);
+  });
+  const std::set<std::string> one = tensors_of_finding(report_of({"verify", bad}), "header");
+  EXPECT_EQ(one.size(), 1U);
+  expect_rest_read(bad, "header", healthy, one);
 }
 
 }  // namespace
