@@ -101,10 +101,12 @@ Result<AdamObjects> AdamObjects::read(std::span<const TargetBlob> blobs, std::op
   if (!step && !out.is_unread_)
     return unsupported("the source does not record how many steps the optimizer has done, which " + std::string(title) +
                        " counts" + std::string(kWithout));
+  std::vector<std::string> absent;
   for (const std::string_view word : {"lr", "betas", "eps", "weight_decay"})
-    if (!out.value(word) && !out.is_unread_)
-      return unsupported("the optimizer's groups have no " + std::string(word) + ", which " + std::string(title) +
-                         "'s Adam needs" + std::string(kWithout));
+    if (!out.value(word)) absent.emplace_back(word);
+  if (!absent.empty() && !out.is_unread_)
+    return unsupported("the optimizer's groups have no " + join(absent, ", ") + ", which " + std::string(title) +
+                       " takes from the checkpoint when a run resumes" + std::string(kWithout));
   out.step_ = step.value_or(0);
   return out;
 }
