@@ -13,6 +13,7 @@
 #include "lib/device/convert.h"
 #include "lib/model/parts.h"
 #include "lib/model/view.h"
+#include "lib/transport/collectives.h"
 
 namespace reshard {
 namespace {
@@ -214,8 +215,7 @@ Status read_everything(const OpenedSource& opened, const Model& model, const Ver
   report.is_partial = !unreadable.empty() || !catalog.unread_files.empty();
   if (!unreadable.empty())
     report.fact("not read", count_of(std::ssize(unreadable), "tensor") + " of " +
-                                with_commas(std::ssize(catalog.tensors())) +
-                                ", which cannot be read as the metadata says");
+                                with_commas(std::ssize(catalog.tensors())) + ": damaged");
   Catalog view = chosen;
   if (manifest) {
     auto recorded = recorded_view(*manifest, chosen, model.config_or_null(), options.model.families).context(path);
@@ -233,6 +233,40 @@ Status read_everything(const OpenedSource& opened, const Model& model, const Ver
   report.checked("weights", "no weights are stored under two names", std::ssize(digests));
   report.add(TRY(audit_duplicates(view, digests, model, opened.reader().files(), options.run)));
   return options.replicas ? check_replicas(chosen, opened.reader().files(), options, report) : Status();
+}
+
+// Reads the tensors that are not in `unreadable` one by one, adds those whose bytes are damaged to it, and returns a
+// finding about them; nothing if there are none.
+Result<std::optional<Finding>> find_damaged(const OpenedSource& opened, const RunOptions& run,
+                                            std::set<std::size_t>& unreadable) {
+  const Catalog& catalog = opened.catalog();
+  Finding out{Severity::kError, "bytes-damaged", {}, "the stored bytes are damaged", {}, "", ""};
+  out.advice = "Restore the files from another copy of the checkpoint.";
+  for (const std::size_t i : readable_tensors(catalog, unreadable)) {
+    const Catalog one = TRY(chosen_tensors(catalog, {i}));
+    FileSource source(one, opened.reader().files());
+    const auto read = digest_tensors({{0, one.tensors()[0].dtype}}, source, run);
+    if (read) continue;
+    if (read.error().code() != ErrorCode::kCorrupt) return read.error();
+    unreadable.insert(i);
+    out.tensors.push_back(catalog.tensors()[i].name);
+    if (out.why.size() < kShown) out.why.push_back(read.error().message());
+  }
+  return out.tensors.empty() ? std::nullopt : std::optional(std::move(out));
+}
+
+// Reads the tensors that are not in `unreadable`. If bytes of some are damaged, reports these and reads the others.
+// Several ranks stop at the first, because they must do the same.
+Status read_undamaged(const OpenedSource& opened, const Model& model, const VerifyOptions& options,
+                      std::set<std::size_t> unreadable, VerifyReport& report) {
+  const VerifyReport before = report;
+  Status read = read_everything(opened, model, options, unreadable, report);
+  if (read || read.error().code() != ErrorCode::kCorrupt || rank_count(options.run.ranks) > 1) return read;
+  auto damaged = TRY(find_damaged(opened, options.run, unreadable));
+  if (!damaged) return read;
+  report = before;
+  report.add({*std::move(damaged)});
+  return read_everything(opened, model, options, std::move(unreadable), report);
 }
 
 constexpr const char* kBytesTitle = "checksums and digests match";
@@ -266,7 +300,7 @@ Status check_bytes(const OpenedSource& opened, const Model& model, const Structu
   }
   report.read_data = true;
   report.checked("bytes", kBytesTitle, readable);
-  Status read = read_everything(opened, model, options, structure.unreadable, report);
+  Status read = read_undamaged(opened, model, options, structure.unreadable, report);
   if (read || read.error().code() != ErrorCode::kCorrupt) return read;
   report.add_message("bytes-damaged", read.error().message()).advice =
       "Reading stopped there. Restore this file from another copy of the checkpoint.";

@@ -247,5 +247,26 @@ TEST(Causes, ADamagedFileOfRanksHidesNoWholeTensor) {
   expect_rest_read(bad, "header", healthy, one);
 }
 
+TEST(Causes, ADamagedTensorHidesNoOther) {
+  const TempDir dir;
+  const std::string good = sample_checkpoint("tp8"), bad = dir / "bad", file = bad + "/__3_0.distcp";
+  const auto healthy = digests_of(report_of({"verify", good}));
+  const TensorValues values = load_checkpoint(good);
+  const std::set<std::string> damaged = {"layers.0.feed_forward.w1.weight", "layers.2.feed_forward.w1.weight"};
+  damage(good, bad, [&] {
+    std::string bytes = read_file(file);
+    for (const std::string& name : damaged) {
+      const std::size_t at = bytes.find(values.at(name).bytes.substr(3 * 22 * 64 * 2, 64));  // rank 3 has 22 rows
+      ASSERT_NE(at, bytes.npos);
+      bytes[at] ^= 1;
+    }
+    write_file(file, bytes);
+  });
+  expect_rest_read(bad, "bytes-damaged", healthy, damaged);
+  const Json by_values = report_of({"verify", bad, "--values"});
+  EXPECT_EQ(tensors_of_finding(by_values, "bytes-damaged"), damaged);
+  EXPECT_EQ(digests_of(by_values).size(), healthy.size() - 2);
+}
+
 }  // namespace
 }  // namespace reshard::causes_test
