@@ -237,6 +237,10 @@ std::string replace_prefix(std::string_view name, const std::vector<std::pair<st
   return std::string(name);
 }
 
+void StoredRule::put_layers_first() {
+  std::stable_partition(axes.begin(), axes.end(), [](const StoredAxis& a) { return a.of == StoredAxis::Of::kLayers; });
+}
+
 bool StoredRule::is_packed() const {
   return form != Form::kSame && form != Form::kRotaryQuery && form != Form::kRotaryKey && form != Form::kDropped;
 }

@@ -39,6 +39,8 @@ enum class Convention {
   kMaxTextInterleaved,
   kMaxTextUnscanned,
   kMaxTextInterleavedUnscanned,
+  kMaxTextLayersFirst,
+  kMaxTextInterleavedLayersFirst,
 };
 struct ConventionInfo {
   Convention convention = Convention::kHf;
@@ -52,6 +54,8 @@ struct ConventionInfo {
   bool pads_vocabulary = false;  // its writers add rows that stand for no token
   bool in_pairs = false;         // rows that its tables call "pairs" are in rotary pairs
   bool layers_apart = false;     // writes each layer under a name of its own if its tables have both
+  // The convention whose tables it has, but with the layers along the first axis of each tensor.
+  std::optional<Convention> layers_first_of = {};
   // Plain keys of the int32 scalars in which its trainer counts Adam's steps, all with the same number, the optimizer's
   // own first. Empty: a step for each parameter, as in torch.
   std::span<const std::string_view> counters = {};
@@ -145,6 +149,28 @@ inline constexpr std::array kConventions = {
                    .pads_vocabulary = true,
                    .in_pairs = true,
                    .layers_apart = true,
+                   .counters = kMaxTextCounters},
+    // As kMaxText and kMaxTextInterleaved, with all layers along the first axis (param_scan_axis=0)
+    ConventionInfo{.convention = Convention::kMaxTextLayersFirst,
+                   .option = "maxtext-layers-first",
+                   .title = "MaxText names, layers first",
+                   .ties_once = true,
+                   .needs_config = true,
+                   .must_be_listed = true,
+                   .has_twin = true,
+                   .pads_vocabulary = true,
+                   .layers_first_of = Convention::kMaxText,
+                   .counters = kMaxTextCounters},
+    ConventionInfo{.convention = Convention::kMaxTextInterleavedLayersFirst,
+                   .option = "maxtext-interleaved-layers-first",
+                   .title = "MaxText names, with rotary pairs, layers first",
+                   .ties_once = true,
+                   .needs_config = true,
+                   .must_be_listed = true,
+                   .has_twin = true,
+                   .pads_vocabulary = true,
+                   .in_pairs = true,
+                   .layers_first_of = Convention::kMaxTextInterleaved,
                    .counters = kMaxTextCounters},
 };
 constexpr const ConventionInfo& info(Convention c) { return kConventions[static_cast<std::size_t>(c)]; }
@@ -276,6 +302,7 @@ struct StoredRule {
   bool is_stacked() const { return form == Form::kStacked || form == Form::kStackedSections; }
   bool has_axis(StoredAxis::Of of) const;
   bool has_layers() const { return has_axis(StoredAxis::Of::kLayers); }  // several along an axis
+  void put_layers_first();                                               // moves that axis
   bool has_experts() const { return is_stacked() || has_axis(StoredAxis::Of::kExperts); }
   bool is_section() const { return form == Form::kSection || form == Form::kTransposedSection || columns > 1; }
   std::size_t section_count() const { return columns > 1 ? static_cast<std::size_t>(columns) : sections.size(); }

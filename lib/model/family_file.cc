@@ -111,6 +111,7 @@ class FamilyReader {
       std::erase_if(table.rules, [&](const StoredRule& rule) { return !are_known(rule.parts); });
     TRY(read_names(json));
     drop_unlisted(json.find("names"));
+    add_layers_first();
     if (json.contains("in_memory")) name_in_memory(TRY(prefixes(json, "in_memory")));
     TRY(check_pairs());
     return std::move(out_);
@@ -134,6 +135,7 @@ class FamilyReader {
     out.carried.insert(out.carried.end(), outer.carried.begin(), outer.carried.end());
     reader.rename_all(outer.around_text);
     reader.drop_unlisted(nullptr);
+    reader.add_layers_first();
     reader.name_in_memory(outer.in_memory);
     return std::move(out);
   }
@@ -377,6 +379,17 @@ class FamilyReader {
     std::erase_if(out_.conventions, [&](const ConventionTable& t) {
       return info(t.convention).must_be_listed && !listed.contains(info(t.convention).option);
     });
+  }
+
+  // Adds the tables of conventions that are others with the layers first.
+  void add_layers_first() {
+    for (const ConventionInfo& row : kConventions) {
+      if (!row.layers_first_of || !out_.has_convention(*row.layers_first_of)) continue;
+      if (out_.has_convention(row.convention)) continue;
+      ConventionTable table{row.convention, table_of(*row.layers_first_of).rules};
+      for (StoredRule& rule : table.rules) rule.put_layers_first();
+      out_.conventions.push_back(std::move(table));
+    }
   }
 
   bool are_known(const std::vector<std::string>& parts) const {

@@ -41,7 +41,7 @@ const Family& with_axes_of(const Catalog& catalog, const Family& family, Convent
   const auto [found, is_new] = made->try_emplace(&family, family);
   if (!is_new) return found->second;
   for (ConventionTable& table : found->second.conventions)
-    for (StoredRule& rule : table.rules) std::stable_partition(rule.axes.begin(), rule.axes.end(), is_layers);
+    for (StoredRule& rule : table.rules) rule.put_layers_first();
   return found->second;
 }
 

@@ -86,7 +86,8 @@ TEST_F(MaxText, ComesBackFromEveryConventionAsItWas) {
     const std::string hf = dir_ / (saved.name + ".hf");
     convert(place_of(saved.name), hf, {"--to", "hf"}, saved.options);
     if (saved.name == "gemma2_po") continue;  // adding 1 to the norms of a trained model loses bits
-    for (const char* names : {"maxtext", "maxtext-unscanned", "maxtext-interleaved", "maxtext-interleaved-unscanned"}) {
+    for (const char* names : {"maxtext", "maxtext-unscanned", "maxtext-layers-first", "maxtext-interleaved",
+                              "maxtext-interleaved-unscanned", "maxtext-interleaved-layers-first"}) {
       const std::string pairs = names;
       if (pairs.find("interleaved") != pairs.npos && !saved.name.starts_with("llama")) continue;
       const std::string there = dir_ / "there", back = dir_ / "back";
@@ -232,6 +233,29 @@ TEST_F(MaxText, AxisOfTheLayersFollowsFromTheShapes) {
     const TensorValues again = below(load_checkpoint(kept), "params.");
     for (const auto& [name, value] : again) EXPECT_EQ(value, values.at(name)) << saved.name << name;
     EXPECT_EQ(reshard_cli({"verify", kept}).exit_code, 0) << saved.name;
+  }
+}
+
+TEST_F(MaxText, LayersAreFirstIfTheUserSaysSo) {
+  for (const Saved& saved : {kSaved[2], kSaved[4], kSaved[5]}) {
+    const std::string names = saved.name.starts_with("llama") ? "maxtext-interleaved" : "maxtext";
+    const std::string hf = dir_ / (saved.name + ".hf");
+    convert(place_of(saved.name), hf, {"--to", "hf"}, saved.options);
+    for (const std::string& source : {hf, place_of(saved.name)}) {
+      const std::string second = dir_ / "second", first = dir_ / "first";
+      convert(source, second, {"--to", "orbax", "--names", names, "--force"});
+      convert(source, first, {"--to", "orbax", "--names", names + "-layers-first", "--force"});
+      const TensorValues made = load_checkpoint(first), as_usual = load_checkpoint(second);
+      EXPECT_EQ(made.size(), as_usual.size());
+      Index moved = 0;
+      for (const auto& [name, value] : as_usual) {
+        const bool is_stacked = name.find("layers.") != name.npos && !name.starts_with("nnx_aux.");
+        moved += is_stacked;
+        EXPECT_EQ(made.at(name), is_stacked ? with_second_axis_first(value) : value) << source << name;
+      }
+      EXPECT_GT(moved, 5);
+      EXPECT_EQ(reshard_cli({"verify", first}).exit_code, 0) << source;
+    }
   }
 }
 
