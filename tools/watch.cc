@@ -14,7 +14,7 @@
 //      that they were converted and that --then has succeeded.
 //   7. With --without-optimizer-after, rewrite the sources of older steps for which the record says the same.
 //
-// The record, DST/.reshard-watch.json, has each step that was converted and whether --then is done, and before that
+// The record (watch_record.h) has each step that was converted and whether --then is done, and before that
 // each step whose conversion has started: its output appears only when it is proven, also if this process dies before
 // it records that. The record is replaced atomically after each change. If it is lost, outputs are found again by their
 // names, and --then runs again.
@@ -26,7 +26,6 @@
 // Between two passes it waits for --interval, or until the run's directories have changed and are quiet again. A run
 // that does not exist yet is waited for.
 #include <algorithm>
-#include <cctype>
 #include <chrono>
 #include <cstdio>
 #include <filesystem>
@@ -50,15 +49,12 @@
 #include "tools/html_report.h"
 #include "tools/job_options.h"
 #include "tools/watch_page.h"
+#include "tools/watch_record.h"
+#include "tools/watch_steps.h"
 
 namespace reshard::tools {
 namespace {
 
-constexpr std::string_view kRecord = ".reshard-watch.json";
-constexpr Index kMaxRecordBytes = Index{64} << 20;
-constexpr std::string_view kRecordNames = ".reshard-watch";       // how the names of records begin, also the page's
-constexpr std::string_view kUnfinishedRecord = ".json.partial-";  // replace_file() had not replaced it
-constexpr std::string_view kRemoved = ".reshard-removing-";       // before the name of what is being removed
 using Clock = std::chrono::steady_clock;
 using Seconds = std::chrono::duration<double>;
 
@@ -72,47 +68,12 @@ struct WatchOptions : ConvertOptions {
   bool removes() const { return keep_last > 0 || keep_every > 0 || !keep_best.empty(); }
 };
 
-// A checkpoint of the run.
-struct Step {
-  std::string source;
-  std::string name;   // of its output: the source's path below the run, with '-' for '/', without a file's extension
-  Index number = -1;  // the step in its name (step_in_name); -1: there is none
-};
-
-// The record of one step.
-struct StepRecord {
-  std::string source;
-  bool proven = false;     // this record's watch has converted it
-  bool then = false;       // --then has succeeded
-  bool small = false;      // the source has no optimizer (any more)
-  bool rewriting = false;  // the source is being rewritten without its optimizer
-  bool replaced = false;   // the source is another checkpoint now, which was not converted
-};
-
-// One data file of a step's source at its conversion.
-struct DataFile {
-  std::string path;  // relative to the source; empty: the source is the file
-  Index size = 0, mtime_ns = 0;
-};
-
 // Waits after a failure, longer each time.
 struct Backoff {
   Clock::time_point next;
   Seconds wait{0};
   std::string why = {};
 };
-
-// Returns a path without slashes at its end; a URL as it is.
-std::string without_slashes(std::string path) { return is_url(path) ? path : without_end_slashes(std::move(path)); }
-
-// Returns a file's name without its extension: at most 12 characters after the last dot, the first of them a letter.
-std::string without_extension(const std::string& name) {
-  constexpr std::size_t kLongest = 12;
-  const std::size_t dot = name.rfind('.');
-  const bool has_one =
-      dot != std::string::npos && dot > 0 && dot + 1 < name.size() && name.size() - dot <= kLongest + 1;
-  return has_one && std::isalpha(static_cast<unsigned char>(name[dot + 1])) != 0 ? name.substr(0, dot) : name;
-}
 
 std::string replaced_braces(const std::string& command, const std::string& path) {
   std::string out;
@@ -148,7 +109,7 @@ class Watch {
   void watch_directories() {
     constexpr int kLevels = 4;
     std::set<std::string> converted;
-    for (const auto& [name, done] : done_)
+    for (const auto& [name, done] : record_.steps)
       if (!done.replaced) converted.insert(done.source);
     events_.watch(run_, kLevels, converted);
     if (is_url(run_)) return;
@@ -190,7 +151,8 @@ class Watch {
     is_file_ = TRY(find_format(options_.to))->is_file;
     if (!options_.html.empty()) page_ = TRY(WatchPage::open(options_.html, root_, options_));
     TRY(remove_leftovers(root_));
-    return read_record();
+    record_ = TRY(WatchRecord::read(root_));
+    return {};
   }
 
   // Fails if DST is inside RUN, also if RUN does not exist yet.
@@ -217,7 +179,7 @@ class Watch {
     TRY(check_places());
     if (!options_.changes_sources()) return true;
     std::set<std::string> parents{run_};
-    for (const Step& step : TRY(list_steps())) parents.insert(parent_path(step.source));
+    for (const RunStep& step : TRY(steps_of_run(run_, options_.every))) parents.insert(parent_path(step.source));
     for (const std::string& parent : parents) TRY(remove_leftovers(parent));
     return true;
   }
@@ -225,8 +187,7 @@ class Watch {
   // Removes what an interrupted pass was removing, and the records in DST that it was writing.
   Status remove_leftovers(const std::string& directory) const {
     const auto is_left = [&](const std::string& name) {
-      const bool is_record = name.starts_with(kRecordNames) && name.find(kUnfinishedRecord) != std::string::npos;
-      return name.starts_with(kRemoved) || (is_record && directory == root_);
+      return is_removed_name(name) || (directory == root_ && is_unfinished_record(name));
     };
     const auto entries = TRY(list_directory(directory));
     for (const DirectoryEntry& entry : entries)
@@ -237,77 +198,24 @@ class Watch {
     return TRY(reshard::look_at(path)).is_directory() ? remove_tree(path) : remove_file(path);
   }
 
-  Status read_record() {
-    const std::string path = path_join(root_, kRecord);
-    if (!TRY(path_exists(path))) return {};
-    const Json json = TRY(parse_json(TRY(read_whole_file(path, kMaxRecordBytes)), path));
-    const std::span<const Json::Member> steps = TRY(json.get_object("steps").context(path));
-    for (const Json::Member& step : steps) {
-      const bool is_proven = TRY(step.value.get_bool("proven").context(path));
-      const bool has_run_then = TRY(step.value.get_bool("then").context(path));
-      done_[step.key] = {std::string(TRY(step.value.get_string("source").context(path))),
-                         is_proven,
-                         has_run_then,
-                         step.value.contains("without_optimizer"),
-                         step.value.contains("rewriting"),
-                         step.value.contains("replaced")};
-    }
-    TRY(read_files(json).context(path));
-    if (!json.contains("started")) return {};
-    const std::span<const Json::Member> started = TRY(json.get_object("started").context(path));
-    for (const Json::Member& step : started) started_[step.key] = TRY(step.value.as_string().context(path));
-    return {};
-  }
-
-  Status read_files(const Json& record) {
-    if (!record.contains("files")) return {};
-    const std::span<const Json::Member> files = TRY(record.get_object("files"));
-    for (const Json::Member& file : files) {
-      DataFile& data = files_[file.key];
-      data.path = TRY(file.value.get_string("path"));
-      data.size = TRY(file.value.get_index("size"));
-      data.mtime_ns = TRY(file.value.get_index("mtime_ns"));
-    }
-    return {};
-  }
-
-  Status write_record() const {
-    Json steps = Json::object();
-    for (const auto& [name, done] : done_) {
-      Json step = Json::object();
-      step.set("source", valid_utf8(done.source)).set("proven", done.proven).set("then", done.then);
-      if (done.small) step.set("without_optimizer", true);
-      if (done.rewriting) step.set("rewriting", true);
-      if (done.replaced) step.set("replaced", true);
-      steps.set(name, std::move(step));
-    }
-    Json started = Json::object(), files = Json::object();
-    for (const auto& [name, source] : started_) started.set(name, valid_utf8(source));
-    for (const auto& [name, file] : files_)
-      files.set(name, Json::object().set("path", file.path).set("size", file.size).set("mtime_ns", file.mtime_ns));
-    Json record = Json::object();
-    record.set("steps", std::move(steps)).set("started", std::move(started)).set("files", std::move(files));
-    return replace_file(path_join(root_, kRecord), to_text(record, 1) + "\n");
-  }
-
   Status pass() {
     failures_ = 0;
     if (!TRY(find_run())) return {};
-    const std::vector<Step> steps = TRY(list_steps());
-    std::vector<Step> complete;
-    for (const Step& step : steps)
+    const std::vector<RunStep> steps = TRY(steps_of_run(run_, options_.every));
+    std::vector<RunStep> complete;
+    for (const RunStep& step : steps)
       if (TRY(is_complete(step))) complete.push_back(step);
     const Status passed = convert_and_remove(complete);
     if (page_ && !interrupted()) TRY(page_->write(run_, TRY(watched(steps))));
     return passed;
   }
 
-  Status convert_and_remove(const std::vector<Step>& complete) {
+  Status convert_and_remove(const std::vector<RunStep>& complete) {
     const std::set<std::string> best = TRY(best_steps());
-    const std::vector<Step> all = TRY(with_removed(complete));
+    const std::vector<RunStep> all = TRY(with_removed(complete));
     std::set<std::string> kept = kept_names(complete, best);
     kept.merge(kept_names(all, best));
-    for (const Step& step : complete) {
+    for (const RunStep& step : complete) {
       if (!kept.contains(step.name) && !TRY(awaits_then(step.name)) && !TRY(awaits_record(step.name))) continue;
       TRY(take(step));
       if (interrupted()) return {};
@@ -316,17 +224,17 @@ class Watch {
     if (interrupted()) return {};
     if (complete.empty() || !TRY(gap_of_checkpoint(complete.back().source)).empty())
       return {};  // the newest has changed since; others may be needed
-    const auto named = options_.changes_sources() ? TRY(named_by_run(complete)) : std::set<std::string>();
+    const auto named = options_.changes_sources() ? TRY(steps_named_by_run(complete)) : std::set<std::string>();
     if (options_.removes() && knows_best(complete, best)) TRY(remove_others(all, kept, named));
     if (options_.without_optimizer_after > 0) TRY(drop_optimizers(complete, named));
     return {};
   }
 
   // Measures each new output, and how far it is from the step before it.
-  Status measure(const std::vector<Step>& complete) {
+  Status measure(const std::vector<RunStep>& complete) {
     for (std::size_t i = 0; i < complete.size() && !interrupted(); ++i) {
-      const Step& step = complete[i];
-      if (!done_.contains(step.name) || (page_->knows(step.name) && !renewed_.contains(step.name))) continue;
+      const RunStep& step = complete[i];
+      if (!record_.has(step.name) || (page_->knows(step.name) && !renewed_.contains(step.name))) continue;
       if (!TRY(path_exists(output_of(step.name)))) continue;
       std::string before, path;
       if (i > 0) {
@@ -342,18 +250,19 @@ class Watch {
   }
 
   // Returns the steps of the run, and those of the record whose sources are gone, in the order of their numbers.
-  Result<std::vector<WatchedStep>> watched(const std::vector<Step>& steps) const {
+  Result<std::vector<WatchedStep>> watched(const std::vector<RunStep>& steps) const {
     std::vector<WatchedStep> out;
-    for (const auto& [name, done] : done_) out.push_back({name, done.source, output_of(name), step_in_name(name)});
-    for (const Step& step : steps)
-      if (!done_.contains(step.name)) out.push_back({step.name, step.source, output_of(step.name), step.number});
+    for (const auto& [name, done] : record_.steps)
+      out.push_back({name, done.source, output_of(name), step_in_name(name)});
+    for (const RunStep& step : steps)
+      if (!record_.has(step.name)) out.push_back({step.name, step.source, output_of(step.name), step.number});
     std::stable_sort(out.begin(), out.end(),
                      [](const WatchedStep& a, const WatchedStep& b) { return a.number < b.number; });
     for (WatchedStep& step : out) {
       using State = WatchedStep::State;
       if (const auto failed = failed_.find(step.name); failed != failed_.end())
         step.state = State::kFailed, step.remark = failed->second.why;
-      else if (done_.contains(step.name))
+      else if (record_.has(step.name))
         step.state = TRY(path_exists(step.output)) ? State::kConverted : State::kRemoved;
       else
         step.state = complete_.contains(step.name) ? State::kSkipped : State::kIncomplete;
@@ -361,48 +270,32 @@ class Watch {
     return out;
   }
 
-  Result<std::vector<Step>> list_steps() const {
-    std::vector<Step> out;
-    for (const std::string& source : TRY(checkpoints_of_run(run_))) {
-      const auto entry = TRY(entry_at(source));
-      if (!entry) continue;  // removed meanwhile
-      Step step{source, source.substr(std::min(source.size(), run_.size())), -1};
-      step.name.erase(0, step.name.find_first_not_of('/'));
-      if (!entry->is_directory) step.name = without_extension(step.name);
-      std::replace(step.name.begin(), step.name.end(), '/', '-');
-      step.number = step_in_name(step.name);
-      if (step.name.empty() || step.number % options_.every != 0 || base_name(source).starts_with(kRemoved)) continue;
-      out.push_back(std::move(step));
-    }
-    return out;
-  }
-
   // Returns whether a step is complete. Opens each step only until it was complete once, because there may be many. One
   // in the place of another that was converted must not have changed for a minute: if metadata and files of both are
   // mixed, it can look complete.
-  Result<bool> is_complete(const Step& step) {
-    const auto done = done_.find(step.name);
-    if (done != done_.end() && !done->second.replaced) {
+  Result<bool> is_complete(const RunStep& step) {
+    StepRecord* const done = record_.find(step.name);
+    if (done != nullptr && !done->replaced) {
       if (!TRY(is_replaced(step))) return true;
       complete_.erase(step.name);
-      done->second.replaced = true;
-      done->second.proven = done->second.small = false;
-      TRY(write_record());
+      done->replaced = true;
+      done->proven = done->small = false;
+      TRY(record_.write());
     }
     if (complete_.contains(step.name)) return true;
     const TroubleWatch watch;
     const auto files = files_if_complete(step.source);
     if (!files && watch.hides(files.error())) report(failed_, step, files.error());
-    if (!files || (done != done_.end() && !TRY(are_quiet(*files)))) return false;
+    if (!files || (done != nullptr && !TRY(are_quiet(*files)))) return false;
     complete_[step.name] = files->empty() ? std::string() : files->front();
     return true;
   }
 
   // Returns whether another checkpoint is in the place of one that was converted.
-  Result<bool> is_replaced(const Step& step) {
-    const auto file = files_.find(step.name);
-    if (file == files_.end()) return false;
-    StepRecord& done = done_[step.name];
+  Result<bool> is_replaced(const RunStep& step) {
+    const auto file = record_.files.find(step.name);
+    if (file == record_.files.end()) return false;
+    StepRecord& done = record_.steps[step.name];
     const auto entry = TRY(entry_at(step.source + file->second.path));
     if (entry && entry->size == file->second.size && entry->mtime_ns == file->second.mtime_ns) return done.replaced;
     if (!done.rewriting) return true;
@@ -421,60 +314,47 @@ class Watch {
 
   // Records a data file of the step's source. Without one, or if its name is not valid UTF-8, a later replacement is
   // not noticed.
-  Status take_data_file(const Step& step) {
+  Status take_data_file(const RunStep& step) {
     std::string path = complete_[step.name];
     if (path.empty())
       if (const auto files = files_if_complete(step.source); files && !files->empty()) path = files->front();
-    files_.erase(step.name);
+    record_.files.erase(step.name);
     if (!path.starts_with(step.source) || valid_utf8(path) != path) return {};
     if (const auto entry = TRY(entry_at(path)))
-      files_[step.name] = {path.substr(step.source.size()), entry->size, entry->mtime_ns};
+      record_.files[step.name] = {path.substr(step.source.size()), entry->size, entry->mtime_ns};
     return {};
   }
 
   // Returns whether a step was converted and --then has not succeeded on its output.
   Result<bool> awaits_then(const std::string& name) const {
-    const auto done = done_.find(name);
-    return !options_.then.empty() && done != done_.end() && !done->second.then && TRY(path_exists(output_of(name)));
+    const StepRecord* const done = record_.find(name);
+    return !options_.then.empty() && done != nullptr && !done->then && TRY(path_exists(output_of(name)));
   }
 
   // Returns whether an output appeared and this process was killed before it was recorded.
   Result<bool> awaits_record(const std::string& name) const {
-    return started_.contains(name) && TRY(path_exists(output_of(name)));
-  }
-
-  // Returns the lines of a text that are not empty, without the spaces around them.
-  static std::set<std::string> lines_of(const std::string& text) {
-    constexpr std::string_view kSpaces = " \t\r";
-    std::set<std::string> out;
-    for (const std::string& line : split(text, '\n'))
-      if (const std::size_t begin = line.find_first_not_of(kSpaces); begin != std::string::npos)
-        out.insert(line.substr(begin, line.find_last_not_of(kSpaces) + 1 - begin));
-    return out;
+    return record_.started.contains(name) && TRY(path_exists(output_of(name)));
   }
 
   // Returns the lines of --keep-best's file. None: it is not there yet.
   Result<std::set<std::string>> best_steps() const {
+    constexpr Index kMaxBestBytes = Index{64} << 20;
     if (options_.keep_best.empty() || !TRY(path_exists(options_.keep_best))) return std::set<std::string>();
-    return lines_of(TRY(read_whole_file(options_.keep_best, kMaxRecordBytes)));
+    return lines_of(TRY(read_whole_file(options_.keep_best, kMaxBestBytes)));
   }
 
-  // Returns whether a line of --keep-best's file is a step's number, its name or the path of its source or output.
-  bool means(std::string line, const std::string& name, const std::string& source) const {
-    line = without_slashes(std::move(line));
-    const Index number = step_in_name(name);
-    return line == name || line == source || line == output_of(name) ||
-           (number >= 0 && parse_number(line).value_or(-1) == number);
+  bool means(const std::string& line, const std::string& name, const std::string& source) const {
+    return line_means(line, {source, name, step_in_name(name)}, output_of(name));
   }
 
   // Returns whether each line of --keep-best's file is known to be a step, or reports the one that is not. The best
   // step would otherwise be removed because its name is misspelt, or because the file is only about to be written.
-  bool knows_best(const std::vector<Step>& complete, const std::set<std::string>& best) {
+  bool knows_best(const std::vector<RunStep>& complete, const std::set<std::string>& best) {
     if (options_.keep_best.empty()) return true;
     for (const std::string& line : best) {
       const bool is_step = std::any_of(complete.begin(), complete.end(),
-                                       [&](const Step& step) { return means(line, step.name, step.source); }) ||
-                           std::any_of(done_.begin(), done_.end(), [&](const auto& entry) {
+                                       [&](const RunStep& step) { return means(line, step.name, step.source); }) ||
+                           std::any_of(record_.steps.begin(), record_.steps.end(), [&](const auto& entry) {
                              return means(line, entry.first, entry.second.source);
                            });
       if (is_step) continue;
@@ -493,14 +373,14 @@ class Watch {
 
   // Returns whether a step has an output on which nothing has failed.
   Result<bool> is_good(const std::string& name) const {
-    return done_.contains(name) && !failed_.contains(name) && TRY(path_exists(output_of(name)));
+    return record_.has(name) && !failed_.contains(name) && TRY(path_exists(output_of(name)));
   }
 
-  std::set<std::string> kept_names(const std::vector<Step>& complete, const std::set<std::string>& best) const {
+  std::set<std::string> kept_names(const std::vector<RunStep>& complete, const std::set<std::string>& best) const {
     std::set<std::string> out;
     const auto last = static_cast<std::size_t>(newest_kept());
     for (std::size_t i = 0; i < complete.size(); ++i) {
-      const Step& step = complete[i];
+      const RunStep& step = complete[i];
       const bool is_kept = !options_.removes() || i + last >= complete.size() ||
                            (options_.keep_every > 0 && step.number % options_.keep_every == 0) ||
                            std::any_of(best.begin(), best.end(),
@@ -515,14 +395,14 @@ class Watch {
   }
 
   // Converts a step and runs --then, if that is not done. A failure is reported, and tried again later.
-  Status take(const Step& step) {
+  Status take(const RunStep& step) {
     if (must_wait(failed_, step)) return {};
     report(failed_, step, make(step));
     return {};
   }
 
   // Returns whether a step failed so recently that it is not tried again in this pass.
-  bool must_wait(const std::map<std::string, Backoff>& failed, const Step& step) {
+  bool must_wait(const std::map<std::string, Backoff>& failed, const RunStep& step) {
     const auto waits = failed.find(step.name);
     if (waits == failed.end() || Clock::now() >= waits->second.next) return false;
     ++failures_;
@@ -530,7 +410,7 @@ class Watch {
   }
 
   // Forgets earlier failures of a step after a success. Otherwise reports the failure and doubles the wait.
-  void report(std::map<std::string, Backoff>& failed, const Step& step, const Status& status) {
+  void report(std::map<std::string, Backoff>& failed, const RunStep& step, const Status& status) {
     if (status) failed.erase(step.name);
     if (status || interrupted()) return;
     ++failures_;
@@ -542,17 +422,18 @@ class Watch {
     report_event("failed", step, status.error().message());
   }
 
-  Status make(const Step& step) {
+  Status make(const RunStep& step) {
     const std::string output = output_of(step.name);
-    if (TRY(path_exists(output)) && !done_.contains(step.name)) {
-      const auto started = started_.find(step.name);
-      const bool proven = started != started_.end() && started->second == step.source;
+    if (TRY(path_exists(output)) && !record_.has(step.name)) {
+      const auto started = record_.started.find(step.name);
+      const bool proven = started != record_.started.end() && started->second == step.source;
       if (!proven && !TRY(path_exists(path_join(output, kManifestFile))))
         return usage_error(printable(output) + ": exists, and reshard watch has not written it; move it away");
       if (!proven) TRY(take_data_file(step));
       TRY(set_converted(step, proven));  // this process was killed, or the record was lost
     }
-    const bool is_replaced = done_.contains(step.name) && done_[step.name].replaced;
+    const StepRecord* const before = record_.find(step.name);
+    const bool is_replaced = before != nullptr && before->replaced;
     if (is_replaced || !TRY(path_exists(output))) {
       const auto start = Clock::now();
       ConvertOptions one = options_;
@@ -561,9 +442,9 @@ class Watch {
       one.resources.quiet = true;
       one.as_json = false;
       one.force = is_replaced;
-      started_[step.name] = step.source;
+      record_.started[step.name] = step.source;
       TRY(take_data_file(step));
-      TRY(write_record());
+      TRY(record_.write());
       TRY(convert(one));
       TRY(set_converted(step, true));
       if (is_replaced) renewed_.insert(step.name);
@@ -572,21 +453,21 @@ class Watch {
       report_event("converted", step, human_seconds(seconds));
     }
     TRY(remove_work_of(output));
-    StepRecord& done = done_[step.name];
+    StepRecord& done = record_.steps[step.name];
     if (options_.then.empty() || done.then) return {};
     const std::string command = replaced_braces(options_.then, output);
     if (const int code = TRY(run_child({"/bin/sh", "-c", command}, OnInterrupt::kWait)); code != 0)
       return io_error("'" + printable(command) + "' ended with exit code " + std::to_string(code));
     done.then = true;
-    TRY(write_record());
+    TRY(record_.write());
     report_event("then", step, command);
     return {};
   }
 
-  Status set_converted(const Step& step, bool proven) {
-    started_.erase(step.name);
-    done_[step.name] = {step.source, proven};
-    return write_record();
+  Status set_converted(const RunStep& step, bool proven) {
+    record_.started.erase(step.name);
+    record_.steps[step.name] = {step.source, proven};
+    return record_.write();
   }
 
   // Removes the work directories of a run that was killed when its output had just appeared.
@@ -599,98 +480,57 @@ class Watch {
     return {};
   }
 
-  // What a directory says of the steps in it.
-  struct Named {
-    std::set<std::string> lines;    // of latest_checkpointed_iteration.txt, latest and the like
-    std::set<std::string> targets;  // of links
-  };
-
-  static Result<Named> named_in(const std::string& directory) {
-    constexpr Index kLongest = 4096;
-    Named out;
-    for (const DirectoryEntry& entry : TRY(list_directory(directory))) {
-      const std::string path = path_join(directory, entry.name);
-      const auto node = TRY(node_at(path));
-      if (node && node->is_link()) out.targets.insert(TRY(real_path(path)));
-      const bool names_last =
-          entry.name.find("latest") != std::string::npos || entry.name.find("last") != std::string::npos;
-      if (entry.is_directory || entry.size > kLongest || !names_last) continue;
-      const auto text = read_whole_file(path, kLongest);
-      if (!text && TRY(path_exists(path))) return text.error();
-      if (text) out.lines.merge(lines_of(*text));
-    }
-    return out;
-  }
-
-  // Returns the sources of the steps that the run names in a file or by a link. A trainer resumes from them. The file
-  // is written after the step, and may still name an older one.
-  Result<std::set<std::string>> named_by_run(const std::vector<Step>& complete) const {
-    std::map<std::string, Named> known;
-    std::set<std::string> out;
-    for (const Step& step : complete) {
-      const std::string parent = parent_path(step.source);
-      const auto [at, is_new] = known.try_emplace(parent);
-      if (is_new) at->second = TRY(named_in(parent));
-      const Named& named = at->second;
-      const bool is_named = std::any_of(named.lines.begin(), named.lines.end(), [&](const std::string& line) {
-        return base_name(line) == base_name(step.source) || means(line, step.name, step.source);
-      });
-      if (is_named || named.targets.contains(TRY(real_path(step.source)))) out.insert(step.source);
-    }
-    return out;
-  }
-
   // Returns the complete steps, and in their places the converted ones whose sources the trainer has removed.
-  Result<std::vector<Step>> with_removed(std::vector<Step> complete) const {
-    for (const auto& [name, done] : done_) {
+  Result<std::vector<RunStep>> with_removed(std::vector<RunStep> complete) const {
+    for (const auto& [name, done] : record_.steps) {
       if (!done.proven || TRY(path_exists(done.source)) || !TRY(path_exists(output_of(name)))) continue;
-      const Step step{done.source, name, step_in_name(name)};
-      const auto later =
-          std::find_if(complete.begin(), complete.end(), [&](const Step& other) { return other.number > step.number; });
+      const RunStep step{done.source, name, step_in_name(name)};
+      const auto later = std::find_if(complete.begin(), complete.end(),
+                                      [&](const RunStep& other) { return other.number > step.number; });
       complete.insert(later, step);
     }
     return complete;
   }
 
   // `steps` are the complete ones and those whose sources are gone.
-  Status remove_others(const std::vector<Step>& steps, const std::set<std::string>& kept,
+  Status remove_others(const std::vector<RunStep>& steps, const std::set<std::string>& kept,
                        const std::set<std::string>& named) {
     std::set<std::string> good;
-    for (const Step& step : steps)
+    for (const RunStep& step : steps)
       if (TRY(is_good(step.name))) good.insert(step.name);
     Index left = std::ssize(good);
-    for (const Step& step : steps) {
+    for (const RunStep& step : steps) {
       if (good.contains(step.name) && left-- <= newest_kept()) continue;  // also if a newer step has failed
       if (kept.contains(step.name) || failed_.contains(step.name) || TRY(awaits_then(step.name))) continue;
-      const auto done = done_.find(step.name);
-      if (done == done_.end()) continue;  // never converted here
+      const StepRecord* const done = record_.find(step.name);
+      if (done == nullptr) continue;  // never converted here
       if (const std::string output = output_of(step.name); TRY(path_exists(output))) TRY(remove_whole(output, step));
       if (!TRY(path_exists(step.source))) continue;
-      if (options_.prune_source && done->second.proven && !TRY(is_replaced(step)) && !named.contains(step.source))
+      if (options_.prune_source && done->proven && !TRY(is_replaced(step)) && !named.contains(step.source))
         TRY(remove_whole(step.source, step));
     }
     return {};
   }
 
   // Rewrites the sources of proven steps without their optimizer, but not those of the newest and the named ones.
-  Status drop_optimizers(const std::vector<Step>& complete, const std::set<std::string>& named) {
+  Status drop_optimizers(const std::vector<RunStep>& complete, const std::set<std::string>& named) {
     const std::size_t spared = options_.without_optimizer_after;
     for (std::size_t i = 0; i + spared < complete.size(); ++i) {
-      const Step& step = complete[i];
-      const auto done = done_.find(step.name);
-      if (named.contains(step.source)) continue;
-      if (done == done_.end() || !done->second.proven || done->second.small || !TRY(path_exists(step.source))) continue;
+      const RunStep& step = complete[i];
+      StepRecord* const done = record_.find(step.name);
+      if (done == nullptr || named.contains(step.source)) continue;
+      if (!done->proven || done->small || !TRY(path_exists(step.source))) continue;
       if (failed_.contains(step.name) || TRY(awaits_then(step.name)) || must_wait(not_small_, step)) continue;
       if (TRY(is_replaced(step))) continue;
-      report(not_small_, step, drop_optimizer_of(step, done->second));
+      report(not_small_, step, drop_optimizer_of(step, *done));
       if (interrupted()) return {};
     }
     return {};
   }
 
-  Status drop_optimizer_of(const Step& step, StepRecord& done) {
+  Status drop_optimizer_of(const RunStep& step, StepRecord& done) {
     done.rewriting = true;  // a kill leaves other files, which are no new checkpoint
-    TRY(write_record());
+    TRY(record_.write());
     const bool had = TRY(drop_optimizer(step.source, removed_name(step.source), options_.resources));
     done.small = true;
     TRY(finish_rewriting(step, done));
@@ -698,20 +538,15 @@ class Watch {
     return {};
   }
 
-  Status finish_rewriting(const Step& step, StepRecord& done) {
+  Status finish_rewriting(const RunStep& step, StepRecord& done) {
     complete_[step.name].clear();  // its files may have other names
     TRY(take_data_file(step));
     done.rewriting = false;
-    return write_record();
-  }
-
-  // Returns the name that a path gets for its removal, and under which what replaces it is made.
-  static std::string removed_name(const std::string& path) {
-    return path_join(parent_path(path), std::string(kRemoved) + base_name(path));
+    return record_.write();
   }
 
   // Renames first, so that a half-removed checkpoint is not taken for one.
-  Status remove_whole(const std::string& path, const Step& step) {
+  Status remove_whole(const std::string& path, const RunStep& step) {
     const std::string away = removed_name(path);
     TRY(rename_no_replace(path, away));
     TRY(remove(away));
@@ -725,7 +560,7 @@ class Watch {
     told_ = text;
   }
 
-  void report_event(const std::string& event, const Step& step, const std::string& text) const {
+  void report_event(const std::string& event, const RunStep& step, const std::string& text) const {
     if (options_.as_json) {
       Json line = Json::object();
       line.set("schema", "reshard.watch/1").set("event", event);
@@ -744,11 +579,9 @@ class Watch {
   const WatchOptions& options_;
   const std::string run_, root_;
   std::optional<DirectoryLock> lock_;
-  bool is_file_ = false;                         // an output is one file
-  std::map<std::string, StepRecord> done_;       // by name, as below
-  std::map<std::string, std::string> started_;   // sources of steps whose conversion has started, by name
-  std::map<std::string, DataFile> files_;        // of steps that were converted or started, by name
-  std::map<std::string, std::string> complete_;  // a data file of steps whose sources have been complete, by name
+  bool is_file_ = false;  // an output is one file
+  WatchRecord record_;
+  std::map<std::string, std::string> complete_;  // by name, as below: a data file of steps that have been complete
   std::set<std::string> renewed_;                // converted again in this process, and not measured since
   std::map<std::string, double> seconds_;        // of conversions in this process, by name
   std::map<std::string, Backoff> failed_;        // conversions and commands, by the step's name
