@@ -20,7 +20,13 @@ std::string with_commas(Index n) {
 }
 
 std::string count_of(Index n, std::string_view noun) {
-  return with_commas(n) + " " + std::string(noun) + (n == 1 ? "" : "s");
+  std::string out = with_commas(n) + " " + std::string(noun);
+  if (n == 1) return out;
+  const auto is_at = [&](std::size_t back, std::string_view letters) {
+    return noun.size() >= back && letters.find(noun[noun.size() - back]) != std::string_view::npos;
+  };
+  if (is_at(1, "y") && !is_at(2, "aeou")) return out.replace(out.size() - 1, 1, "ies");
+  return out + (is_at(1, "sx") || noun.ends_with("ch") || noun.ends_with("sh") ? "es" : "s");
 }
 
 std::string bytes_of(std::uint64_t n) { return std::to_string(n) + (n == 1 ? " byte" : " bytes"); }

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "lib/base/memory_limit.h"
+#include "lib/base/names.h"
 #include "lib/base/text.h"
 #include "lib/checkpoint/provenance.h"
 #include "lib/convert/header_metadata.h"
@@ -72,9 +73,10 @@ Status check_metadata(const HeaderMetadata& metadata, const Target& target, cons
     return unsupported(source.root + ": " + count_of(metadata.needed, "weight") +
                        " cannot be loaded without the __metadata__ of the safetensors headers, which " +
                        std::string(format.title) + " cannot store; choose a format with safetensors files");
-  notes.warnings.push_back("The headers of the source files have " + count_of(std::ssize(metadata.entries), "entry") +
-                           " of metadata ('" + printable(metadata.entries.front().first.substr(0, 64)) +
-                           "', ...), which " + std::string(format.title) + " cannot store; it is left out");
+  std::vector<std::string> keys;
+  for (const auto& [key, text] : metadata.entries) keys.push_back("'" + printable(key.substr(0, 64)) + "'");
+  notes.warnings.push_back("The __metadata__ of the source's safetensors headers is left out, as " +
+                           std::string(format.title) + " cannot store it: " + some_of(keys));
   return {};
 }
 

@@ -26,6 +26,15 @@ TEST(Text, WithCommas) {
   EXPECT_EQ(with_commas(INT64_MAX), "9,223,372,036,854,775,807");
 }
 
+TEST(Text, CountsAgreeWithTheirNouns) {
+  EXPECT_EQ(count_of(1, "entry"), "1 entry");
+  EXPECT_EQ(count_of(1200, "entry"), "1,200 entries");
+  EXPECT_EQ(count_of(0, "tensor"), "0 tensors");
+  EXPECT_EQ(count_of(2, "key"), "2 keys");
+  EXPECT_EQ(count_of(3, "other box"), "3 other boxes");
+  EXPECT_EQ(count_of(2, "batch"), "2 batches");
+}
+
 TEST(Text, HumanBytesKeepsThreeDigits) {
   EXPECT_EQ(human_bytes(0), "0 B");
   EXPECT_EQ(human_bytes(864), "864 B");
