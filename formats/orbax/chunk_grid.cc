@@ -45,7 +45,9 @@ bool is_before(std::string_view a, std::string_view b) {
   const std::size_t shared = std::min(a.size(), b.size());
   if (const int order = a.compare(0, shared, b.substr(0, shared)); order != 0) return order < 0;
   if (a.size() == b.size()) return false;
-  return a.size() < b.size() ? '/' <= b[shared] : a[shared] < '/';
+  // As unsigned bytes, which compare() compares: those of names that are not ASCII come after '/'.
+  const auto is_less = std::char_traits<char>::lt;
+  return a.size() < b.size() ? !is_less(b[shared], '/') : is_less(a[shared], '/');
 }
 
 }  // namespace reshard::orbax

@@ -72,6 +72,16 @@ TEST_F(OrbaxTarget, RoundTripsKeepEveryBit) {
   }
 }
 
+// The database is sorted by bytes, in which letters beyond ASCII come after the '/' of an array's keys.
+TEST_F(OrbaxTarget, NamesThatContinueOthersWithAnyCharacterAreWritten) {
+  TensorValues values;
+  for (const std::string name : {"", "w", "w!", "w-1", "w.b", "w0", "w~", "w\u00e9", "w\U0001f600", "\u00fc"})
+    values[name] = {DType::kUint8, {3}, "abc"};
+  write_dcp(values, dir_ / "dcp", Mesh({{"dp_shard", 1}}));
+  for (const char* form : {"orbax", "orbax-zarr2"})
+    EXPECT_EQ(load_checkpoint(convert(dir_ / "dcp", form, {form})), values);
+}
+
 // The same of compressed chunks and of zarr 2, also by several ranks, whose chunks come in any order.
 TEST_F(OrbaxTarget, EveryFormKeepsEveryBit) {
   const std::vector<std::string> forms[] = {
