@@ -70,6 +70,8 @@ Result<FuseLibrary> load_fuse() {
     if (opened) break;
     if (why.empty()) why = ::dlerror();
   }
+  // The loader says only in words that memory ran out.
+  if (!opened && why.find(std::strerror(ENOMEM)) != std::string::npos) return io_error("libfuse 3: " + why);
   if (!opened)
     return unsupported("libfuse 3 is needed to mount, and cannot be opened: " + why +
                        " (Debian: apt-get install libfuse3-3 fuse3)");
