@@ -363,6 +363,9 @@ std::vector<std::string> optimizers_beside(const PathSnapshot& place, const Cata
 // Joins the optimizer to the model if its numbers can be given names. Returns why they cannot: a clause, or nothing.
 Result<std::string> join_optimizer(OpenCheckpoint& model, OpenCheckpoint optimizer) {
   constexpr std::string_view kTorchSave = "bin";
+  const std::vector<Tensor>& state = optimizer.reader->catalog().tensors();
+  if (!std::all_of(state.begin(), state.end(), [](const Tensor& t) { return t.located; }))
+    return std::string("its moments are in a form that reshard does not read");
   const bool is_ordered = model.format->name == kTorchSave;
   NamedOptimizer named = name_parameters(std::move(optimizer.reader), *model.reader, is_ordered);
   if (!named.reader) return named.why_not;

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <unordered_map>
 
 #include "formats/bin/bin.h"
 #include "formats/bin/nano_gpt.h"
@@ -16,6 +17,7 @@ namespace {
 class BinReader : public TensorFileReader {
  public:
   Status open(const PathSnapshot& place, const OpenOptions& options);
+  Status locate(const std::vector<std::size_t>& tensors, int threads, const std::string& spool) override;
 
  protected:
   Result<std::optional<Json>> made_config() override;
@@ -26,9 +28,10 @@ class BinReader : public TensorFileReader {
 
   std::vector<std::string> names_;  // the files to read
   std::optional<IndexedFiles> index_;
-  std::vector<std::string> unreadable_;      // objects of classes, whose content is not read
-  std::string prefix_;                       // the prefix that is left out of the names
-  std::optional<pickle::Value> model_args_;  // nanoGPT's, if a file has them
+  std::unordered_map<std::string, Error> refusals_;  // of tensors whose values a class computes, by name
+  std::vector<std::string> unreadable_;              // objects of classes, whose content is not read
+  std::string prefix_;                               // the prefix that is left out of the names
+  std::optional<pickle::Value> model_args_;          // nanoGPT's, if a file has them
 };
 
 // Returns whether a file is torch.optim's Optimizer.state_dict(): {"state": {id or name: {...}}, "param_groups":
@@ -92,7 +95,7 @@ Status BinReader::open_directory(const PathSnapshot& directory, std::string inde
 
 Status BinReader::read_file(const std::string& name, const OpenOptions& options) {
   const TroubleWatch watch;
-  const auto opened = open_file(name, options);
+  const auto opened = open_file(name, options, TensorFile::Parts::kDefer);
   if (!opened) return leave_out(options, watch, opened.error(), IndexedFiles::leave_out(index_, name));
   const OpenFile& open = *opened;
   const std::string prefix = names_.size() == 1 ? prefix_of(*open.content) : std::string();
@@ -109,6 +112,10 @@ Status BinReader::read_file(const std::string& name, const OpenOptions& options)
     KeyPath path = path_of(KeyPath(e.path.begin() + (prefix.empty() ? 0 : 1), e.path.end()));
     if (index_ && !index_->is_wanted(tensor, name)) continue;
     TRY(add_tensor(tensor, std::move(path), open.file, e.tensor));
+    if (!e.refusal) continue;
+    catalog_.tensor(catalog_.tensors().size() - 1).located = false;
+    catalog_.has_other_bytes = true;
+    refusals_.emplace(tensor, *e.refusal);
   }
   for (const TensorFile::Object& o : open.content->objects()) {
     TRY(add_object(name_of(o.name), path_of(o.path), open.file, o.value));
@@ -138,6 +145,14 @@ Status BinReader::open(const PathSnapshot& place, const OpenOptions& options) {
     catalog_.attributes.emplace_back("names",
                                      "all tensors are under '" + prefix_ + "', which is left out of their names");
   return finish(options);
+}
+
+Status BinReader::locate(const std::vector<std::size_t>& tensors, int /*threads*/, const std::string& /*spool*/) {
+  if (refusals_.empty()) return {};
+  for (const std::size_t i : tensors)
+    if (const auto refusal = refusals_.find(catalog_.tensors()[i].name); refusal != refusals_.end())
+      return refusal->second;
+  return {};
 }
 
 // Returns nanoGPT's config, but only if the tensors are GPT-2's: other trainers save arguments with these names for

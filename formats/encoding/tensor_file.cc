@@ -70,8 +70,16 @@ class Walk {
     if (makes_distributed_tensor(v)) return visit_distributed(v);
     if (makes_torch_tensor(v)) {
       auto tensor = file_.resolve(v);
-      if (!tensor) return std::move(tensor).context(tensor_text(dotted_name(path_))).error();
-      tensors_.push_back({TRY(charged_name()), path_, *std::move(tensor), std::nullopt});
+      std::optional<Error> refusal;
+      if (!tensor) {
+        refusal = std::move(tensor).context(tensor_text(dotted_name(path_))).error();
+        const auto computed = parts_ == TensorFile::Parts::kDefer && refusal->code() == ErrorCode::kUnsupported
+                                  ? computed_tensor(v)
+                                  : std::nullopt;
+        if (!computed) return *std::move(refusal);
+        tensor = *computed;
+      }
+      tensors_.push_back({TRY(charged_name()), path_, *std::move(tensor), std::nullopt, std::move(refusal)});
       return {};
     }
     if (!is_apart(v, 0) || (v.size() == 0 && !path_.empty())) {
@@ -99,7 +107,7 @@ class Walk {
     if (!resolved) return std::move(resolved).context(tensor_text(dotted_name(path_))).error();
     DistributedTensor& tensor = *resolved;
     if (parts_ == TensorFile::Parts::kRead) {
-      tensors_.push_back({TRY(charged_name()), path_, {}, std::move(tensor)});
+      tensors_.push_back({TRY(charged_name()), path_, {}, std::move(tensor), std::nullopt});
       return {};
     }
     if (!tensor.is_whole()) {
@@ -111,7 +119,7 @@ class Walk {
                          "): the rest is in the files of the other ranks. Open the directory of them all, or save "
                          "full_tensor()");
     }
-    tensors_.push_back({TRY(charged_name()), path_, std::move(tensor.parts.front()), std::nullopt});
+    tensors_.push_back({TRY(charged_name()), path_, std::move(tensor.parts.front()), std::nullopt, std::nullopt});
     return {};
   }
 
@@ -233,7 +241,7 @@ Status TensorFile::add_safetensors(const File& file, SafetensorsEnd end) {
     tensor.box = whole(entry.shape);
     tensor.strides = row_major_strides(entry.shape);
     tensor.extent = {0, entry.offset, entry.length};
-    tensors_.push_back({std::move(entry.name), std::move(path), tensor, std::nullopt});
+    tensors_.push_back({std::move(entry.name), std::move(path), tensor, std::nullopt, std::nullopt});
   }
   if (!keys.empty())
     return corrupt(file.path() + ": " + std::string(kNonTensorKeys) + ": expected entries of this file, got '" +

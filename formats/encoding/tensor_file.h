@@ -40,6 +40,7 @@ class TensorFile {
     KeyPath path;  // a dict's integer keys are decimal text
     StoredTensor tensor;
     std::optional<DistributedTensor> distributed;  // instead of `tensor`, with Parts::kRead
+    std::optional<Error> refusal;                  // why `tensor` has no bytes, with Parts::kDefer
   };
   // A value that is not a tensor. The TensorFile owns it.
   struct Object {
@@ -51,8 +52,9 @@ class TensorFile {
   static constexpr int kMaxDepth = 64;  // levels of nested containers
 
   // How to treat a tensor of which the file holds one rank's part. With kRefuse, a part that is the whole is still
-  // read, as a tensor.
-  enum class Parts { kRefuse, kRead };
+  // read, as a tensor. kDefer does the same, and lists tensors that a class computes with the reason for which they
+  // cannot be read; otherwise such a tensor refuses the file.
+  enum class Parts { kRefuse, kRead, kDefer };
 
   // Reads which tensors and objects a file holds, without the tensors' bytes. `end` is for safetensors, `parts` for
   // torch.save. A value that is not in a container is named "value". Fails with kCorrupt if a name occurs twice, with

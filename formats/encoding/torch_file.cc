@@ -85,22 +85,82 @@ bool is_wrapper_of_subclass(Value callee) {
 struct Rebuild {
   Value callee;
   Value args;
+  std::optional<Value> declared;  // of a tensor that a class made of one other: (class, dtype, size, ...)
 };
+
+// The attributes of a tensor whose class has no storage of its own and computes with other tensors.
+struct Attributes {
+  std::vector<Value> tensors;
+  std::vector<std::string> names;  // of the tensors
+  bool has_float = false;          // perhaps a scale
+};
+
+// Reads the state of an instance: its attributes, or (attributes or None, slots).
+Attributes read_attributes(Value state) {
+  Attributes out;
+  const auto add = [&out](Value members) {
+    for (std::size_t i = 0; members.kind() == Kind::kDict && i < members.size(); ++i) {
+      const Value v = members.value(i);
+      out.has_float |= v.kind() == Kind::kFloat;
+      if (!makes_torch_tensor(v)) continue;
+      out.tensors.push_back(v);
+      out.names.push_back(pickle::print(members.key(i), 1, 1));
+    }
+  };
+  add(state);
+  for (std::size_t i = 0; state.kind() == Kind::kTuple && i < state.size(); ++i) add(state[i]);
+  return out;
+}
+
+// Returns whether the arguments of a wrapper of a subclass, (function, type, arguments, state), are of a tensor that
+// has no storage of its own and is not one rank's part of another.
+bool is_computed(Value args) {
+  return args.size() >= 4 && args[0].is_global("torch._utils", "_rebuild_wrapper_subclass") &&
+         !args[1].module().starts_with("torch.distributed");
+}
+
+// Returns the dtype in (class, dtype, size, ...).
+std::optional<DType> declared_dtype(Value declared) {
+  if (declared.kind() != Kind::kTuple || declared.size() < 3 || declared[1].module() != "torch") return std::nullopt;
+  return dtype_from_torch(declared[1].name());
+}
+
+std::optional<Index> checked_bytes(const Dims& shape, DType dtype) {
+  const std::optional<Index> elements = checked_volume(shape);
+  return elements ? checked_mul(*elements, byte_size(dtype)) : std::nullopt;
+}
+
+// Describes a tensor whose values a class computes from what `source` names.
+Error unread_tensor(std::string_view place, Value type, const std::string& source) {
+  return unsupported(std::string(place) + ": tensor: made by " + pickle::print(type) + " from " + source +
+                     ": its values are computed by the code of that class; save its dequantize() or float(), or leave "
+                     "it out with --exclude or --part");
+}
 
 Result<Rebuild> unwrap(Value root, std::string_view place) {
   if (root.kind() != Kind::kObject) return root.mismatch("tensor", "a tensor");
-  Rebuild r{root.callee(), root.args()};
-  // There are at most two wrappers: a Parameter of a tensor with attributes.
+  Rebuild r{root.callee(), root.args(), std::nullopt};
+  // Wrappers are few: a Parameter of a tensor of a class around a tensor with attributes.
   for (int depth = 0; depth < 4; ++depth) {
     const std::string name(r.callee.name());
     if (is_wrapper_of_parameter(r.callee)) {
       if (r.args.size() < 1 || r.args[0].kind() != Kind::kObject)
         return r.args.mismatch(name, "a tensor as first argument");
-      r = {r.args[0].callee(), r.args[0].args()};
+      r = {r.args[0].callee(), r.args[0].args(), r.declared};
     } else if (is_wrapper_of_subclass(r.callee)) {
       if (r.args.size() < 3 || r.args[2].kind() != Kind::kTuple)
         return r.args.mismatch(name, "(function, type, arguments, state)");
-      r = {r.args[0], r.args[2]};
+      const Value type = r.args[1];
+      if (!is_computed(r.args)) {
+        r = {r.args[0], r.args[2], r.declared};
+        continue;
+      }
+      // A class that changes how a weight is multiplied and stored as it is, such as torchao's for float8 training.
+      const Attributes attributes = read_attributes(r.args[3]);
+      if (attributes.tensors.size() != 1 || attributes.has_float)
+        return unread_tensor(place, type, attributes.names.empty() ? "no tensor" : join(attributes.names, ", "));
+      const Value inner = attributes.tensors.front();
+      r = {inner.callee(), inner.args(), r.args[2]};
     } else {
       return r;
     }
@@ -180,6 +240,13 @@ Status check_reach(const StoredTensor& t, std::string_view place) {
                        with_commas(bytes) + "; no more than " + std::to_string(kMostRepeats) +
                        " times is read. Save the tensor before expand()");
   return {};
+}
+
+// Fails with kUnsupported if the tensor inside an instance of a class has another dtype or size than the instance.
+Status check_declared(Value declared, const StoredTensor& t, std::string_view place) {
+  if (declared.size() < 3) return declared.mismatch("tensor arguments", "(class, dtype, size, ...)");
+  if (declared_dtype(declared) == t.dtype && TRY(read_dims(declared[2], "tensor size")) == t.shape()) return {};
+  return unread_tensor(place, declared[0], type_text(t));
 }
 
 // Returns the values directly below a value.
@@ -282,6 +349,24 @@ bool makes_torch_tensor(Value value) {
   if (value.kind() != Kind::kObject) return false;
   const Value callee = value.callee();
   return is_wrapper_of_subclass(callee) || (callee.module() == "torch._utils" && callee.name().starts_with("_rebuild"));
+}
+
+std::optional<StoredTensor> computed_tensor(Value value) {
+  while (value.kind() == Kind::kObject && is_wrapper_of_parameter(value.callee()) && value.args().size() > 0)
+    value = value.args()[0];
+  if (value.kind() != Kind::kObject || !is_wrapper_of_subclass(value.callee()) || value.args().size() < 4)
+    return std::nullopt;
+  const Value args = value.args();
+  if (!is_computed(args)) return std::nullopt;
+  const Value declared = args[2];
+  const auto dtype = declared_dtype(declared);
+  const auto shape = dtype ? read_dims(declared[2], "tensor size") : Result<Dims>(Dims());
+  if (!dtype || !shape || !checked_bytes(*shape, *dtype)) return std::nullopt;
+  StoredTensor out;
+  out.dtype = *dtype;
+  out.box = whole(*shape);
+  out.strides = row_major_strides(*shape);
+  return out;
 }
 
 bool TorchFile::recognises(std::string_view head) {
@@ -496,6 +581,7 @@ Result<StoredTensor> TorchFile::resolve(Value value) const {
   out.crc = stored->second.crc;
   out.big_endian = big_endian_;
   TRY(check_reach(out, place_));
+  if (call.declared) TRY(check_declared(*call.declared, out, place_));
   return out;
 }
 

@@ -25,6 +25,7 @@
 // Written by: torch/serialization.py, torch/_utils.py, torch/_tensor.py.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -40,6 +41,10 @@ inline constexpr Index kMaxTorchPickleBytes = Index{256} << 20;
 
 // Returns whether a value would be a tensor after Python has run the pickle, even of a kind that resolve() refuses.
 bool makes_torch_tensor(pickle::Value value);
+
+// Returns dtype and shape of a tensor that a class computes from others, such as torchao's 8-bit moments. It has no
+// bytes of its own. Returns nothing for all other values, and for one rank's part of a tensor.
+std::optional<StoredTensor> computed_tensor(pickle::Value value);
 
 // An open torch.save file of either container: its pickle, and the places of its storages. Does not refer to the File
 // after it was opened.

@@ -34,9 +34,10 @@ StructureAudit audit_structure(Reader& reader, int threads, const std::string& s
 std::vector<std::size_t> readable_tensors(const Catalog& catalog, const std::set<std::size_t>& unreadable);
 
 // Reads the headers around the pieces of these tensors and, if that fails, those of each tensor separately. Returns a
-// finding "header" for all that fail, whose indices it adds to `unreadable`; nothing if none fails.
-std::optional<Finding> locate_each(Reader& reader, const std::vector<std::size_t>& tensors, int threads,
-                                   const std::string& spool, std::set<std::size_t>& unreadable);
+// finding "header" for all that fail and "unread" for those in a form that no reader supports. Adds the indices of both
+// to `unreadable`.
+std::vector<Finding> locate_each(Reader& reader, const std::vector<std::size_t>& tensors, int threads,
+                                 const std::string& spool, std::set<std::size_t>& unreadable);
 
 // Checks what names and shapes tell about a model without a config: adapters that were not merged, empty placeholders,
 // one parameter with two names, shapes that contradict each other.

@@ -162,8 +162,8 @@ bool check_headers(Reader& reader, int threads, const std::string& spool, std::s
   std::size_t pieces = 0;
   for (const Tensor& t : catalog.tensors()) pieces += t.fragments.size();
   if (pieces > kMaxHeaders) return false;
-  if (auto f = locate_each(reader, readable_tensors(catalog, unreadable), threads, spool, unreadable))
-    findings.add(*std::move(f));
+  for (Finding& f : locate_each(reader, readable_tensors(catalog, unreadable), threads, spool, unreadable))
+    findings.add(std::move(f));
   std::vector<std::string> names, messages;
   for (const auto& [tensor, error] : tensor_faults(catalog, true)) {
     if (!unreadable.insert(tensor).second) continue;
@@ -211,20 +211,33 @@ std::vector<std::size_t> readable_tensors(const Catalog& catalog, const std::set
   return out;
 }
 
-std::optional<Finding> locate_each(Reader& reader, const std::vector<std::size_t>& tensors, int threads,
-                                   const std::string& spool, std::set<std::size_t>& unreadable) {
-  if (reader.locate(tensors, threads, spool)) return std::nullopt;
-  std::vector<std::string> names, messages;
+std::vector<Finding> locate_each(Reader& reader, const std::vector<std::size_t>& tensors, int threads,
+                                 const std::string& spool, std::set<std::size_t>& unreadable) {
+  if (reader.locate(tensors, threads, spool)) return {};
+  std::vector<std::string> names, messages, unread, reasons;
   bool is_of_system = true;
   for (const std::size_t i : tensors) {
     const Status located = reader.locate({i}, 1, spool);
     if (located) continue;
-    is_of_system = is_of_system && located.error().code() == ErrorCode::kIo;
     unreadable.insert(i);
-    names.push_back(reader.catalog().tensors()[i].name);
-    if (messages.size() < kShownFiles) messages.push_back(located.error().message());
+    const bool is_unsupported = located.error().code() == ErrorCode::kUnsupported;
+    if (!is_unsupported) is_of_system = is_of_system && located.error().code() == ErrorCode::kIo;
+    (is_unsupported ? unread : names).push_back(reader.catalog().tensors()[i].name);
+    auto& why = is_unsupported ? reasons : messages;
+    if (why.size() < kShownFiles) why.push_back(located.error().message());
   }
-  return header_finding(std::move(names), std::move(messages), is_of_system);
+  std::vector<Finding> out;
+  if (auto f = header_finding(std::move(names), std::move(messages), is_of_system)) out.push_back(*std::move(f));
+  if (unread.empty()) return out;
+  Finding& f = out.emplace_back();
+  f.severity = Severity::kWarning;
+  f.id = "unread";
+  f.what = "the data " + std::string(unread.size() == 1 ? "of this tensor" : "of these tensors") +
+           " is in a form that reshard does not read";
+  f.tensors = std::move(unread);
+  f.why = std::move(reasons);
+  f.advice = "It was not checked. Commands that need it refuse it; --part and --exclude leave it out.";
+  return out;
 }
 
 StructureAudit audit_structure(Reader& reader, int threads, const std::string& spool) {

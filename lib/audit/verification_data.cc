@@ -209,13 +209,12 @@ Status read_everything(const OpenedSource& opened, const Model& model, const Ver
     std::erase_if(out, [&](std::size_t i) { return !is_of_part(catalog.tensors()[i].key(), options.keys.part); });
     return out;
   };
-  if (auto f = locate_each(opened.reader(), readable(), options.run.threads, options.spool, unreadable))
-    report.add({*std::move(f)});
+  report.add(locate_each(opened.reader(), readable(), options.run.threads, options.spool, unreadable));
   const Catalog chosen = TRY(chosen_tensors(catalog, readable()));
   report.is_partial = !unreadable.empty() || !catalog.unread_files.empty();
   if (!unreadable.empty())
-    report.fact("not read", count_of(std::ssize(unreadable), "tensor") + " of " +
-                                with_commas(std::ssize(catalog.tensors())) + ": damaged");
+    report.fact("not read",
+                count_of(std::ssize(unreadable), "tensor") + " of " + with_commas(std::ssize(catalog.tensors())));
   Catalog view = chosen;
   if (manifest) {
     auto recorded = recorded_view(*manifest, chosen, model.config_or_null(), options.model.families).context(path);

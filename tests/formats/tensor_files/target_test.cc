@@ -63,7 +63,7 @@ TEST(TensorFilesTarget, ReadsBackAsItsTensors) {
       EXPECT_EQ(read->is_torch(), kind == Container::kTorchSave);
       ASSERT_EQ(read->tensors().size(), tensors.size());
       for (std::size_t i = 0; i < tensors.size(); ++i) {
-        const auto& [name, path, stored, distributed] = read->tensors()[i];
+        const auto& [name, path, stored, distributed, refusal] = read->tensors()[i];
         EXPECT_FALSE(distributed);
         EXPECT_EQ(name, tensors[i].name);
         EXPECT_EQ(stored.dtype, tensors[i].dtype);
