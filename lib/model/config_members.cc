@@ -135,7 +135,8 @@ std::optional<bool> ConfigMembers::compares(std::string_view left, char sign, st
                                             std::optional<Index> number) const {
   if (sign == '@') {
     const Json* const list = find(right);
-    if (!list || !number || !list->is_array()) return {};
+    if (!list || !number || (!list->is_array() && !list->is_null())) return {};
+    if (list->is_null()) return false;  // a list that a config leaves empty
     for (std::size_t i = 0; i < list->size(); ++i)
       if (number_of(item_at(*list, i)) == number) return true;
     return false;

@@ -68,6 +68,8 @@ KINDS = "full_attention", "sliding_attention", "linear_attention", "chunked_atte
 EXPERTS = re.compile(r"(^|\.)(num_experts|num_local_experts|n_routed_experts|moe_num_experts|num_moe_experts)$")
 # Numbers that a config may lack; a class then has a rule for them.
 NUMBERS = re.compile(r"(^|\.)(num|n)_\w+$|_(size|dim|rank|heads|layers|channels|width|length|groups)$")
+# Lists of the layers of a kind that a config may lack; there are none then.
+LAYER_LISTS = re.compile(r"(^|\.)(\w+_layer_(indices|ids)|mlp_only_layers)$")
 NEEDED = re.compile(r"(^|\.)(vocab_size|pad_token_id|mask_token_id|num_labels)$")
 FEW_LAYERS, MORE_LAYERS, FEW_EXPERTS = 2, 6, 4
 LONGEST_LIST = 8  # of sizes per stage
@@ -454,8 +456,8 @@ def atom_holds(atom, values, number):
         return None if value is None else bool(value)
     left, operation, right = parts
     if operation == "@":
-        members = values.get(right)
-        return number in members if isinstance(members, list) else None
+        members = values.get(right, ...)
+        return number in (members or []) if members is None or isinstance(members, list) else None
     if operation == "%":
         divisor, _, rest = right.partition("=")
         n = evaluate(divisor, values.get)
@@ -657,6 +659,8 @@ class Derivation:
         """Whether the code of the class or of its parts names this member of the config."""
         if path.endswith("id2label.#"):
             return "num_labels" in self.words
+        if LAYER_LISTS.search(path):  # of which configs may make "layers_block_type"
+            return True
         if path.endswith("tie_word_embeddings"):  # which only transformers' base class reads
             return "_tied_weights_keys" in self.words
         names = {path.split(".")[-1], *(p for p in path.split(".")[-2:-1] if path.split(".")[-1].isdigit())}
@@ -683,6 +687,8 @@ class Derivation:
             return [t for t in self.texts_for(path) if t != value]
         if isinstance(value, list):
             return self.other_lists(path, value)
+        if value is None and LAYER_LISTS.search(path):
+            return [[1], [0]]
         if value is None and not NUMBERS.search(path):
             return []
         if isinstance(value, float):
@@ -1319,7 +1325,9 @@ def layer_atoms(facts, derivation, count):
     out = ["#=0", "#%2=0", "#%2=1"]
     if count and ";" not in count:
         out += [f"#{operation}{count}-{k}" for k in (1, 2) for operation in "=<"]
-    for path, value in values.items():
+    lists = {p: v for members, *_ in facts for p, v in members.items() if isinstance(v, list) and v}
+    for path, value in {**lists, **values}.items():
+        value = value if value is not None else lists.get(path)
         if isinstance(value, list) and value and not HARMLESS.search(path):
             out += [f"{path}[#]={literal(v)}" for v in dict.fromkeys(x for x in value if isinstance(x, (str, int)))]
             out.append(f"{path}[#]")
