@@ -194,7 +194,7 @@ Result<int> run(const Options& options) {
   if (leads())
     for (const std::string& report : {options.findings.html, options.findings.junit}) TRY(inputs.check(report));
   audit.looked_at = count_of(verified.tensor_count, "tensor") + " checked";
-  audit.how = !verified.read_data ? "headers only" : verified.is_partial ? "undamaged data read" : "all data read";
+  audit.how = !verified.read_data ? "headers only" : verified.is_partial ? "readable data read" : "all data read";
   audit.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   if (options.findings.json)
     show_json(to_json(options, verified, audit, threshold), 1);

@@ -116,7 +116,7 @@ Attributes read_attributes(Value state) {
 // has no storage of its own and is not one rank's part of another.
 bool is_computed(Value args) {
   return args.size() >= 4 && args[0].is_global("torch._utils", "_rebuild_wrapper_subclass") &&
-         !args[1].module().starts_with("torch.distributed");
+         args[1].kind() == Kind::kGlobal && !args[1].module().starts_with("torch.distributed");
 }
 
 // Returns the dtype in (class, dtype, size, ...).

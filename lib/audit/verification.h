@@ -63,7 +63,7 @@ struct VerifyReport {
   Model model;  // the model that the tensors were checked against
   Index tensor_count = 0, tensor_bytes = 0;
   bool read_data = false;                                  // more than metadata and headers
-  bool is_partial = false;                                 // with read_data: only what is not damaged
+  bool is_partial = false;                                 // with read_data: only what can be read
   std::vector<std::pair<std::string, std::string>> facts;  // a label, which may be empty, and a clause
   std::vector<Finding> findings;                           // by severity
   std::vector<CheckRun> checks;                            // in the order in which they ran
