@@ -24,12 +24,15 @@ constexpr Index kEntriesAtOnce = 1 << 14;  // number of entries to read before r
 
 Result<DType> parse_dtype(std::string_view name) {
   if (const auto dtype = dtype_from_safetensors(name)) return *dtype;
-  if (name == "F4" || name == "F6_E2M3" || name == "F6_E3M2")
+  if (name == "F6_E2M3" || name == "F6_E3M2")
     return unsupported("dtype: " + std::string(name) + " packs elements into parts of a byte, which is not supported");
   return unsupported("dtype: unknown element type '" + printable(name.substr(0, 64)) + "'");
 }
 
-Result<Dims> parse_shape(const Json& value) {
+// safetensors counts the values of F4, of which torch and we call two an element.
+constexpr Index kValuesPerF4 = 2;
+
+Result<Dims> parse_shape(const Json& value, DType dtype) {
   const auto items = TRY(value.get_array("shape"));
   if (items.size() > std::size_t{kMaxRank})
     return unsupported("shape: expected at most " + std::to_string(kMaxRank) + " dimensions, got " +
@@ -40,6 +43,10 @@ Result<Dims> parse_shape(const Json& value) {
     if (extent < 0) return corrupt("shape: expected extents of at least 0, got " + std::to_string(extent));
     shape.push_back(extent);
   }
+  if (dtype != DType::kFloat4E2M1x2) return shape;
+  if (shape.rank() == 0 || shape[shape.rank() - 1] % kValuesPerF4 != 0)
+    return unsupported("shape: expected an even last dimension of F4, got " + to_string(shape));
+  shape[shape.rank() - 1] /= kValuesPerF4;
   return shape;
 }
 
@@ -60,7 +67,7 @@ Result<SafetensorsEntry> parse_entry(const std::string& name, const Json& value)
   SafetensorsEntry entry;
   entry.name = name;
   entry.dtype = TRY(parse_dtype(TRY(value.get_string("dtype"))));
-  entry.shape = TRY(parse_shape(value));
+  entry.shape = TRY(parse_shape(value, entry.dtype));
   const auto offsets = TRY(value.get_array("data_offsets"));
   if (offsets.size() != 2) return corrupt("data_offsets: expected 2 numbers, got " + std::to_string(offsets.size()));
   const Index begin = TRY(offsets[0].as_index().context("data_offsets"));
@@ -210,6 +217,18 @@ Status check_writable(std::string_view name, DType dtype) {
   return {};
 }
 
+// Returns the shape to write.
+Result<Dims> counted_shape(const Dims& shape, DType dtype) {
+  Dims out = shape;
+  if (dtype != DType::kFloat4E2M1x2) return out;
+  if (out.rank() == 0) return unsupported("safetensors has no " + std::string(info(dtype).torch_name) + " scalars");
+  Index& last = out[out.rank() - 1];
+  const auto values = checked_mul(last, kValuesPerF4);
+  if (!values) return corrupt("shape: " + to_string(shape) + " has more than 2^63 values");
+  last = *values;
+  return out;
+}
+
 void append_number(std::string& out, Index n) {
   char digits[20];
   out.append(digits, std::to_chars(digits, digits + sizeof digits, n).ptr);
@@ -229,6 +248,7 @@ SafetensorsHeaderWriter::SafetensorsHeaderWriter(const SafetensorsMetadata& meta
 Result<Index> SafetensorsHeaderWriter::add(std::string_view name, DType dtype, const Dims& shape) {
   TRY(check_writable(name, dtype));
   const Index length = TRY(byte_length(shape, dtype).context([&] { return tensor_text(name); }));
+  const Dims counted = TRY(counted_shape(shape, dtype).context([&] { return tensor_text(name); }));
   const auto end = checked_add(end_, length);
   if (!end) return unsupported(tensor_text(name) + ": the file's data overflow 2^63 bytes");
   if (!std::exchange(is_first_, false)) text_ += ',';
@@ -236,9 +256,9 @@ Result<Index> SafetensorsHeaderWriter::add(std::string_view name, DType dtype, c
   text_ += ":{\"dtype\":\"";
   text_ += info(dtype).safetensors_name;
   text_ += "\",\"shape\":[";
-  for (int d = 0; d < shape.rank(); ++d) {
+  for (int d = 0; d < counted.rank(); ++d) {
     if (d > 0) text_ += ',';
-    append_number(text_, shape[d]);
+    append_number(text_, counted[d]);
   }
   text_ += "],\"data_offsets\":[";
   append_number(text_, end_);

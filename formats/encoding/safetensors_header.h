@@ -34,7 +34,7 @@ using SafetensorsMetadata = std::vector<std::pair<std::string, std::string>>;
 struct SafetensorsEntry {
   std::string name;
   DType dtype = DType::kFloat32;
-  Dims shape;
+  Dims shape;        // as torch counts: half of what the file says in the last dimension of F4
   Index offset = 0;  // bytes, from the start of the file
   Index length = 0;  // bytes; always shape x dtype
 };

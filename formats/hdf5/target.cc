@@ -200,7 +200,10 @@ Status Hdf5Target::add_tensor(const TargetTensor& wanted, const std::string& pat
   // The library supports no chunks for scalars and for empty tensors.
   if (encoder() && wanted.shape.rank() > 0 && *elements > 0)
     item.chunking = chunking_of(wanted.shape, byte_size(wanted.dtype));
-  item.dataset = TRY(create_dataset(path, wanted.dtype, wanted.shape, item.chunking ? &*item.chunking : nullptr));
+  item.dataset =
+      TRY(create_dataset(path, wanted.dtype, wanted.shape, item.chunking ? &*item.chunking : nullptr).context([&] {
+        return tensor_text(wanted.name);
+      }));
   TRY(describe(item.dataset, wanted.name, path, wanted.path));
   if (needs_attribute(wanted.dtype))
     TRY(write_text_attribute(item.dataset.get(), kDTypeAttribute, info(wanted.dtype).torch_name));

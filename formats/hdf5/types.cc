@@ -192,7 +192,7 @@ Result<Handle> type_of(DType dtype, bool big_endian) {
   else if (const auto part = part_of(dtype))
     return complex_type(*part, big_endian);
   else
-    return internal_error("no HDF5 type for " + std::string(info(dtype).torch_name));
+    return unsupported("HDF5 has no type for " + std::string(info(dtype).torch_name) + "; leave it out with --exclude");
   if (big_endian && byte_size(dtype) > 1) H5Tset_order(type.get(), H5T_ORDER_BE);
   return type;
 }

@@ -18,7 +18,8 @@ namespace reshard::hdf5 {
 
 inline constexpr const char* kDTypeAttribute = "reshard_dtype";
 
-// Returns the HDF5 type of this dtype. The caller must hold the library's lock, as for all functions here.
+// Returns the HDF5 type of this dtype. Fails with kUnsupported if there is none. The caller must hold the library's
+// lock, as for all functions here.
 Result<Handle> type_of(DType dtype, bool big_endian = false);
 // Returns whether the dtype needs the attribute, because the type alone does not give it.
 bool needs_attribute(DType dtype);

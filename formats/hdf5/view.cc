@@ -170,7 +170,9 @@ Status ViewWriter::add(const Tensor& tensor, const std::string& path) {
     return unsupported("a name of " + count_of(std::ssize(tensor.name), "byte") + "; HDF5 has room for " +
                        with_commas(Index{kMaxTextAttribute}));
   const auto fragments = TRY(fragments_of(tensor));
-  const Handle type = TRY(type_of(tensor.dtype, !fragments.empty() && fragments.front().big_endian));
+  const Handle type = TRY(type_of(tensor.dtype, !fragments.empty() && fragments.front().big_endian).context([&] {
+    return tensor_text(tensor.name);
+  }));
   const bool in_one_run = fragments.size() == 1 && fragments[0].strides == row_major_strides(tensor.shape);
   Handle dataset;
   if (fragments.empty()) {

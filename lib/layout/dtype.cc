@@ -32,7 +32,7 @@ constexpr std::array<DTypeInfo, 22> kTable = {{
     {DType::kComplex32, "complex32", "", "", "c32", 4},
     {DType::kComplex64, "complex64", "C64", "ComplexFloatStorage", "c64", 8},
     {DType::kComplex128, "complex128", "", "ComplexDoubleStorage", "c128", 16},
-    {DType::kFloat4E2M1x2, "float4_e2m1fn_x2", "", "", "f4e2m1x2", 1},
+    {DType::kFloat4E2M1x2, "float4_e2m1fn_x2", "F4", "", "f4e2m1x2", 1},
 }};
 
 std::optional<DType> find(std::string_view DTypeInfo::*name, std::string_view wanted) {

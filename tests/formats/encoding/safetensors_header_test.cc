@@ -113,12 +113,22 @@ TEST_F(SafetensorsHeaderTest, V5UnknownElementTypesAreRefusedByName) {
   EXPECT_EQ(refusal(one(R"("dtype":"F128","shape":[1],"data_offsets":[0,16])", 16)),
             "m.safetensors@0x8: tensor 'w': dtype: unknown element type 'F128'");
   EXPECT_EQ(code_, ErrorCode::kUnsupported);
-  for (const char* name : {"F4", "F6_E2M3", "F6_E3M2"}) {
+  for (const char* name : {"F6_E2M3", "F6_E3M2"}) {
     EXPECT_EQ(refusal(one("\"dtype\":\"" + std::string(name) + R"(","shape":[4],"data_offsets":[0,3])", 3)),
               "m.safetensors@0x8: tensor 'w': dtype: " + std::string(name) +
                   " packs elements into parts of a byte, which is not supported");
     EXPECT_EQ(code_, ErrorCode::kUnsupported);
   }
+}
+
+TEST_F(SafetensorsHeaderTest, V5FourBitFloatsHaveTwoValuesPerByte) {
+  for (const std::string shape : {"[]", "[3]", "[2, 3]"}) {
+    EXPECT_EQ(refusal(one(R"("dtype":"F4","shape":)" + shape + R"(,"data_offsets":[0,3])", 3)),
+              "m.safetensors@0x8: tensor 'w': shape: expected an even last dimension of F4, got " + shape);
+    EXPECT_EQ(code_, ErrorCode::kUnsupported);
+  }
+  EXPECT_EQ(refusal(one(R"("dtype":"F4","shape":[2,6],"data_offsets":[0,12])", 12)),
+            "m.safetensors@0x8: tensor 'w': data_offsets: expected 6 bytes for F4 [2, 3], got 12");
 }
 
 TEST_F(SafetensorsHeaderTest, V6TheHeadersLengthIsComparedBeforeItIsUsed) {

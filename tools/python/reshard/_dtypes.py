@@ -16,6 +16,7 @@ _SAFETENSORS = {
     "uint64": "U64", "int64": "I64", "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2",
     "float8_e4m3fnuz": "F8_E4M3FNUZ", "float8_e5m2fnuz": "F8_E5M2FNUZ", "float8_e8m0fnu": "F8_E8M0", "float16": "F16",
     "bfloat16": "BF16", "float32": "F32", "float64": "F64", "complex64": "C64",
+    "float4_e2m1fn_x2": "F4",
 }  # fmt: skip
 _told = set()
 
