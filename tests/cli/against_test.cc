@@ -28,7 +28,9 @@ void write_safetensors(const TensorValues& values, const std::string& path) {
   std::string data;
   for (const auto& [name, t] : values) {
     Json shape = Json::array(), offsets = Json::array();
-    for (const Index extent : t.shape) shape.push_back(extent);
+    Dims counted = t.shape;
+    if (t.dtype == DType::kFloat4E2M1x2) counted[counted.rank() - 1] *= 2;  // a byte has two values
+    for (const Index extent : counted) shape.push_back(extent);
     offsets.push_back(std::ssize(data));
     data += t.bytes;
     offsets.push_back(std::ssize(data));

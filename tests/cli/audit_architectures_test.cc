@@ -1,7 +1,7 @@
 // Tests models that transformers has and no family describes: verify compares every name and shape with the table made
 // from transformers (lib/model/architecture.h). transformers built the models with other configs than those of the
-// table (tests/data/architectures.jsonl, made by samples/families/generate.py samples; the last two have a list of
-// attention layers, and fewer layers than the kinds of them repeat after). The files have their full length without
+// table (tests/data/architectures.jsonl, made by samples/families/generate.py samples; the last two have fewer
+// layers than their kinds repeat after, and a list of attention layers). The files have their full length without
 // data.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
