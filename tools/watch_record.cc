@@ -29,16 +29,20 @@ Status read_steps(const Json& json, std::map<std::string, StepRecord>& out) {
   return {};
 }
 
+// Returns the members of an object that records of earlier versions lack.
+Result<std::span<const Json::Member>> members_of(const Json& json, std::string_view name) {
+  if (!json.contains(name)) return std::span<const Json::Member>();
+  return json.get_object(name);
+}
+
 Status read_started(const Json& json, std::map<std::string, std::string>& out) {
-  if (!json.contains("started")) return {};
-  const std::span<const Json::Member> started = TRY(json.get_object("started"));
+  const std::span<const Json::Member> started = TRY(members_of(json, "started"));
   for (const Json::Member& step : started) out[step.key] = TRY(step.value.as_string());
   return {};
 }
 
 Status read_files(const Json& json, std::map<std::string, DataFile>& out) {
-  if (!json.contains("files")) return {};
-  const std::span<const Json::Member> files = TRY(json.get_object("files"));
+  const std::span<const Json::Member> files = TRY(members_of(json, "files"));
   for (const Json::Member& file : files) {
     DataFile& data = out[file.key];
     data.path = TRY(file.value.get_string("path"));

@@ -107,7 +107,7 @@ class Walk {
     if (!resolved) return std::move(resolved).context(tensor_text(dotted_name(path_))).error();
     DistributedTensor& tensor = *resolved;
     if (parts_ == TensorFile::Parts::kRead) {
-      tensors_.push_back({TRY(charged_name()), path_, {}, std::move(tensor), std::nullopt});
+      tensors_.push_back({TRY(charged_name()), path_, {}, std::move(tensor)});
       return {};
     }
     if (!tensor.is_whole()) {
@@ -119,7 +119,7 @@ class Walk {
                          "): the rest is in the files of the other ranks. Open the directory of them all, or save "
                          "full_tensor()");
     }
-    tensors_.push_back({TRY(charged_name()), path_, std::move(tensor.parts.front()), std::nullopt, std::nullopt});
+    tensors_.push_back({TRY(charged_name()), path_, std::move(tensor.parts.front())});
     return {};
   }
 
@@ -241,7 +241,7 @@ Status TensorFile::add_safetensors(const File& file, SafetensorsEnd end) {
     tensor.box = whole(entry.shape);
     tensor.strides = row_major_strides(entry.shape);
     tensor.extent = {0, entry.offset, entry.length};
-    tensors_.push_back({std::move(entry.name), std::move(path), tensor, std::nullopt, std::nullopt});
+    tensors_.push_back({std::move(entry.name), std::move(path), tensor});
   }
   if (!keys.empty())
     return corrupt(file.path() + ": " + std::string(kNonTensorKeys) + ": expected entries of this file, got '" +

@@ -39,8 +39,8 @@ class TensorFile {
     std::string name;
     KeyPath path;  // a dict's integer keys are decimal text
     StoredTensor tensor;
-    std::optional<DistributedTensor> distributed;  // instead of `tensor`, with Parts::kRead
-    std::optional<Error> refusal;                  // why `tensor` has no bytes, with Parts::kDefer
+    std::optional<DistributedTensor> distributed = {};  // instead of `tensor`, with Parts::kRead
+    std::optional<Error> refusal = {};                  // why `tensor` has no bytes, with Parts::kDefer
   };
   // A value that is not a tensor. The TensorFile owns it.
   struct Object {

@@ -420,6 +420,7 @@ void add_parameters_of(const Family& family, const std::string& name, std::set<s
 
 // Makes what is missing a consequence of the files that could not be read.
 void explain_missing(const Catalog& catalog, const Model& model, VerifyReport& report) {
+  if (catalog.unread_files.empty()) return;
   std::set<std::string, std::less<>> unread;
   bool is_known = true;
   for (const UnreadFile& file : catalog.unread_files) {
