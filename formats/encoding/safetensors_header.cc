@@ -29,7 +29,7 @@ Result<DType> parse_dtype(std::string_view name) {
   return unsupported("dtype: unknown element type '" + printable(name.substr(0, 64)) + "'");
 }
 
-// safetensors counts the values of F4, of which torch and we call two an element.
+// The last dimension of F4 counts values in safetensors, and bytes of two values in torch and here.
 constexpr Index kValuesPerF4 = 2;
 
 Result<Dims> parse_shape(const Json& value, DType dtype) {

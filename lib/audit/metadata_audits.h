@@ -22,7 +22,7 @@ struct StructureAudit {
   std::vector<Finding> findings;
   bool metadata_only = false;        // no data file is here, so they are not reported as missing
   bool is_readable = true;           // all data can be read as the metadata says
-  std::set<std::size_t> unreadable;  // tensors of which that is not so
+  std::set<std::size_t> unreadable;  // tensors whose data cannot be read
   bool headers_read = false;  // the headers around the pieces were checked against the metadata too (up to 100,000)
 };
 

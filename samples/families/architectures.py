@@ -659,7 +659,7 @@ class Derivation:
         """Whether the code of the class or of its parts names this member of the config."""
         if path.endswith("id2label.#"):
             return "num_labels" in self.words
-        if LAYER_LISTS.search(path):  # of which configs may make "layers_block_type"
+        if LAYER_LISTS.search(path):  # the class of the config reads these, not the code of the model
             return True
         if path.endswith("tie_word_embeddings"):  # which only transformers' base class reads
             return "_tied_weights_keys" in self.words

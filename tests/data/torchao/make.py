@@ -1,4 +1,6 @@
-"""Makes the files beside it with torch 2.15 and torchao 0.18: TORCHDYNAMO_DISABLE=1 python make.py DIRECTORY"""
+"""Saves tensors in torchao's classes in DIRECTORY: TORCHDYNAMO_DISABLE=1 python make.py DIRECTORY
+
+The files in this directory were saved by torch 2.15 with torchao 0.18."""
 import os
 import sys
 
