@@ -89,7 +89,7 @@ TEST(Cli, EqualSizedSwappedFilesCannotBeToldApart) {
 
 TEST(Cli, DamagedObjectsAreNotCarriedOn) {
   const Copy copy("fsdp2_tp2_optim");
-  const OpenCheckpoint open = std::move(*open_checkpoint(copy.checkpoint));
+  const OpenCheckpoint open = *open_checkpoint(copy.checkpoint);
   const Blob blob = open.reader->catalog().blobs.front();
   const std::string path = open.reader->catalog().file_path(blob.extent.file);
   std::string bytes = read_file(path);

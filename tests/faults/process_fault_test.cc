@@ -183,7 +183,7 @@ TEST(FullDisk, IsSaidBeforeAnythingIsWritten) {
   EXPECT_TRUE(fs::is_empty(disk));
   // The check passed, but then another process filled the disk.
   {
-    OpenCheckpoint open = std::move(*open_checkpoint(source));
+    OpenCheckpoint open = *open_checkpoint(source);
     ConversionOptions o;
     o.run.threads = 1;
     o.run.memory = Index{1} << 30;

@@ -49,7 +49,7 @@ TEST(DcpReader, DecodesItemsInSeveralThreads) {
   }
   dir.write(".metadata", dcp::write_metadata(entries, names));
   for (int round = 0; round < 20; ++round) {
-    OpenCheckpoint open = std::move(*open_checkpoint(dir.path()));
+    OpenCheckpoint open = *open_checkpoint(dir.path());
     Catalog& catalog = open.reader->catalog();
     std::vector<std::size_t> all(catalog.tensors().size());
     std::iota(all.begin(), all.end(), std::size_t{0});
@@ -70,7 +70,7 @@ TEST(DcpReader, DecodesItemsInSeveralThreads) {
     }
   }
   // Without decoded items there is no such file.
-  OpenCheckpoint open = std::move(*open_checkpoint(dir.path()));
+  OpenCheckpoint open = *open_checkpoint(dir.path());
   Catalog& catalog = open.reader->catalog();
   ASSERT_TRUE(open.reader->locate({*catalog.find("w1"), *catalog.find("w2")}, 8, dir.path()));
   EXPECT_EQ(catalog.files.size(), static_cast<std::size_t>(kFiles));

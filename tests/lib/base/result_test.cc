@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 
 #include <memory>
+#include <string>
+#include <vector>
 
 namespace reshard::result_test {
 namespace {
@@ -48,6 +50,16 @@ TEST(Status, IsFineByDefault) {
   EXPECT_TRUE(Status().has_value());
   EXPECT_TRUE(check_even(4).context("never seen").has_value());
   EXPECT_EQ(check_even(5).context("check").error().message(), "check: 5 is odd");
+}
+
+TEST(Result, ALoopKeepsTheValueThatItGoesThrough) {
+  auto make = []() -> Result<std::vector<std::string>> {
+    return std::vector<std::string>{std::string(40, 'a'), std::string(40, 'b')};
+  };
+  std::string all;
+  for (const std::string& s : *make()) all += s;
+  for (const std::string& s : make().value()) all += s;
+  EXPECT_EQ(all, std::string(40, 'a') + std::string(40, 'b') + std::string(40, 'a') + std::string(40, 'b'));
 }
 
 TEST(Result, MovesWhatCannotBeCopied) {
