@@ -71,13 +71,28 @@ std::string paragraphs(const std::string& text, std::size_t screen) {
   return out;
 }
 
+// A command line of which no line is wider than the screen: it goes on in the next line before an option or, if none is
+// near enough, before another word outside of quotes.
+std::string continued(std::string_view command, std::size_t screen) {
+  std::string out = "  ";
+  for (std::size_t indent = 2; indent + command.size() > screen; indent = 6) {
+    const std::size_t last = screen - indent - 2;
+    std::size_t cut = command.rfind(" --", last);
+    if (cut == std::string_view::npos) cut = command.rfind(' ', last);
+    if (cut == std::string_view::npos || std::ranges::count(command.substr(0, cut), '\'') % 2 != 0) break;
+    out += std::string(command.substr(0, cut)) + " \\\n" + std::string(6, ' ');
+    command.remove_prefix(cut + 1);
+  }
+  return out + std::string(command);
+}
+
 std::string examples_text(const std::vector<Example>& examples, std::size_t screen) {
   std::size_t column = 0;
   for (const Example& e : examples)
     if (!e.comment.empty() && e.line.size() + e.comment.size() + 6 <= screen) column = std::max(column, e.line.size());
   std::string out;
   for (const Example& e : examples) {
-    std::string line = "  " + e.line;
+    std::string line = continued(e.line, screen);
     if (e.comment.empty()) {
       out += line + "\n";
     } else if (e.line.size() + e.comment.size() + 6 > screen) {
@@ -168,8 +183,8 @@ std::string program_help(const Program& program, const std::vector<CommandText>&
 }
 
 std::string command_help(const CommandText& command, bool is_whole, std::size_t screen) {
-  std::string out =
-      paragraphs(command.summary, screen) + "\nUsage: " + usage_text(command) + "\n" + places_text(command, screen);
+  std::string out = paragraphs(command.summary, screen) + "\nUsage: " + wrapped(usage_text(command), 9, 7, screen) +
+                    "\n" + places_text(command, screen);
   out += is_whole ? all_options(command, screen) : common_options(command, screen);
   std::vector<Example> examples = command.notes.examples;
   constexpr std::size_t kMostExamples = 3;
