@@ -294,8 +294,9 @@ std::map<std::string, std::string> DeepspeedReader::plain_names(Families familie
 Status DeepspeedReader::finish_weights(Weights wanted, Families families) {
   if (wanted == Weights::kMaster && !has_masters_)
     return usage_error(catalog_.root + ": --weights master: there are no masters, because " +
-                       (set_.optimizers.empty() ? "the files of optimizer states are missing"
-                                                : "the optimizer has no second copy of the weights"));
+                       (!set_.optimizers.empty()   ? "the optimizer has no second copy of the weights"
+                        : catalog_.lacks_optimizer ? "the files of optimizer states are missing"
+                                                   : "only those that ZeRO and BF16_Optimizer save are read"));
   const std::map<std::string, std::string> plain = plain_names(families);
   for (auto& [name, weight] : weights_) {
     const bool takes_master = weight.master && (wanted == Weights::kMaster || !weight.stored);
