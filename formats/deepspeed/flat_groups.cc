@@ -19,9 +19,16 @@ Index longest(const GroupState& group) {
   return out;
 }
 
-Error counts_differ(const RankStates& rank, std::size_t g, std::size_t ranks) {
+// Returns into how many runs a group's vectors or parameters are cut; 0: the file does not say.
+Index cuts_of(const RankStates& rank, std::size_t g) {
   const auto& counts = rank.states.partition_counts;
-  const std::string count = g < counts.size() ? std::to_string(counts[g]) : "none";
+  if (rank.states.cuts_parameters && counts.size() == 1) return counts[0];
+  return g < counts.size() ? counts[g] : 0;
+}
+
+Error counts_differ(const RankStates& rank, std::size_t g, std::size_t ranks) {
+  const Index cuts = cuts_of(rank, g);
+  const std::string count = cuts > 0 ? std::to_string(cuts) : "none";
   return corrupt(rank.path + ": partition_count of " + group_text(g) + ": expected " + std::to_string(ranks) +
                  ", the number of rank files, got " + count + ": the files belong to another run, or some are missing");
 }
@@ -66,26 +73,43 @@ Status cut_vector(const std::vector<RankStates>& ranks, const std::vector<std::s
 }
 
 // Finds parameters that are each cut into equal runs.
-Status cut_parameters(const std::vector<RankStates>& ranks, std::size_t g, const Group& group,
-                      std::vector<FlatParameter>& out) {
-  const auto count = std::ssize(ranks);
+Status cut_parameters(const std::vector<RankStates>& ranks, const std::vector<std::size_t>& of, std::size_t g,
+                      const Group& group, std::vector<FlatParameter>& out) {
+  const auto count = std::ssize(of);
   Index at = 0;
   for (const NamedShape& p : group) {
     FlatParameter placed{p, g, {}};
     const Index elements = volume(p.shape), each = ceil_div(elements, count);
     for (Index rank = 0; rank < count && rank * each < elements; ++rank)
-      placed.runs.push_back({static_cast<std::size_t>(rank), rank * each, std::min(elements, (rank + 1) * each), at});
+      placed.runs.push_back({of[rank], rank * each, std::min(elements, (rank + 1) * each), at});
     const auto next = checked_add(at, each);
-    if (!next) return corrupt(ranks[0].path + ": " + group_text(g) + ": parameters of 2^63 elements or more");
+    if (!next) return corrupt(ranks[of[0]].path + ": " + group_text(g) + ": parameters of 2^63 elements or more");
     at = *next;
     out.push_back(std::move(placed));
   }
-  for (const RankStates& rank : ranks)
-    if (const Index length = rank.states.groups[g].master->shape()[0]; length != at)
-      return corrupt(rank.path + ": " + group_text(g) + ": expected a vector of " + with_commas(at) +
+  for (const std::size_t r : of)
+    if (const Index length = ranks[r].states.groups[g].master->shape()[0]; length != at)
+      return corrupt(ranks[r].path + ": " + group_text(g) + ": expected a vector of " + with_commas(at) +
                      " numbers, this rank's of param_shapes, got " + with_commas(length) +
                      ": a file was truncated or belongs to another run");
   return {};
+}
+
+// Adds a parameter for each expert of AutoEP's that the ranks of a part have stacked.
+void add_experts(const FlatParameter& stacked, std::size_t part, std::vector<FlatParameter>& out) {
+  const auto shape = stacked.parameter.shape.span();
+  const Dims own(shape.subspan(1));
+  const Index elements = volume(own);
+  for (Index e = 0; e < shape[0]; ++e) {
+    const Index number = static_cast<Index>(part) * shape[0] + e;
+    FlatParameter expert{{expert_name(stacked.parameter.name, number), own}, stacked.group, {}, true};
+    for (const Run& run : stacked.runs) {
+      const Index begin = std::max(run.begin, e * elements), end = std::min(run.end, (e + 1) * elements);
+      if (begin < end)
+        expert.runs.push_back({run.rank, begin - e * elements, end - e * elements, run.at + begin - run.begin});
+    }
+    out.push_back(std::move(expert));
+  }
 }
 
 // Replaces an expert-parallel rank's local numbers of experts by global ones.
@@ -117,37 +141,44 @@ std::optional<ExpertNumber> expert_number(std::string_view name) {
   return ExpertNumber{at + kList.size(), name.size() - rest.size(), *number};
 }
 
-bool is_expert_group(const Group& group) {
-  return std::any_of(group.begin(), group.end(), [](const NamedShape& p) { return expert_number(p.name); });
-}
+std::string expert_name(const std::string& stacked, Index expert) { return stacked + "." + std::to_string(expert); }
 
 Result<std::vector<FlatParameter>> find_parameters(const std::vector<RankStates>& ranks,
-                                                   const std::vector<Group>& groups) {
+                                                   const std::vector<Group>& groups, const FusedExperts& fused) {
   for (const RankStates& rank : ranks)
     if (rank.states.groups.size() != groups.size())
       return corrupt(rank.path + ": expected the vectors of " + count_of(std::ssize(groups), "group") +
                      ", as param_shapes has them, got " + std::to_string(rank.states.groups.size()));
   std::vector<FlatParameter> out;
   for (std::size_t g = 0; g < groups.size(); ++g) {
-    for (const RankStates& rank : ranks) {
-      const auto& counts = rank.states.partition_counts;
-      if (rank.states.cuts_parameters ? counts.size() != 1 || counts[0] != std::ssize(ranks)
-                                      : g >= counts.size() || counts[g] != ranks[0].states.partition_counts[g])
-        return counts_differ(rank, rank.states.cuts_parameters ? 0 : g, ranks.size());
-    }
-    if (ranks[0].states.cuts_parameters) {
-      TRY(cut_parameters(ranks, g, groups[g], out));
-      continue;
-    }
     // Experts are cut over the ranks that hold the same ones: rank % parts.
-    const std::size_t cuts = std::max<Index>(ranks[0].states.partition_counts[g], 1);
-    const std::size_t parts = cuts <= ranks.size() ? ranks.size() / cuts : 0;
-    if (parts * cuts != ranks.size() || (parts > 1 && !is_expert_group(groups[g])))
-      return counts_differ(ranks[0], g, ranks.size());
+    const Index cuts = cuts_of(ranks[0], g);
+    for (const RankStates& rank : ranks)
+      if (cuts == 0 || cuts_of(rank, g) != cuts) return counts_differ(rank, g, ranks.size());
+    const bool has_experts = std::any_of(groups[g].begin(), groups[g].end(), [&](const NamedShape& p) {
+      return expert_number(p.name) || fused.contains(p.name);
+    });
+    const std::size_t parts = ranks.size() / cuts;
+    if (parts * cuts != ranks.size() || (parts > 1 && !has_experts)) return counts_differ(ranks[0], g, ranks.size());
     for (std::size_t part = 0; part < parts; ++part) {
       std::vector<std::size_t> of;
       for (std::size_t r = part; r < ranks.size(); r += parts) of.push_back(r);
-      TRY(cut_vector(ranks, of, g, parts > 1 ? with_global_experts(groups[g], part) : groups[g], out));
+      const Group group = parts > 1 ? with_global_experts(groups[g], part) : groups[g];
+      std::vector<FlatParameter> found;
+      TRY(ranks[0].states.cuts_parameters ? cut_parameters(ranks, of, g, group, found)
+                                          : cut_vector(ranks, of, g, group, found));
+      for (FlatParameter& p : found) {
+        const auto experts = fused.find(p.parameter.name);
+        if (experts == fused.end()) {
+          out.push_back(std::move(p));
+          continue;
+        }
+        if (experts->second / static_cast<Index>(parts) != p.parameter.shape[0])
+          return corrupt(ranks[0].path + ": " + group_text(g) + ": '" + printable(p.parameter.name) + "': expected " +
+                         count_of(experts->second, "expert") + " on " + count_of(parts, "rank") + ", got " +
+                         with_commas(p.parameter.shape[0]) + " on each: files of two saves");
+        add_experts(p, part, out);
+      }
     }
   }
   return out;

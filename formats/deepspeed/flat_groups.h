@@ -27,22 +27,20 @@ struct FlatParameter {
   NamedShape parameter;
   std::size_t group = 0;
   std::vector<Run> runs;
+  bool is_expert = false;  // one of AutoEP's
 };
 
 // Returns all parameters of these groups. `ranks` are those of one model-parallel part, in order, at least one. Fails
 // with kCorrupt, naming the file, if a vector does not have the length that the parameters need, or was cut into
 // another number of runs than there are ranks. The names in a group of experts, which are rank 0's, become those of the
-// whole model.
+// whole model; each expert of `fused` is a parameter of its own.
 Result<std::vector<FlatParameter>> find_parameters(const std::vector<RankStates>& ranks,
-                                                   const std::vector<Group>& groups);
+                                                   const std::vector<Group>& groups, const FusedExperts& fused = {});
 
 // Does the same if the model states do not list the parameters (BF16_Optimizer without ZeRO), from the slices in each
 // rank's optimizer states and the shapes of the parameters.
 Result<std::vector<FlatParameter>> find_parameters(const std::vector<RankStates>& ranks,
                                                    const std::map<std::string, Dims>& shapes);
-
-// Returns whether a group's parameters are experts.
-bool is_expert_group(const Group& group);
 
 // The number of the expert in a parameter's name, and the position of its digits.
 struct ExpertNumber {
@@ -50,5 +48,8 @@ struct ExpertNumber {
   Index number = 0;
 };
 std::optional<ExpertNumber> expert_number(std::string_view name);
+
+// Returns the name of one of AutoEP's experts, as in its file.
+std::string expert_name(const std::string& stacked, Index expert);
 
 }  // namespace reshard::deepspeed

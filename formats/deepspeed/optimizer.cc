@@ -66,7 +66,8 @@ Status DeepspeedReader::read_optimizers() {
     if (!model.groups)
       for (const auto& [name, weight] : weights_)
         if (weight.stored) shapes.emplace(name, weight.stored->shape);
-    const auto parameters = TRY(model.groups ? find_parameters(ranks, *model.groups) : find_parameters(ranks, shapes));
+    const auto parameters =
+        TRY(model.groups ? find_parameters(ranks, *model.groups, model.fused_experts) : find_parameters(ranks, shapes));
     const Index tensor_rank = part % tensor_ranks_;
     TRY(add_parameters(ranks, parameters, tensor_rank));
     if (tensor_rank > 0) continue;  // the same groups
@@ -90,6 +91,13 @@ Status DeepspeedReader::read_optimizers() {
   return {};
 }
 
+// Sets the dtype of a weight that has no placeholder in the module: that of the module's first parameter.
+void DeepspeedReader::take_dtype_of_module(Weight& weight) {
+  if (first().module.empty()) return;
+  weight.dtype = first().module.front().tensor.dtype;
+  weight.computes = true;
+}
+
 Status DeepspeedReader::add_parameters(const std::vector<RankStates>& ranks,
                                        const std::vector<FlatParameter>& parameters, Index part) {
   std::vector<std::string> without_weights;
@@ -101,9 +109,10 @@ Status DeepspeedReader::add_parameters(const std::vector<RankStates>& ranks,
       if (!set_.layers.empty() && layer && !set_.has_layer(*layer))
         return io_error(catalog_.root + ": missing '" + set_.directory + "layer_" + (*layer < 10 ? "0" : "") +
                         std::to_string(*layer) + "-model_states.pt', the weights of a layer that has optimizer states");
-      without_weights.push_back(p.parameter.name);
+      if (!p.is_expert || !has_rank_models()) without_weights.push_back(p.parameter.name);
     }
     Weight& weight = known == weights_.end() ? weights_[p.parameter.name] : known->second;
+    if (p.is_expert && has_rank_models()) take_dtype_of_module(weight);
     const auto joined = joined_.find(p.parameter.name);
     const bool is_joined = joined != joined_.end();
     if (tensor_ranks_ > 1 && !is_joined)
@@ -283,9 +292,11 @@ Status DeepspeedReader::read_universal() {
       }
   }
   for (const UniversalState& state : states) TRY(add_universal_state(state, shapes));
-  for (const std::string& parameter : universal_)
+  for (const std::string& parameter : universal_) {
     if (!weights_[parameter].master)
       return io_error(catalog_.root + ": missing '" + printable(universal_path(parameter)) + "/fp32.pt'");
+    if (first().fused_experts.contains(parameter)) take_dtype_of_module(weights_[parameter]);
+  }
   optimizer_ = "a universal checkpoint";
   return read_universal_options(groups);
 }

@@ -38,6 +38,10 @@ struct NamedTensor {
 
 using Group = std::vector<NamedShape>;  // parameters in the order in which they were flattened
 
+// AutoEP's parameters that are a rank's experts, stacked on dimension 0, and the number of experts on all ranks. Rank i
+// of n, i = rank % n, has the i-th of n equal runs of the experts.
+using FusedExperts = std::map<std::string, Index>;
+
 // The content of a file of model states.
 struct ModelStates {
   std::vector<NamedTensor> module;
@@ -45,10 +49,11 @@ struct ModelStates {
   std::optional<std::vector<Group>> groups;  // nothing without ZeRO
   std::map<std::string, Dims> frozen_shapes;
   std::vector<NamedTensor> frozen;            // with ZeRO 3, this rank's run of each, as a vector
-  std::map<std::string, std::string> shared;  // names by their aliases
+  std::map<std::string, std::string> shared;  // names by their aliases; AutoEP's routers have two
   std::set<std::string> buffers;
   std::optional<Index> steps, dp_ranks, mp_ranks, stages;  // stages: of a pipeline
   std::vector<Index> experts;                              // their number in each layer with experts
+  FusedExperts fused_experts;                              // AutoEP's
   std::string version;
   std::optional<TensorParallelInfo> tensor_parallel;  // AutoTP's
 };
@@ -77,7 +82,7 @@ struct ParameterGroup {
 struct OptimizerStates {
   std::optional<Index> stage;           // of ZeRO; nothing for BF16_Optimizer
   bool cuts_parameters = false;         // each parameter is cut (ZeRO 3), not the whole vector
-  std::vector<Index> partition_counts;  // for each group, or with ZeRO 3 one for all
+  std::vector<Index> partition_counts;  // for each group, or with ZeRO 3 one for all unless it has AutoEP's experts
   std::vector<GroupState> groups;
   std::vector<std::vector<Index>> paddings;  // for each group, elements after each parameter; may be missing
   std::vector<std::vector<Slice>> slices;    // for each group; empty unless `with_slices`

@@ -49,6 +49,7 @@ class DeepspeedReader : public TensorFileReader {
   Status read_module_files();
   Status join_frozen();
   Status read_optimizers();
+  void take_dtype_of_module(Weight& weight);
   Status add_parameters(const std::vector<RankStates>& ranks, const std::vector<FlatParameter>& parameters, Index part);
   Status add_parameter_group(std::size_t g, const ParameterGroup& group, std::uint32_t file,
                              const std::vector<std::string>& names);

@@ -26,12 +26,12 @@ using testing::AllOf;
 using testing::AnyOf;
 using testing::HasSubstr;
 
-// Saves of DeepSpeed 0.19.8 (tests/data/deepspeed/make.py), with digests of what they hold: the model under Hugging
-// Face names, and masters and moments ("fp32.NAME", "exp_avg.NAME").
+// Saves of DeepSpeed 0.19.8 (make.py and make_autoep.py in tests/data/deepspeed), with digests of what they hold: the
+// model under Hugging Face names, and masters and moments ("fp32.NAME", "exp_avg.NAME").
 constexpr const char* kSaves[] = {
     "z0",       "z1_universal",  "bf16opt",        "z2_align",     "z2_fp16",      "z2_frozen_tied",
     "z2_moe",   "z2_roundrobin", "z3_frozen_tied", "z3_subgroups", "z3_universal", "pipe",
-    "pipe_odd", "pipe_tp2",      "z1_autotp"};
+    "pipe_odd", "pipe_tp2",      "z1_autotp",      "z2_autoep",    "z3_autoep"};
 
 std::string saved(const std::string& name) { return test_data("deepspeed/" + name); }
 
@@ -188,6 +188,23 @@ TEST_F(Deepspeed, ExpertsHaveTheirNumbersInTheModel) {
   for (const auto& [name, value] : values)
     if (!name.starts_with("optimizer.") && !name.starts_with("extra_state.")) model.emplace(name, value);
   EXPECT_EQ(digests_of(model), read_digests(saved("z2_moe") + ".full.json"));
+}
+
+// DeepSpeed has each router under two names, and with ZeRO 3 only its first has an expert's numbers.
+TEST_F(Deepspeed, ExpertsOfAutoEpAreWholeInEveryStage) {
+  for (const std::string name : {"z2_autoep", "z3_autoep"}) {
+    const TensorValues values = load_checkpoint(saved(name));
+    const std::string mlp = "model.layers.0.mlp.";
+    EXPECT_EQ(values.at(mlp + "gate.gate.weight").bytes.size(), name == "z2_autoep" ? 64U : 128U) << name;
+    EXPECT_EQ(values.at(mlp + "experts.w2.3").shape, (Dims{8, 6})) << name;
+    const std::string path = copy(name);
+    fs::remove(path + "/global_step1/bf16_zero_pp_rank_3_mp_rank_00_optim_states.pt");
+    EXPECT_THAT(error_of(path), HasSubstr("rank_3_mp_rank_00_optim_states.pt")) << name;
+  }
+  const std::string path = copy("z2_autoep");
+  EXPECT_THAT(error_of(path), "opened");
+  fs::remove(path + "/global_step1/layer_0_expert_2_mp_rank_00_model_states.pt");
+  EXPECT_THAT(error_of(path), HasSubstr("layer_0_expert_2_mp_rank_00_model_states.pt"));
 }
 
 TEST_F(Deepspeed, MastersAreTheModelWhereAskedFor) {

@@ -87,6 +87,30 @@ TEST(FlatGroups, SlicesNameTheParametersWhereNothingElseDoes) {
   EXPECT_THAT(find_parameters(ranks, shapes).error().message(), HasSubstr("'c' is not in the model states"));
 }
 
+TEST(FlatGroups, StackedExpertsAreParametersOfTheirOwn) {
+  const std::vector<Group> experts = {{{"w1", {2, 3}}}};
+  // Ranks 0 and 2 have experts 0 and 1, ranks 1 and 3 have experts 2 and 3; each has three numbers.
+  for (const bool cuts_parameters : {false, true}) {
+    auto ranks = ranks_of({3, 3, 3, 3}, cuts_parameters);
+    for (RankStates& rank : ranks) rank.states.partition_counts = {2};
+    const auto found = find_parameters(ranks, experts, {{"w1", 4}});
+    ASSERT_TRUE(found) << found.error().message();
+    ASSERT_EQ(found->size(), 4u);
+    EXPECT_EQ((*found)[3].parameter.name, "w1.3");
+    EXPECT_EQ((*found)[3].parameter.shape, (Dims{3}));
+    EXPECT_EQ(runs_of((*found)[1]), (Runs{{2, 0, 3, 0}}));
+    EXPECT_EQ(runs_of((*found)[2]), (Runs{{1, 0, 3, 0}}));
+    EXPECT_THAT(find_parameters(ranks, experts, {{"w1", 6}}).error().message(),
+                HasSubstr("'w1': expected 6 experts on 2 ranks, got 2 on each"));
+    EXPECT_THAT(find_parameters(ranks, experts).error().message(), HasSubstr("partition_count of group 0"));
+  }
+  // An expert that two ranks share: five numbers and a rank's padding, cut in threes.
+  auto ranks = ranks_of({3, 3}, false);
+  const auto found = find_parameters(ranks, std::vector<Group>{{{"w1", {1, 5}}}}, {{"w1", 1}});
+  ASSERT_TRUE(found) << found.error().message();
+  EXPECT_EQ(runs_of((*found)[0]), (Runs{{0, 0, 3, 0}, {1, 3, 5, 0}}));
+}
+
 TEST(FlatGroups, ExpertsAreNumberedInTheWholeModel) {
   const auto number = expert_number("l.0.deepspeed_experts.12.w");
   ASSERT_TRUE(number);
