@@ -71,8 +71,8 @@ std::string paragraphs(const std::string& text, std::size_t screen) {
   return out;
 }
 
-// A command line of which no line is wider than the screen: it goes on in the next line before an option or, if none is
-// near enough, before another word outside of quotes.
+// Breaks a command line that is wider than the screen, as one types it in a shell: before an option, or else before
+// another word that is not in quotes.
 std::string continued(std::string_view command, std::size_t screen) {
   std::string out = "  ";
   for (std::size_t indent = 2; indent + command.size() > screen; indent = 6) {

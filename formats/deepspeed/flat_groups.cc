@@ -96,14 +96,14 @@ Status cut_parameters(const std::vector<RankStates>& ranks, const std::vector<st
 }
 
 // Adds a parameter for each expert of AutoEP's that the ranks of a part have stacked.
-void add_experts(const FlatParameter& stacked, std::size_t part, std::vector<FlatParameter>& out) {
-  const auto shape = stacked.parameter.shape.span();
+void add_experts(const FlatParameter& stack, std::size_t part, std::vector<FlatParameter>& out) {
+  const auto shape = stack.parameter.shape.span();
   const Dims own(shape.subspan(1));
   const Index elements = volume(own);
   for (Index e = 0; e < shape[0]; ++e) {
     const Index number = static_cast<Index>(part) * shape[0] + e;
-    FlatParameter expert{{expert_name(stacked.parameter.name, number), own}, stacked.group, {}, true};
-    for (const Run& run : stacked.runs) {
+    FlatParameter expert{{expert_name(stack.parameter.name, number), own}, stack.group, {}, true};
+    for (const Run& run : stack.runs) {
       const Index begin = std::max(run.begin, e * elements), end = std::min(run.end, (e + 1) * elements);
       if (begin < end)
         expert.runs.push_back({run.rank, begin - e * elements, end - e * elements, run.at + begin - run.begin});
@@ -144,7 +144,7 @@ std::optional<ExpertNumber> expert_number(std::string_view name) {
 std::string expert_name(const std::string& stacked, Index expert) { return stacked + "." + std::to_string(expert); }
 
 Result<std::vector<FlatParameter>> find_parameters(const std::vector<RankStates>& ranks,
-                                                   const std::vector<Group>& groups, const FusedExperts& fused) {
+                                                   const std::vector<Group>& groups, const StackedExperts& stacked) {
   for (const RankStates& rank : ranks)
     if (rank.states.groups.size() != groups.size())
       return corrupt(rank.path + ": expected the vectors of " + count_of(std::ssize(groups), "group") +
@@ -156,10 +156,16 @@ Result<std::vector<FlatParameter>> find_parameters(const std::vector<RankStates>
     for (const RankStates& rank : ranks)
       if (cuts == 0 || cuts_of(rank, g) != cuts) return counts_differ(rank, g, ranks.size());
     const bool has_experts = std::any_of(groups[g].begin(), groups[g].end(), [&](const NamedShape& p) {
-      return expert_number(p.name) || fused.contains(p.name);
+      return expert_number(p.name) || stacked.contains(p.name);
     });
     const std::size_t parts = ranks.size() / cuts;
     if (parts * cuts != ranks.size() || (parts > 1 && !has_experts)) return counts_differ(ranks[0], g, ranks.size());
+    for (const NamedShape& p : groups[g])
+      if (const auto all = stacked.find(p.name);
+          all != stacked.end() && all->second / static_cast<Index>(parts) != p.shape[0])
+        return corrupt(ranks[0].path + ": " + group_text(g) + ": '" + printable(p.name) + "': expected " +
+                       count_of(all->second, "expert") + " on " + count_of(parts, "rank") + ", got " +
+                       with_commas(p.shape[0]) + " on each: files of two saves");
     for (std::size_t part = 0; part < parts; ++part) {
       std::vector<std::size_t> of;
       for (std::size_t r = part; r < ranks.size(); r += parts) of.push_back(r);
@@ -167,18 +173,11 @@ Result<std::vector<FlatParameter>> find_parameters(const std::vector<RankStates>
       std::vector<FlatParameter> found;
       TRY(ranks[0].states.cuts_parameters ? cut_parameters(ranks, of, g, group, found)
                                           : cut_vector(ranks, of, g, group, found));
-      for (FlatParameter& p : found) {
-        const auto experts = fused.find(p.parameter.name);
-        if (experts == fused.end()) {
+      for (FlatParameter& p : found)
+        if (stacked.contains(p.parameter.name))
+          add_experts(p, part, out);
+        else
           out.push_back(std::move(p));
-          continue;
-        }
-        if (experts->second / static_cast<Index>(parts) != p.parameter.shape[0])
-          return corrupt(ranks[0].path + ": " + group_text(g) + ": '" + printable(p.parameter.name) + "': expected " +
-                         count_of(experts->second, "expert") + " on " + count_of(parts, "rank") + ", got " +
-                         with_commas(p.parameter.shape[0]) + " on each: files of two saves");
-        add_experts(p, part, out);
-      }
     }
   }
   return out;

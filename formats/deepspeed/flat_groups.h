@@ -33,9 +33,10 @@ struct FlatParameter {
 // Returns all parameters of these groups. `ranks` are those of one model-parallel part, in order, at least one. Fails
 // with kCorrupt, naming the file, if a vector does not have the length that the parameters need, or was cut into
 // another number of runs than there are ranks. The names in a group of experts, which are rank 0's, become those of the
-// whole model; each expert of `fused` is a parameter of its own.
+// whole model; each expert of `stacked` is a parameter of its own.
 Result<std::vector<FlatParameter>> find_parameters(const std::vector<RankStates>& ranks,
-                                                   const std::vector<Group>& groups, const FusedExperts& fused = {});
+                                                   const std::vector<Group>& groups,
+                                                   const StackedExperts& stacked = {});
 
 // Does the same if the model states do not list the parameters (BF16_Optimizer without ZeRO), from the slices in each
 // rank's optimizer states and the shapes of the parameters.

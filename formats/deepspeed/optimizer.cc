@@ -66,8 +66,8 @@ Status DeepspeedReader::read_optimizers() {
     if (!model.groups)
       for (const auto& [name, weight] : weights_)
         if (weight.stored) shapes.emplace(name, weight.stored->shape);
-    const auto parameters =
-        TRY(model.groups ? find_parameters(ranks, *model.groups, model.fused_experts) : find_parameters(ranks, shapes));
+    const auto parameters = TRY(model.groups ? find_parameters(ranks, *model.groups, model.stacked_experts)
+                                             : find_parameters(ranks, shapes));
     const Index tensor_rank = part % tensor_ranks_;
     TRY(add_parameters(ranks, parameters, tensor_rank));
     if (tensor_rank > 0) continue;  // the same groups
@@ -295,7 +295,7 @@ Status DeepspeedReader::read_universal() {
   for (const std::string& parameter : universal_) {
     if (!weights_[parameter].master)
       return io_error(catalog_.root + ": missing '" + printable(universal_path(parameter)) + "/fp32.pt'");
-    if (first().fused_experts.contains(parameter)) take_dtype_of_module(weights_[parameter]);
+    if (first().stacked_experts.contains(parameter)) take_dtype_of_module(weights_[parameter]);
   }
   optimizer_ = "a universal checkpoint";
   return read_universal_options(groups);

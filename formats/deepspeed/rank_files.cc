@@ -161,53 +161,68 @@ Result<std::vector<std::vector<Slice>>> read_slices(Value list) {
   return out;
 }
 
-// Finds the parameters of AutoEP's experts among those of param_shapes. `layers` is DeepSpeed's list of dicts, one for
-// each layer with experts (module_inject/auto_ep_layer.py).
-Result<FusedExperts> read_fused_experts(Value layers, const std::vector<Group>& groups) {
-  constexpr std::string_view kWhat = "ds_autoep_layers";
-  if (!layers.is_sequence()) return layers.mismatch(kWhat, "a list of layers");
-  std::map<std::string, Index> all;  // by what their names begin with
-  for (std::size_t i = 0; i < layers.size(); ++i) {
-    const Value layer = layers[i];
-    if (layer.kind() != Kind::kDict) return layer.mismatch(kWhat, "dicts");
-    const Index count = TRY(read_count(TRY(member(layer, "num_experts")), "num_experts"));
-    const auto placement = optional_member(layer, "expert_placement");
-    const auto ranks = placement ? optional_member(*placement, "ranks") : std::nullopt;
-    Index next = 0;
-    for (std::size_t r = 0; ranks && ranks->is_sequence() && r < ranks->size(); ++r)
-      for (const Index expert : TRY(read_counts(TRY(member((*ranks)[r], "experts")), "experts")))
-        if (expert != next++)
-          return unsupported("expert_placement: expected equal runs of experts in the order of ranks");
-    all.insert_or_assign(TRY(text_of(TRY(member(layer, "expert_key_prefix")), "expert_key_prefix")) + ".", count);
+// Returns the number of experts in one of AutoEP's layers. `numbers_left` limits the lists of all layers. Fails
+// (unsupported) unless each rank has a run of them, in the order of ranks.
+Result<Index> read_experts(Value layer, Index& numbers_left) {
+  const Index count = TRY(read_count(TRY(member(layer, "num_experts")), "num_experts"));
+  const auto placement = optional_member(layer, "expert_placement");
+  const auto ranks = placement ? optional_member(*placement, "ranks") : std::nullopt;
+  Index next = 0;
+  for (std::size_t r = 0; ranks && ranks->is_sequence() && r < ranks->size(); ++r) {
+    --numbers_left;
+    const auto experts = TRY(read_counts(TRY(member((*ranks)[r], "experts")), "experts", numbers_left));
+    numbers_left -= std::ssize(experts);
+    for (const Index expert : experts)
+      if (expert != next++)
+        return unsupported("expert_placement: expected equal runs of experts in the order of ranks");
   }
-  FusedExperts out;
-  for (const Group& group : groups)
-    for (const NamedShape& p : group) {
-      const auto after = all.upper_bound(p.name);
-      if (after == all.begin() || !p.name.starts_with(std::prev(after)->first)) continue;
-      const Index count = std::prev(after)->second, local = p.shape.rank() > 0 ? p.shape[0] : 0;
-      if (volume(p.shape) == 0 || local == 0 || count % local != 0)
-        return corrupt("param_shapes: '" + printable(p.name) + "': expected an equal part of " +
-                       count_of(count, "expert") + ", got " + to_string(p.shape));
-      out.emplace(p.name, count);
-    }
-  return out;
+  return count;
 }
 
-// Finds the second names of routers: AutoEP's layer has its module `router` also under the name that the model gave it.
-Status find_router_aliases(Value layers, ModelStates& states) {
+// Finds the parameters of param_shapes that are experts. `layers`: the number of experts, by what the names of their
+// parameters begin with.
+Status find_stacked_experts(const std::map<std::string, Index>& layers, ModelStates& states) {
+  for (const Group& group : *states.groups)
+    for (const NamedShape& p : group) {
+      const auto after = layers.upper_bound(p.name);
+      if (after == layers.begin() || !p.name.starts_with(std::prev(after)->first)) continue;
+      const Index count = std::prev(after)->second;
+      if (p.shape.rank() == 0 || volume(p.shape) == 0 || count % p.shape[0] != 0)
+        return corrupt("param_shapes: '" + printable(p.name) + "': expected an equal part of " +
+                       count_of(count, "expert") + ", got " + to_string(p.shape));
+      states.stacked_experts.emplace(p.name, count);
+    }
+  return {};
+}
+
+// Finds the second names of a layer's router: the layer has its module `router` also under the name that the model gave
+// it. `names` are those of the module.
+void find_router_aliases(const std::string& layer, const std::set<std::string_view>& names, ModelStates& states) {
+  for (auto name = names.lower_bound(layer); name != names.end() && name->starts_with(layer); ++name) {
+    const std::size_t dot = name->find('.', layer.size());
+    if (dot == std::string_view::npos || name->substr(layer.size(), dot - layer.size()) == "router") continue;
+    const std::string router = layer + "router" + std::string(name->substr(dot));
+    if (names.contains(router)) states.shared.emplace(*name, router);
+  }
+}
+
+// Reads AutoEP's list of dicts, one for each layer with experts (module_inject/auto_ep_layer.py).
+Status read_autoep_layers(Value list, ModelStates& states) {
+  constexpr std::string_view kWhat = "ds_autoep_layers";
+  if (!list.is_sequence()) return list.mismatch(kWhat, "a list of layers");
   std::set<std::string_view> names;
   for (const NamedTensor& t : states.module) names.insert(t.name);
-  for (std::size_t i = 0; i < layers.size(); ++i) {
-    const std::string layer = TRY(text_of(TRY(member(layers[i], "module_path")), "module_path")) + ".";
-    for (auto name = names.lower_bound(layer); name != names.end() && name->starts_with(layer); ++name) {
-      const std::size_t dot = name->find('.', layer.size());
-      if (dot == std::string_view::npos || name->substr(layer.size(), dot - layer.size()) == "router") continue;
-      const std::string router = layer + "router" + std::string(name->substr(dot));
-      if (names.contains(router)) states.shared.emplace(*name, router);
-    }
+  std::map<std::string, Index> experts;
+  std::set<std::string> layers;
+  Index numbers_left = kMaxNumbers;
+  for (std::size_t i = 0; i < list.size(); ++i) {
+    const std::string prefix = TRY(text_of(TRY(member(list[i], "expert_key_prefix")), "expert_key_prefix")) + ".";
+    const std::string layer = TRY(text_of(TRY(member(list[i], "module_path")), "module_path")) + ".";
+    if (experts.contains(prefix) || !layers.insert(layer).second) return list.mismatch(kWhat, "each layer once");
+    experts.emplace(prefix, TRY(read_experts(list[i], numbers_left)));
+    find_router_aliases(layer, names, states);
   }
-  return {};
+  return states.groups ? find_stacked_experts(experts, states) : Status();
 }
 
 }  // namespace
@@ -235,8 +250,6 @@ Result<ModelStates> read_model_states(const TensorFile& file, const std::string&
     if (auto name = name_below(entry, "frozen_param_fragments")) out.frozen.push_back({std::move(*name), entry.tensor});
   }
   if (const auto groups = optional_member(*root, "param_shapes")) out.groups = TRY(read_groups(*groups));
-  if (const auto layers = optional_member(*root, "ds_autoep_layers"); layers && out.groups)
-    out.fused_experts = TRY(read_fused_experts(*layers, *out.groups).context(path));
   if (const auto frozen = optional_member(*root, "frozen_param_shapes")) {
     if (frozen->kind() != Kind::kDict) return frozen->mismatch("frozen_param_shapes", "names and shapes");
     for (std::size_t i = 0; i < frozen->size(); ++i)
@@ -249,7 +262,8 @@ Result<ModelStates> read_model_states(const TensorFile& file, const std::string&
       out.shared.insert_or_assign(TRY(text_of(shared->key(i), "shared_params")),
                                   TRY(text_of(shared->value(i), "shared_params")));
   }
-  if (const auto layers = optional_member(*root, "ds_autoep_layers")) TRY(find_router_aliases(*layers, out));
+  if (const auto layers = optional_member(*root, "ds_autoep_layers"))
+    TRY(read_autoep_layers(*layers, out).context(path));
   if (const auto buffers = optional_member(*root, "buffer_names"); buffers && buffers->is_sequence())
     for (std::size_t i = 0; i < buffers->size(); ++i) out.buffers.insert(TRY(text_of((*buffers)[i], "buffer_names")));
   out.steps = TRY(optional_count(*root, "global_steps"));

@@ -38,9 +38,9 @@ struct NamedTensor {
 
 using Group = std::vector<NamedShape>;  // parameters in the order in which they were flattened
 
-// AutoEP's parameters that are a rank's experts, stacked on dimension 0, and the number of experts on all ranks. Rank i
-// of n, i = rank % n, has the i-th of n equal runs of the experts.
-using FusedExperts = std::map<std::string, Index>;
+// AutoEP's parameters that are a rank's experts, stacked on dimension 0, by name, with the number of experts on all
+// ranks. If these are divided among n ranks, rank r has the (r % n)-th run of them.
+using StackedExperts = std::map<std::string, Index>;
 
 // The content of a file of model states.
 struct ModelStates {
@@ -53,7 +53,7 @@ struct ModelStates {
   std::set<std::string> buffers;
   std::optional<Index> steps, dp_ranks, mp_ranks, stages;  // stages: of a pipeline
   std::vector<Index> experts;                              // their number in each layer with experts
-  FusedExperts fused_experts;                              // AutoEP's
+  StackedExperts stacked_experts;                          // AutoEP's
   std::string version;
   std::optional<TensorParallelInfo> tensor_parallel;  // AutoTP's
 };

@@ -91,7 +91,7 @@ Status DeepspeedReader::find_parts() {
                        ", and " + why +
                        "; ds_to_universal.py makes a universal checkpoint from them, which reshard reads");
   };
-  if (!first().fused_experts.empty()) return refuse("it is unknown how they divide AutoEP's experts");
+  if (!first().stacked_experts.empty()) return refuse("it is unknown how they divide AutoEP's experts");
   const auto& info = first().tensor_parallel;
   if (!info) return refuse("the files do not say how their parts join");
   if (!info->unknown_patterns.empty())
@@ -191,7 +191,7 @@ Status DeepspeedReader::read_module_files() {
     parts.push_back(number.second);
   }
   // AutoEP's experts have no files with ZeRO 3 and in universal checkpoints: the optimizer's states have them.
-  if (first().fused_experts.empty() || (!has_rank_models() && !set_.is_universal))
+  if (first().stacked_experts.empty() || (!has_rank_models() && !set_.is_universal))
     TRY(check_experts(set_, first().experts));
   for (const auto& [number, name] : set_.experts) {
     names.push_back(name);

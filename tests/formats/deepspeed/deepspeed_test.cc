@@ -190,7 +190,7 @@ TEST_F(Deepspeed, ExpertsHaveTheirNumbersInTheModel) {
   EXPECT_EQ(digests_of(model), read_digests(saved("z2_moe") + ".full.json"));
 }
 
-// DeepSpeed has each router under two names, and with ZeRO 3 only its first has an expert's numbers.
+// DeepSpeed has each router under two names; with ZeRO 3 only one of them has numbers.
 TEST_F(Deepspeed, ExpertsOfAutoEpAreWholeInEveryStage) {
   for (const std::string name : {"z2_autoep", "z3_autoep"}) {
     const TensorValues values = load_checkpoint(saved(name));
