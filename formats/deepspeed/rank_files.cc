@@ -163,7 +163,7 @@ Result<std::vector<std::vector<Slice>>> read_slices(Value list) {
 
 // Returns the number of experts in one of AutoEP's layers. `numbers_left` limits the lists of all layers. Fails
 // (unsupported) unless each rank has a run of them, in the order of ranks.
-Result<Index> read_experts(Value layer, Index& numbers_left) {
+Result<Index> read_experts(Value layer, const std::string& path, Index& numbers_left) {
   const Index count = TRY(read_count(TRY(member(layer, "num_experts")), "num_experts"));
   const auto placement = optional_member(layer, "expert_placement");
   const auto ranks = placement ? optional_member(*placement, "ranks") : std::nullopt;
@@ -174,21 +174,21 @@ Result<Index> read_experts(Value layer, Index& numbers_left) {
     numbers_left -= std::ssize(experts);
     for (const Index expert : experts)
       if (expert != next++)
-        return unsupported("expert_placement: expected equal runs of experts in the order of ranks");
+        return unsupported(path + ": expert_placement: expected equal runs of experts in the order of ranks");
   }
   return count;
 }
 
 // Finds the parameters of param_shapes that are experts. `layers`: the number of experts, by what the names of their
 // parameters begin with.
-Status find_stacked_experts(const std::map<std::string, Index>& layers, ModelStates& states) {
+Status find_stacked_experts(const std::map<std::string, Index>& layers, const std::string& path, ModelStates& states) {
   for (const Group& group : *states.groups)
     for (const NamedShape& p : group) {
       const auto after = layers.upper_bound(p.name);
       if (after == layers.begin() || !p.name.starts_with(std::prev(after)->first)) continue;
       const Index count = std::prev(after)->second;
       if (p.shape.rank() == 0 || volume(p.shape) == 0 || count % p.shape[0] != 0)
-        return corrupt("param_shapes: '" + printable(p.name) + "': expected an equal part of " +
+        return corrupt(path + ": param_shapes: '" + printable(p.name) + "': expected an equal part of " +
                        count_of(count, "expert") + ", got " + to_string(p.shape));
       states.stacked_experts.emplace(p.name, count);
     }
@@ -207,7 +207,7 @@ void find_router_aliases(const std::string& layer, const std::set<std::string_vi
 }
 
 // Reads AutoEP's list of dicts, one for each layer with experts (module_inject/auto_ep_layer.py).
-Status read_autoep_layers(Value list, ModelStates& states) {
+Status read_autoep_layers(Value list, const std::string& path, ModelStates& states) {
   constexpr std::string_view kWhat = "ds_autoep_layers";
   if (!list.is_sequence()) return list.mismatch(kWhat, "a list of layers");
   std::set<std::string_view> names;
@@ -219,10 +219,10 @@ Status read_autoep_layers(Value list, ModelStates& states) {
     const std::string prefix = TRY(text_of(TRY(member(list[i], "expert_key_prefix")), "expert_key_prefix")) + ".";
     const std::string layer = TRY(text_of(TRY(member(list[i], "module_path")), "module_path")) + ".";
     if (experts.contains(prefix) || !layers.insert(layer).second) return list.mismatch(kWhat, "each layer once");
-    experts.emplace(prefix, TRY(read_experts(list[i], numbers_left)));
+    experts.emplace(prefix, TRY(read_experts(list[i], path, numbers_left)));
     find_router_aliases(layer, names, states);
   }
-  return states.groups ? find_stacked_experts(experts, states) : Status();
+  return states.groups ? find_stacked_experts(experts, path, states) : Status();
 }
 
 }  // namespace
@@ -262,8 +262,7 @@ Result<ModelStates> read_model_states(const TensorFile& file, const std::string&
       out.shared.insert_or_assign(TRY(text_of(shared->key(i), "shared_params")),
                                   TRY(text_of(shared->value(i), "shared_params")));
   }
-  if (const auto layers = optional_member(*root, "ds_autoep_layers"))
-    TRY(read_autoep_layers(*layers, out).context(path));
+  if (const auto layers = optional_member(*root, "ds_autoep_layers")) TRY(read_autoep_layers(*layers, path, out));
   if (const auto buffers = optional_member(*root, "buffer_names"); buffers && buffers->is_sequence())
     for (std::size_t i = 0; i < buffers->size(); ++i) out.buffers.insert(TRY(text_of((*buffers)[i], "buffer_names")));
   out.steps = TRY(optional_count(*root, "global_steps"));

@@ -35,6 +35,7 @@ const Case kCases[] = {
     {"deepspeed_zero3_optimizer", "deepspeed/z3_frozen_tied/global_step1",
      "bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt"},
     {"deepspeed_experts", "deepspeed/z2_moe/global_step1", "mp_rank_00_model_states.pt"},
+    {"deepspeed_autoep", "deepspeed/z2_autoep/global_step1", "mp_rank_00_model_states.pt"},
     {"deepspeed_pipeline", "deepspeed/pipe/global_step1", "mp_rank_01_model_states.pt"},
     {"deepspeed_universal", "deepspeed/z1_universal/global_step1_universal", "zero/model.norm.weight/exp_avg.pt"},
     {"colossalai_ranks_meta", "colossalai_ranks/ranks", "meta-rank1.bin"},
