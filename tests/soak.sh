@@ -1,6 +1,7 @@
 #!/bin/bash
 # Runs tests that are too slow for tests/run.sh:
-#   every case of the loops of which sanitized builds otherwise try each n-th (tests/support/soak.h);
+#   all tests with the sanitizers, and every case of the loops of which such builds otherwise try each n-th
+#   (tests/support/soak.h);
 #   conversions of every float, by the CPU's code paths and by the bodies of the kernels;
 #   tests that start threads, with ThreadSanitizer;
 #   a conversion on 1,024 ranks, threads of one process;
@@ -45,8 +46,7 @@ heading() { printf '\n== %s   [%d:%02d]\n' "$1" $((SECONDS / 60)) $((SECONDS % 6
 
 heading "every case, with the sanitizers"
 if build dev --target reshard_tests; then
-  suites=$(grep -lrE 'every_nth|sampled' tests --include='*_test.cc' | xargs grep -hoE '^TEST(_F|_P)?\(\w+' | sed 's/.*(//' | sort -u | paste -sd'|')
-  RESHARD_SOAK=1 run_tests dev "(^|/)($suites)$"
+  RESHARD_SOAK=1 run_tests dev .
 else
   status=1
 fi

@@ -61,7 +61,7 @@ TEST_P(ChangedValue, IsNamedOrDoesNoHarm) {
   ASSERT_GT(changes.size(), 30u);
   std::set<std::string> said;
   Index refused = 0;
-  // The soak tries all 14,000 replacements, other runs every fifth: each value has eight, so all kinds are tried.
+  // The soak tries all 15,000 replacements, other runs every fifth: each value has eight, so all kinds are tried.
   const auto step = static_cast<std::size_t>(soak_is_asked() ? 1 : 5 * every_nth(5));
   for (std::size_t i = 0; i < changes.size(); i += step) {
     SCOPED_TRACE(changes[i].place + " as " + changes[i].value);
