@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <unordered_map>
+#include <utility>
 
 #include "lib/audit/metadata_audits.h"
 #include "lib/base/text.h"
@@ -29,6 +30,49 @@ void report_adapters(const Catalog& catalog, FindingList& findings) {
   f.advice =
       "A loader of the model drops them, and with them what they learned. Merge them into the weights "
       "(merge_and_unload), or save the adapters separately.";
+}
+
+// Returns the name of the other matrix of a pair whose product is an adapter: lora_B of lora_A. Empty if it is none.
+std::string other_of_pair(std::string_view key) {
+  static constexpr std::pair<std::string_view, std::string_view> kPairs[] = {
+      {".lora_A", ".lora_B"}, {".lora_embedding_A", ".lora_embedding_B"}};
+  for (const auto& [a, b] : kPairs)
+    for (const auto& [mine, other] : {std::pair(a, b), std::pair(b, a)}) {
+      const std::size_t at = key.rfind(mine);
+      if (at == std::string_view::npos) continue;
+      const std::string_view rest = key.substr(at + mine.size());
+      if ((!rest.empty() && rest.front() != '.') || rest.ends_with(".bias")) return {};
+      return std::string(key.substr(0, at)) + std::string(other) + std::string(rest);
+    }
+  return {};
+}
+
+// Reports matrices of adapters without the other of their pair, or of another rank.
+void report_adapter_pairs(const Catalog& catalog, FindingList& findings) {
+  std::unordered_map<std::string_view, const Tensor*> adapters;
+  for (const Tensor& t : catalog.tensors())
+    if (is_adapter(t.key()) && split_state_key(t.key()).kind != StateKind::kOptimizer) adapters.emplace(t.key(), &t);
+  std::vector<std::string> alone, differing;
+  for (const Tensor& t : catalog.tensors()) {
+    const auto own = adapters.find(t.key());
+    const std::string other = own == adapters.end() ? "" : other_of_pair(t.key());
+    if (other.empty()) continue;
+    const auto found = adapters.find(other);
+    if (found == adapters.end()) alone.push_back(t.name);
+    if (found == adapters.end() || t.key().find("_A") == std::string::npos) continue;
+    const Tensor& b = *found->second;
+    if (t.shape.rank() > 1 && b.shape.rank() > 1 && t.shape[0] != b.shape[1])
+      differing.insert(differing.end(), {t.name, b.name});
+  }
+  const auto add = [&](std::vector<std::string> tensors, const char* what) {
+    if (tensors.empty()) return;
+    Finding& f = findings.add(Severity::kError, "adapter-pair");
+    f.what = what;
+    f.tensors = std::move(tensors);
+    f.advice = "An adapter is the product of both matrices. Look for another copy of it.";
+  };
+  add(std::move(alone), "the other matrix of the pair (lora_A, lora_B) is missing");
+  add(std::move(differing), "the matrices of a pair have different ranks (rows of lora_A, columns of lora_B)");
 }
 
 void report_placeholders(const Catalog& catalog, const Model& model, FindingList& findings) {
@@ -101,6 +145,7 @@ bool is_placeholder(const Tensor& tensor, const Model& model) {
 std::vector<Finding> audit_names(const Catalog& catalog, const Model& model) {
   FindingList findings;
   report_adapters(catalog, findings);
+  report_adapter_pairs(catalog, findings);
   report_placeholders(catalog, model, findings);
   if (model.is_described()) return findings.take();
   report_same_keys(catalog, findings);

@@ -125,7 +125,7 @@ void check_tokenizer(const Catalog& catalog, const Model& model, VerifyReport& r
 
 void check_names(const Catalog& catalog, const Model& model, VerifyReport& report) {
   const auto tensors = std::ssize(catalog.tensors());
-  report.checked("adapter", "no adapter is stored next to the weights it changes", tensors);
+  report.checked("adapter", "adapters are complete, and not next to the weights they change", tensors);
   report.checked("placeholder", "no weight is an empty placeholder", tensors);
   if (!model.is_described()) {
     report.checked("name-duplicate", "no parameter is stored under two names", tensors);

@@ -70,6 +70,8 @@ TEST_F(AdapterTest, AloneItIsNoModel) {
   EXPECT_THAT(shown(R"({"r": 4, "lora_alpha": 8, "base_model_name_or_path": "org/\u001b[31m"})"),
               HasSubstr("; base model: org/\\x1b[31m"));
   EXPECT_THAT(shown(R"({"r": 4, "lora_alpha": 8})"), HasSubstr("; base model: not recorded"));
+  EXPECT_THAT(shown(R"({"r": 4, "lora_alpha": 8, "use_dora": true, "use_rslora": true, "alpha_pattern": {"x": 2}})"),
+              HasSubstr("adapter     DoRA, rank 4, alpha 8 (others in alpha_pattern), rsLoRA, "));
   fs::remove(adapter + "/adapter_config.json");
   EXPECT_THAT(shown(""), HasSubstr("no adapter_config.json gives its alpha and base model"));
   for (const std::vector<std::string>& more : {std::vector<std::string>{}, {"--merge-adapter"}}) {
@@ -82,6 +84,21 @@ TEST_F(AdapterTest, AloneItIsNoModel) {
                                  adapter + "."));
     EXPECT_THAT(r.err, Not(HasSubstr("--strip-prefix")));
   }
+}
+
+TEST_F(AdapterTest, ALostMatrixOfAPairIsAnError) {
+  ASSERT_EQ(convert({}).exit_code, 0);
+  EXPECT_EQ(reshard_cli({"verify", dir_ / "out/adapter"}).exit_code, 0);
+  const std::string lost = "base_model.model.model.layers.1.self_attn.q_proj.lora_B.weight";
+  ASSERT_EQ(reshard_cli({"convert", dir_ / "out/adapter", dir_ / "damaged", "--to", "hf", "-q", "--family", "none",
+                         "--exclude", lost})
+                .exit_code,
+            0);
+  const CommandResult r = reshard_cli({"verify", dir_ / "damaged"});
+  EXPECT_EQ(r.exit_code, 1);
+  EXPECT_THAT(r.out, HasSubstr("base_model.model.model.layers.1.self_attn.q_proj.lora_A.weight: the other matrix of "
+                               "the pair"));
+  EXPECT_THAT(r.out, HasSubstr("1 error, 0 warnings, 0 notes"));
 }
 
 TEST_F(AdapterTest, IsMergedAsPeftMergesIt) {

@@ -332,6 +332,7 @@ Result<std::optional<Adapter>> read_adapter(Reader& source, const AdapterOptions
   const Catalog& catalog = reader.catalog();
   const AdapterTensors own(catalog, options.reader != nullptr, selection);
   if (!own.is_there()) {
+    if (merges && options.reader) TRY(TRY(AdapterConfig::find(catalog)).check_mergeable());
     if (merges)
       return usage_error(
           catalog.root + ": --merge-adapter: no adapter found; " +
@@ -369,7 +370,11 @@ Result<std::string> describe_adapter(Reader& reader) {
   };
   const std::string type = text_of("peft_type"), base = text_of("base_model_name_or_path");
   if (modules.empty() && type.empty()) return std::string();
-  std::string out = type.empty() || type == "LORA" ? "LoRA" : "PEFT's " + type;
+  const auto is_set = [&](std::string_view flag) {
+    const auto value = config.get_bool(flag);
+    return value.has_value() && *value;
+  };
+  std::string out = !type.empty() && type != "LORA" ? "PEFT's " + type : is_set("use_dora") ? "DoRA" : "LoRA";
   // Matrices of several experts have the rows of all of them, so the config counts first.
   const Json* const pattern = config.find("rank_pattern");
   const bool has_pattern = pattern && pattern->is_object() && !pattern->as_object()->empty();
@@ -379,7 +384,10 @@ Result<std::string> describe_adapter(Reader& reader) {
   else if (!ranks.empty())
     out +=
         ", rank " + std::to_string(*ranks.begin()) + (ranks.size() > 1 ? " to " + std::to_string(*ranks.rbegin()) : "");
+  const Json* const alphas = config.find("alpha_pattern");
   if (const auto alpha = config.get_index("lora_alpha")) out += ", alpha " + std::to_string(*alpha);
+  if (alphas && alphas->is_object() && !alphas->as_object()->empty()) out += " (others in alpha_pattern)";
+  if (is_set("use_rslora")) out += ", rsLoRA";
   if (!modules.empty()) out += ", " + count_of(std::ssize(modules), "module");
   if (found && !found->is_there()) return out + "; no adapter_config.json gives its alpha and base model";
   return out + "; base model: " + (base.empty() ? "not recorded" : base);

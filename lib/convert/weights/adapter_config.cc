@@ -138,11 +138,15 @@ Status AdapterConfig::read(const std::string& root, const AdapterOperands& opera
 
 Status AdapterConfig::check_mergeable() const {
   if (!json_) return {};
+  constexpr const char* kNot =
+      ": merging adapters of this kind is not supported; merge it with PEFT's merge_and_unload";
+  if (const Json* type = json_->find("peft_type"); type && type->is_string() && *type->as_string() != "LORA")
+    return unsupported(path_ + ": peft_type " + printable(*type->as_string()) + kNot);
   // What PEFT does not merge as W + scale B A, or not at all (tuners/lora/variants.py), and copies of layers.
   for (const std::string_view member : {"use_dora", "lora_bias", "use_qalora", "use_bdlora", "kasa_config",
                                         "arrow_config", "alora_invocation_tokens", "layer_replication"})
     if (const Json* value = json_->find(member); value && is_set(*value))
-      return unsupported(path_ + ": " + std::string(member) + ": merging adapters of this kind is not supported");
+      return unsupported(path_ + ": " + std::string(member) + kNot);
   return {};
 }
 

@@ -74,7 +74,9 @@ bool AdapterTensors::is_there() const {
 Error AdapterTensors::unknown(const Tensor& t, const std::string& why) const {
   return unsupported(catalog_.root + ": " + tensor_text(t.name) + ": " + why +
                      "unsupported part of an adapter; expected lora_A or lora_B of a linear layer or embedding, a "
-                     "whole weight, or rows of an embedding. Add --exclude to leave it out");
+                     "whole weight, or rows of an embedding. " +
+                     (is_separate_ ? "Merge the adapter with PEFT's merge_and_unload"
+                                   : "Add --exclude '*lora_*' to leave the adapter out"));
 }
 
 Result<AdapterOperands> AdapterTensors::operands() const {

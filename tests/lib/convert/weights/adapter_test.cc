@@ -261,6 +261,13 @@ TEST_F(AnAdapter, IsNothingWhereNoneIsThereOrWanted) {
   EXPECT_FALSE(must(read(AdapterUse::kNone)).has_value()) << "nor is it looked at";
 }
 
+TEST_F(AnAdapter, OfAnotherMethodIsNamed) {
+  add("base_model.model." + kModule + ".ia3_l", {3, 1}, {1, 2, 3});
+  write_config(R"({"peft_type": "IA3"})");
+  EXPECT_THAT(error(),
+              HasSubstr("peft_type IA3: merging adapters of this kind is not supported; merge it with PEFT's"));
+}
+
 TEST_F(AnAdapter, HasBothMatricesOfAPair) {
   add(kA, {1, 2}, {1, 10});
   EXPECT_THAT(error(), HasSubstr("'" + kA + "': its lora_B is missing"));
