@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "formats/encoding/torch_file.h"
+#include "formats/encoding/weight_index.h"
 #include "formats/tensor_files/reader.h"
 #include "formats/tensor_files/target.h"
 
@@ -14,8 +15,12 @@ namespace bin {
 
 namespace {
 
+constexpr std::string_view kEnd = ".bin";
+constexpr std::string_view kStems[] = {"pytorch_model", "diffusion_pytorch_model"};
+
 bool is_of_model(std::string_view name) {
-  return (name.starts_with("pytorch_model") || name.starts_with("diffusion_pytorch_model")) && name.ends_with(".bin");
+  const auto begins = [&](std::string_view stem) { return name.starts_with(stem); };
+  return std::any_of(std::begin(kStems), std::end(kStems), begins) && name.ends_with(kEnd);
 }
 
 }  // namespace
@@ -24,7 +29,12 @@ bool is_single_name(std::string_view name) {
   return name == "pytorch_model.bin" || name == "diffusion_pytorch_model.bin";
 }
 
-bool is_index_name(std::string_view name) { return name.ends_with(".bin.index.json"); }
+bool is_index_name(std::string_view name) { return parse_weight_index_name(name, kEnd).has_value(); }
+
+bool is_variant(std::string_view name) {
+  return std::any_of(std::begin(kStems), std::end(kStems),
+                     [&](std::string_view stem) { return is_variant_name(name, stem, kEnd); });
+}
 
 bool is_numbered_name(std::string_view name) {
   const bool is_of_torchtune = name.starts_with("model-") && name.ends_with(".bin");
@@ -60,7 +70,7 @@ bool is_own_file(const Catalog& catalog, std::string_view path) {
 Result<bool> recognises(const PathSnapshot& place) {
   if (!place.is_directory()) return is_index_name(place.path()) || TorchFile::recognises(place.head());
   if (place.has_file_like(is_single_name) || place.has_file_like(is_index_name) ||
-      place.has_file_like(is_numbered_name) || place.has_file(kAdapterFile))
+      place.has_file_like(is_numbered_name) || place.has_file_like(is_variant) || place.has_file(kAdapterFile))
     return true;
   const std::vector<std::string> usual = usual_names(place);
   return usual.size() == 1 && TorchFile::recognises(TRY(place.inside(usual.front()))->head());

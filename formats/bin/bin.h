@@ -26,7 +26,8 @@ namespace bin {
 
 inline constexpr std::string_view kAdapterFile = "adapter_model.bin";  // PEFT's; not part of a model next to it
 bool is_single_name(std::string_view name);  // "pytorch_model.bin", "diffusion_pytorch_model.bin"
-bool is_index_name(std::string_view name);   // ends in ".bin.index.json"
+bool is_index_name(std::string_view name);   // "pytorch_model.bin.index.json", or a variant's
+bool is_variant(std::string_view name);      // "pytorch_model.fp16.bin", "pytorch_model.fp16-00001-of-00002.bin"
 // "pytorch_model-00001-of-00004.bin", torchtune's "model-00001-of-00004.bin"
 bool is_numbered_name(std::string_view name);
 // Returns the files in a directory whose names other programs give to whole models: nanoGPT's "ckpt.pt", Lightning's

@@ -4,9 +4,11 @@
 #include <algorithm>
 #include <array>
 #include <unordered_map>
+#include <unordered_set>
 
 #include "formats/bin/bin.h"
 #include "formats/bin/nano_gpt.h"
+#include "formats/encoding/weight_index.h"
 #include "formats/tensor_files/indexed_files.h"
 #include "formats/tensor_files/placeholders.h"
 #include "lib/base/text.h"
@@ -29,7 +31,7 @@ class BinReader : public TensorFileReader {
   std::vector<std::string> names_;  // the files to read
   std::optional<IndexedFiles> index_;
   std::unordered_map<std::string, Error> refusals_;  // of tensors whose values a class computes, by name
-  std::vector<std::string> unreadable_;              // objects of classes, whose content is not read
+  std::vector<std::string> unreadable_;              // objects of classes with tensors, whose content is not read
   std::string prefix_;                               // the prefix that is left out of the names
   std::optional<pickle::Value> model_args_;          // nanoGPT's, if a file has them
 };
@@ -54,28 +56,59 @@ std::string prefix_of(const TensorFile& file) {
   return std::all_of(file.tensors().begin(), file.tensors().end(), is_under) ? *first : std::string();
 }
 
+// Returns whether the data of a tensor is in a value, or may be because there is too much to look at. Skips what is in
+// `seen`, and adds what it looks at.
+bool holds_storage(const pickle::Value& value, std::unordered_set<std::uint32_t>& seen) {
+  using pickle::Kind;
+  constexpr std::size_t kMost = 1'000'000;
+  std::vector<pickle::Value> stack = {value};
+  const auto add = [&](const pickle::Value& v) {
+    const Kind k = v.kind();
+    const bool has_parts = k == Kind::kObject || k == Kind::kDict || k == Kind::kPersistentId || v.size() > 0;
+    if (has_parts && seen.insert(v.identity()).second) stack.push_back(v);
+  };
+  while (!stack.empty()) {
+    const pickle::Value v = stack.back();
+    stack.pop_back();
+    if (v.kind() == Kind::kPersistentId || seen.size() > kMost) return true;
+    for (std::size_t i = 0; i < v.size(); ++i) add(v.kind() == Kind::kDict ? v.value(i) : v[i]);
+    for (const pickle::Value& part : {v.state(), v.items(), v.keywords()}) add(part);
+    if (v.kind() != Kind::kObject) continue;
+    add(v.callee());
+    add(v.args());
+  }
+  return false;
+}
+
 // Lists the files to read. `index` is the one that the caller opened, or empty.
 Status BinReader::open_directory(const PathSnapshot& directory, std::string index, bool skip_damaged) {
   const std::string& path = directory.path();
-  std::vector<std::string> indexes, numbered;
+  std::vector<std::string> indexes, numbered, variants;
   std::string single;
   for (const DirectoryEntry& e : directory.entries()) {
     if (e.is_directory) continue;
     if (is_index_name(e.name)) indexes.push_back(e.name);
-    if (is_numbered_name(e.name)) numbered.push_back(e.name);
+    if (is_variant(e.name))
+      variants.push_back(e.name);
+    else if (is_numbered_name(e.name))
+      numbered.push_back(e.name);
     if (is_single_name(e.name)) single = e.name;
   }
   constexpr std::string_view kOnly = "-00001-of-00001.bin";
   if (single.empty() && numbered.size() == 1 && numbered.front().ends_with(kOnly))
     single = std::exchange(numbered, {}).front();
   if (single.empty() && indexes.empty() && numbered.empty()) {
+    if (variants.size() > 1)
+      return unsupported(path + ": expected one model, got " + names_text(variants, "file") +
+                         "; open one of them by its path");
+    if (!variants.empty()) single = variants.front();
+  }
+  if (single.empty() && indexes.empty() && numbered.empty()) {
     const std::vector<std::string> usual = usual_names(directory);
     single = usual.empty() || directory.has_file(kAdapterFile) ? std::string(kAdapterFile) : usual.front();
   }
-  if (indexes.size() > 1 && index.empty())
-    return unsupported(path + ": expected one index, got " + names_text(indexes, "file") +
-                       "; open one of them by its path");
-  if (indexes.empty() && index.empty()) {
+  if (index.empty()) index = TRY(index_of_model(path, indexes, ".bin", !single.empty()));
+  if (index.empty()) {
     if (single.empty())
       return corrupt(path + ": expected an index next to " + names_text(numbered, "file") +
                      "; without it, some of them may be missing. Open a single file to see what it "
@@ -84,12 +117,12 @@ Status BinReader::open_directory(const PathSnapshot& directory, std::string inde
     catalog_.stale_files = numbered;
     return {};
   }
-  if (index.empty()) index = indexes.front();
   index_ = TRY(IndexedFiles::open(path, index, skip_damaged));
   names_ = index_->files();
   if (!single.empty()) numbered.push_back(single);
+  const bool is_model = parse_weight_index_name(index, ".bin")->variant.empty();
   for (const std::string& name : numbered)
-    if (!index_->contains(name)) catalog_.stale_files.push_back(name);
+    if (is_model && !index_->contains(name)) catalog_.stale_files.push_back(name);
   return {};
 }
 
@@ -117,14 +150,16 @@ Status BinReader::read_file(const std::string& name, const OpenOptions& options)
     catalog_.has_other_bytes = true;
     refusals_.emplace(tensor, *e.refusal);
   }
+  std::unordered_set<std::uint32_t> seen;
   for (const TensorFile::Object& o : open.content->objects()) {
     TRY(add_object(name_of(o.name), path_of(o.path), open.file, o.value));
-    if (o.value.kind() == pickle::Kind::kObject && !o.value.state().is_none()) unreadable_.push_back(o.name);
+    if (o.value.kind() == pickle::Kind::kObject && holds_storage(o.value, seen)) unreadable_.push_back(o.name);
   }
   return {};
 }
 
 Status BinReader::open(const PathSnapshot& place, const OpenOptions& options) {
+  const TroubleWatch watch;
   catalog_.root = place.is_directory() ? place.path() : parent_path(place.path());
   if (place.is_directory())
     TRY(open_directory(place, "", options.skip_damaged));
@@ -134,11 +169,15 @@ Status BinReader::open(const PathSnapshot& place, const OpenOptions& options) {
     names_ = {place.name()};
   for (const std::string& name : names_) TRY(read_file(name, options));
   TRY(refuse_placeholders(catalog_, place));
-  if (index_) TRY(index_->check(catalog_));
+  if (index_)
+    if (const Status complete = index_->check(catalog_); !complete)
+      TRY(leave_out(options, watch, complete.error(), index_->absent()));
+  if (!unreadable_.empty() && catalog_.tensors().empty() && catalog_.unread_files.empty())
+    return unsupported(place.path() + ": its tensors are in instances of classes, which are not read: " +
+                       names_text(unreadable_, "object") + "; save their state_dict() instead");
   if (!unreadable_.empty())
-    catalog_.warnings.push_back(
-        "Instances of classes, whose content is not read: " + names_text(unreadable_, "object") +
-        ". If tensors are in them, save their state_dict() instead.");
+    catalog_.warnings.push_back("Instances of classes with tensors in them, which are not read: " +
+                                names_text(unreadable_, "object") + ". Save their state_dict() instead.");
   catalog_.attributes.emplace_back("format",
                                    "torch.save, " + count_of(std::ssize(names_), "file") + (index_ ? ", index" : ""));
   if (!prefix_.empty())

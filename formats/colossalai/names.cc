@@ -57,7 +57,7 @@ std::optional<ShardName> parse_shard_name(std::string_view name) {
     ShardName out;
     out.part = base.part;
     const auto shard = take_last_number(rest);
-    if (!shard) return std::nullopt;
+    if (!shard || rest.ends_with("-of")) return std::nullopt;
     out.shard = *shard;
     if (take_end(rest, "-shard") && !take_stage(rest, out.stage, out.expert)) return std::nullopt;
     const bool has_prefix = rest.size() > base.name.size() && rest[base.name.size()] == '.';

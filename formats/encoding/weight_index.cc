@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "formats/encoding/weight_index.h"
 
+#include <algorithm>
 #include <set>
 
 #include "lib/base/file.h"
@@ -19,7 +20,37 @@ Result<std::string> file_inside(const Json& value, const std::string& where) {
   return std::string(*file);
 }
 
+// Takes a variant's name from the front of a text: ".fp16". Returns "" if there is none.
+std::string_view take_variant(std::string_view& text) {
+  const std::size_t end = text.starts_with('.') ? std::min(text.find_first_of(".-/", 1), text.size()) : 0;
+  const std::string_view variant = text.substr(0, end);
+  if (variant.size() < 2) return {};
+  text.remove_prefix(end);
+  return variant.substr(1);
+}
+
 }  // namespace
+
+std::optional<WeightIndexName> parse_weight_index_name(std::string_view name, std::string_view ending) {
+  constexpr std::string_view kIndex = ".index";
+  constexpr std::string_view kJson = ".json";
+  name.remove_prefix(name.rfind('/') + 1);  // npos + 1 is 0
+  const std::size_t at = name.find(ending);
+  if (at == std::string_view::npos) return std::nullopt;
+  std::string_view rest = name.substr(at + ending.size());
+  WeightIndexName out{std::string(name.substr(0, at)), {}};
+  if (!rest.starts_with(kIndex)) out.variant = take_variant(rest);
+  if (!take(rest, kIndex)) return std::nullopt;
+  if (rest != kJson && out.variant.empty()) out.variant = take_variant(rest);
+  return rest == kJson ? std::optional(std::move(out)) : std::nullopt;
+}
+
+bool is_variant_name(std::string_view name, std::string_view stem, std::string_view ending) {
+  if (!take(name, stem) || !name.ends_with(ending) || name == ending) return false;
+  if (take(name, "-") && (!take_number(name) || !take(name, "-of-") || !take_number(name) || name == ending))
+    return false;
+  return name.starts_with('.');
+}
 
 Result<WeightIndex> WeightIndex::read(const std::string& path) {
   return parse(TRY(read_whole_file(path, kMaxIndexBytes)), path);

@@ -4,6 +4,11 @@
 //   {"metadata": {"total_size": 2471645608},
 //    "weight_map": {"model.embed_tokens.weight": "model-00001-of-00004.safetensors", ...}}
 //
+// "model.safetensors.index.json" is the index of the model "model". Models are published in variants too, which loaders
+// read only if they are asked to (transformers' _add_variant): "model.safetensors.index.fp16.json" names
+// "model.fp16-00001-of-00002.safetensors". Older programs wrote "model.safetensors.fp16.index.json" and
+// "model-00001-of-00002.fp16.safetensors".
+//
 // Hugging Face (huggingface_hub/serialization/_torch.py) gives total_size in bytes and sorts the names. ColossalAI
 // (colossalai/checkpoint_io/index_file.py) gives it in MiB, as a float, and keeps the order of the model. ColossalAI's
 // index of an optimizer maps parameter ids in decimal, and its metadata names the file of the parameter groups.
@@ -26,6 +31,19 @@
 #include "lib/base/result.h"
 
 namespace reshard {
+
+// The parts of an index's name.
+struct WeightIndexName {
+  std::string stem;     // of the model's files: "model"
+  std::string variant;  // "fp16"; empty for the model itself
+};
+
+// Parses the name of an index of files that end in `ending` (".safetensors", ".bin").
+std::optional<WeightIndexName> parse_weight_index_name(std::string_view name, std::string_view ending);
+
+// Returns whether a file has the name of a variant of the model whose files begin with `stem` and end in `ending`:
+// "model.fp16.safetensors", "model.fp32-00001-of-00002.safetensors".
+bool is_variant_name(std::string_view name, std::string_view stem, std::string_view ending);
 
 // An index that was read.
 class WeightIndex {

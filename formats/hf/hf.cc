@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "formats/encoding/weight_index.h"
 #include "formats/tensor_files/target.h"
 #include "lib/base/file.h"
 #include "lib/base/text.h"
@@ -12,7 +13,7 @@ namespace reshard {
 namespace hf {
 
 bool is_file_name(std::string_view path) { return path.ends_with(".safetensors"); }
-bool is_index_name(std::string_view path) { return path.ends_with(".safetensors.index.json"); }
+bool is_index_name(std::string_view path) { return parse_weight_index_name(path, ".safetensors").has_value(); }
 
 namespace {
 

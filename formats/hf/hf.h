@@ -4,6 +4,7 @@
 //   model.safetensors                       everything in one file, or
 //   model-00001-of-00004.safetensors ...    whole tensors distributed over several files, and
 //   model.safetensors.index.json            {"metadata": {"total_size": N}, "weight_map": {tensor: file}}
+//   model.fp16.safetensors ...              a variant of the model, read only if it is the only one or is opened
 //
 // (huggingface_hub/serialization/_torch.py, transformers/modeling_utils.py.) Distributed Checkpoint's Hugging Face
 // writer (torch/distributed/checkpoint/hf_storage.py) also writes
@@ -29,7 +30,7 @@ extern const Format kHfFormat;
 namespace hf {
 
 bool is_file_name(std::string_view path);   // ends in ".safetensors"
-bool is_index_name(std::string_view path);  // ends in ".safetensors.index.json"
+bool is_index_name(std::string_view path);  // "model.safetensors.index.json", or a variant's
 
 // Opens a file, an index or a directory. With options.files_too = false only the headers need to exist, not the data.
 Result<std::unique_ptr<Reader>> open(const PathSnapshot& place, const OpenOptions& options);

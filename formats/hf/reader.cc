@@ -9,6 +9,7 @@
 #include <set>
 
 #include "formats/encoding/safetensors_header.h"
+#include "formats/encoding/weight_index.h"
 #include "formats/encoding/zstd_frame.h"
 #include "formats/hf/hf.h"
 #include "formats/tensor_files/indexed_files.h"
@@ -26,7 +27,6 @@ constexpr std::string_view kShardingInfo = "DCP_SHARDING_INFO";
 constexpr std::string_view kShardsConfig = ".hf_metadata/config.json";  // NeMo AutoModel's, next to its tokenizer
 constexpr std::string_view kSpoolName = "(decoded frames)";
 constexpr std::string_view kFileEnd = ".safetensors";
-constexpr std::string_view kIndexEnd = ".safetensors.index.json";
 
 // ---- Which files there are
 
@@ -46,26 +46,20 @@ struct Sources {
 constexpr std::string_view kAdapter = "adapter_model.safetensors";
 bool is_beside(std::string_view name) { return name.starts_with("consolidated") || name == kAdapter; }
 
-// Returns whether a file is another variant of the model that `stem` names: "model.fp16.safetensors",
-// "model.fp32-00001-of-00002.safetensors" (transformers' _add_variant).
-bool is_variant(std::string_view name, std::string_view stem) {
-  return name.size() > stem.size() && name.starts_with(stem) && name[stem.size()] == '.' &&
-         name.substr(stem.size()) != kFileEnd;
-}
-
 Result<Sources> indexed_sources(const PathSnapshot& directory, const std::string& index_name, bool skip_damaged) {
   Sources sources;
   sources.root = directory.path();
   sources.index = TRY(IndexedFiles::open(sources.root, index_name, skip_damaged));
   sources.files = sources.index->files();
-  const std::string stem = index_name.substr(0, index_name.size() - kIndexEnd.size());
+  const WeightIndexName name = *parse_weight_index_name(index_name, kFileEnd);
   for (const DirectoryEntry& entry : directory.entries()) {
     if (entry.is_directory || !is_file_name(entry.name) || sources.index->contains(entry.name)) continue;
-    if (entry.name == stem + std::string(kFileEnd)) {
+    if (entry.name == name.stem + std::string(kFileEnd) && name.variant.empty()) {
       sources.whole = entry.name;
       continue;
     }
-    const bool is_other = is_beside(entry.name) || is_variant(entry.name, stem);
+    const bool is_other = is_beside(entry.name) || is_variant_name(entry.name, name.stem, kFileEnd) ||
+                          (!name.variant.empty() && entry.name.starts_with(name.stem));
     (is_other ? sources.beside : sources.stale_files).push_back(entry.name);
   }
   return sources;
@@ -129,12 +123,13 @@ Result<Sources> directory_sources(const PathSnapshot& directory, bool skip_damag
   constexpr std::string_view kUsual = "model.safetensors.index.json";
   if (std::find(indexes.begin(), indexes.end(), kUsual) != indexes.end())
     return indexed_sources(directory, std::string(kUsual), skip_damaged);
-  if (indexes.size() == 1) return indexed_sources(directory, indexes.front(), skip_damaged);
-  if (indexes.size() > 1)
-    return unsupported(root + ": expected one index, got " + names_text(indexes, "file") +
-                       "; open one of them by its path");
-  if (files.empty()) return io_error(root + ": expected safetensors files, got none");
   const std::set<std::string> all(files.begin(), files.end());
+  const bool has_model = std::any_of(indexes.begin(), indexes.end(), [&](const std::string& name) {
+    return all.contains(parse_weight_index_name(name, kFileEnd)->stem + std::string(kFileEnd));
+  });
+  const std::string index = TRY(index_of_model(root, indexes, kFileEnd, has_model));
+  if (!index.empty()) return indexed_sources(directory, index, skip_damaged);
+  if (files.empty()) return io_error(root + ": expected safetensors files, got none");
   const auto move_out = [&](std::vector<std::string>& to, const auto& is_other) {
     const auto others = std::stable_partition(files.begin(), files.end(), std::not_fn(is_other));
     to.insert(to.end(), others, files.end());
@@ -143,7 +138,7 @@ Result<Sources> directory_sources(const PathSnapshot& directory, bool skip_damag
   move_out(beside, [&](const std::string& name) {
     for (std::size_t dot = 0; (dot = name.find('.', dot + 1)) != std::string::npos;)
       if (const std::string stem = name.substr(0, dot);
-          is_variant(name, stem) && all.contains(stem + std::string(kFileEnd)))
+          is_variant_name(name, stem, kFileEnd) && all.contains(stem + std::string(kFileEnd)))
         return true;
     return false;
   });
@@ -254,7 +249,8 @@ Status HfReader::join(Tensor& tensor, const Piece& piece) const {
   const std::uint32_t first = tensor.fragments.extent(0).file;
   const std::string what = catalog_.file_path(file) + ": " + tensor_text(tensor.name);
   if (!sharded_[file] || !sharded_[first])
-    return corrupt(what + ": expected it in one file, got it in " + catalog_.file_path(first) + " too");
+    return corrupt(what + ": expected it in one file, got it in " + catalog_.file_path(first) +
+                   " too; if these are different models, open one of the files by its path");
   if (piece.entry.dtype != tensor.dtype)
     return corrupt(what + ": expected " + std::string(info(tensor.dtype).safetensors_name) + " as in " +
                    catalog_.file_path(first) + ", got " + std::string(info(piece.entry.dtype).safetensors_name));
@@ -362,8 +358,8 @@ void HfReader::describe_format() {
     catalog_.attributes.emplace_back("next to it", names_text(sources_.beside, "file") + ", not part of the model");
   if (std::find(sources_.beside.begin(), sources_.beside.end(), kAdapter) != sources_.beside.end())
     catalog_.notes.push_back(std::string(kAdapter) +
-                             " is next to the model and is not read: it is an adapter that was not merged, which " +
-                             "some loaders apply if they find it");
+                             " is next to the model and is not read: it is an adapter, which some loaders apply " +
+                             "if they find it; the files do not tell whether it is merged already");
   if (!sources_.whole.empty())
     catalog_.warnings.push_back(sources_.whole + " is not named by the index next to it and is not read: " +
                                 "transformers loads it instead of the files of the index. Remove one of the two.");
@@ -444,7 +440,9 @@ Status HfReader::open(const PathSnapshot& place, const OpenOptions& options) {
   for (const std::string& name : sources_.files) TRY(read_file(name, options));
   TRY(refuse_placeholders(catalog_, place));
   TRY(check_shapes());
-  if (sources_.index) TRY(sources_.index->check(catalog_));
+  if (sources_.index)
+    if (const Status complete = sources_.index->check(catalog_); !complete)
+      TRY(leave_out(options, watch, complete.error(), sources_.index->absent()));
   if (has_shards() && TRY(path_exists(path_join(catalog_.root, kShardsConfig))))
     catalog_.metadata_files.emplace_back(kShardsConfig);
   drop_aliases();

@@ -176,11 +176,12 @@ Status MetaReader::open_safetensors(const PathSnapshot& directory, const std::st
       return io_error(catalog_.root + ": expected one consolidated.safetensors, or " + std::string(kIndex) +
                       ", which names the files that belong together; got " + names_text(names, "file"));
   }
+  const TroubleWatch watch;
   for (const std::string& name : names) {
-    const TroubleWatch watch;
+    const TroubleWatch watch_of_file;
     const auto opened = open_file(name, options);
     if (!opened) {
-      TRY(leave_out(options, watch, opened.error(), IndexedFiles::leave_out(index, name)));
+      TRY(leave_out(options, watch_of_file, opened.error(), IndexedFiles::leave_out(index, name)));
       continue;
     }
     const OpenFile& open = *opened;
@@ -188,7 +189,9 @@ Status MetaReader::open_safetensors(const PathSnapshot& directory, const std::st
       if (!index || index->is_wanted(e.name, name)) TRY(add_tensor(e.name, e.path, open.file, e.tensor));
     for (const TensorFile::Object& o : open.content->objects()) TRY(add_object(o.name, o.path, open.file, o.value));
   }
-  return index ? index->check(catalog_) : Status();
+  if (!index) return {};
+  const Status complete = index->check(catalog_);
+  return complete ? complete : leave_out(options, watch, complete.error(), index->absent());
 }
 
 // ---- the whole

@@ -2,11 +2,26 @@
 #include "formats/tensor_files/indexed_files.h"
 
 #include <algorithm>
+#include <iterator>
 
 #include "formats/tensor_files/reader.h"
 #include "lib/base/text.h"
 
 namespace reshard {
+
+Result<std::string> index_of_model(const std::string& directory, const std::vector<std::string>& indexes,
+                                   std::string_view ending, bool has_model) {
+  std::vector<std::string> of_model;
+  std::copy_if(indexes.begin(), indexes.end(), std::back_inserter(of_model), [&](const std::string& name) {
+    const auto parsed = parse_weight_index_name(name, ending);
+    return parsed && parsed->variant.empty();
+  });
+  if (of_model.empty() && !has_model) of_model = indexes;
+  if (of_model.size() > 1)
+    return unsupported(directory + ": expected one index, got " + names_text(of_model, "file") +
+                       "; open one of them by its path");
+  return of_model.empty() ? std::string() : of_model.front();
+}
 
 Result<IndexedFiles> IndexedFiles::open(const std::string& root, const std::string& index, bool skip_damaged) {
   IndexedFiles out(TRY(WeightIndex::read(path_join(root, index))));
@@ -46,26 +61,37 @@ bool IndexedFiles::is_wanted(const std::string& tensor, const std::string& file,
     return true;
   }
   if (index_.entries()[*entry].file == file) return seen_[*entry] = true;
-  if (!is_piece) copies_.push_back(tensor);
+  if (!is_piece) copies_.emplace(tensor, file);
   return is_piece;
+}
+
+std::vector<std::string> IndexedFiles::absent() const {
+  std::vector<std::string> out;
+  for (std::size_t i = 0; i < seen_.size(); ++i)
+    if (!seen_[i]) out.push_back(index_.entries()[i].name);
+  std::sort(out.begin(), out.end(), natural_less);
+  return out;
 }
 
 Status IndexedFiles::check(Catalog& catalog) const {
   catalog.metadata_files.push_back(base_name(index_.path()));
-  std::vector<std::string> absent;
-  for (std::size_t i = 0; i < seen_.size(); ++i)
-    if (!seen_[i]) absent.push_back(index_.entries()[i].name);
+  const std::vector<std::string> absent = this->absent();
   if (!absent.empty()) {
-    std::sort(absent.begin(), absent.end(), natural_less);
+    const auto elsewhere = copies_.find(absent.front());
     return corrupt(path_join(catalog.root, index_.entries()[*index_.find(absent.front())].file) + ": expected " +
                    tensor_text(absent.front()) + ", as " + index_.path() + " says; it is missing (" +
-                   count_of(std::ssize(absent), "such tensor") + ")");
+                   count_of(std::ssize(absent), "such tensor") + ")" +
+                   (elsewhere == copies_.end() ? ""
+                                               : "; it is in " + printable(elsewhere->second) +
+                                                     ": correct the index, or save the model again"));
   }
   if (!unindexed_.empty())
     catalog.warnings.push_back("In the files but not in the index: " + names_text(unindexed_, "tensor") +
                                ". They are read.");
-  if (!copies_.empty())
-    catalog.warnings.push_back("In a file other than the index says: " + names_text(copies_, "tensor") +
+  std::vector<std::string> copies;
+  for (const auto& [name, file] : copies_) copies.push_back(name);
+  if (!copies.empty())
+    catalog.warnings.push_back("In a file other than the index says: " + names_text(copies, "tensor") +
                                ". Only the copy that the index names is read.");
   if (const Json& total = index_.total_size(); !total.is_null() && !is_partial_) {
     const auto stated = total.as_index();

@@ -2,6 +2,7 @@
 // The files that a model's index names (formats/encoding/weight_index.h), and the check of their content against it.
 #pragma once
 
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -10,6 +11,11 @@
 #include "lib/checkpoint/catalog.h"
 
 namespace reshard {
+
+// Returns the index of a directory's model among its `indexes`, or an empty text: the only one that is not a variant's,
+// or, unless `has_model` (in a file without an index), that of the only variant. Fails if there are several.
+Result<std::string> index_of_model(const std::string& directory, const std::vector<std::string>& indexes,
+                                   std::string_view ending, bool has_model);
 
 // An index, and which of its tensors were found so far.
 class IndexedFiles {
@@ -31,8 +37,11 @@ class IndexedFiles {
   // Makes check() not expect the tensors of a file that cannot be read. Returns their names, none without an index.
   static std::vector<std::string> leave_out(std::optional<IndexedFiles>& index, const std::string& file);
 
-  // Fails with kCorrupt if a tensor of the index was not found in its file. Other differences become warnings. Adds the
-  // index to the catalog's metadata files.
+  // Returns the tensors of the index that were not found in their files.
+  std::vector<std::string> absent() const;
+
+  // Fails with kCorrupt if a tensor of the index was not found in its file, and says where it is; otherwise, other
+  // differences become warnings. Adds the index to the catalog's metadata files.
   Status check(Catalog& catalog) const;
 
  private:
@@ -42,10 +51,10 @@ class IndexedFiles {
 
   WeightIndex index_;
   std::vector<std::string> files_;
-  std::vector<bool> seen_;              // for each entry of the index, whether it was found
-  std::vector<std::string> unindexed_;  // found, but not in the index
-  bool is_partial_ = false;             // files were left out
-  std::vector<std::string> copies_;     // found in another file than the index says
+  std::vector<bool> seen_;                     // for each entry of the index, whether it was found
+  std::vector<std::string> unindexed_;         // found, but not in the index
+  bool is_partial_ = false;                    // files were left out
+  std::map<std::string, std::string> copies_;  // found in another file than the index says, and that file
 };
 
 }  // namespace reshard

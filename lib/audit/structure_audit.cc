@@ -178,7 +178,10 @@ void report_unread_files(const Catalog& catalog, FindingList& findings) {
   const std::vector<UnreadFile>& files = catalog.unread_files;
   if (files.empty()) return;
   Finding& f = findings.add(Severity::kError, "file-unreadable");
-  f.what = count_of(std::ssize(files), "data file") + " cannot be read; only the others were checked";
+  f.what =
+      count_of(std::ssize(files), "data file") +
+      (files.size() == 1 ? " is missing or damaged, or lacks tensors" : " are missing or damaged, or lack tensors") +
+      "; only the rest was checked";
   for (const UnreadFile& file : files) {
     f.tensors.insert(f.tensors.end(), file.tensors.begin(), file.tensors.end());
     if (f.why.size() < kShownFiles) f.why.push_back(file.why);

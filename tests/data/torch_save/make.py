@@ -1,4 +1,5 @@
 """Makes the files beside it with real torch (2.15): python make.py DIRECTORY"""
+import argparse
 import collections
 import os
 import sys
@@ -73,3 +74,8 @@ torch.save({"s": torch.eye(3).to_sparse()}, path("sparse.pt"))
 torch.save({"c": torch.tensor([1 + 2j]).conj()}, path("conj.pt"))
 torch.jit.save(torch.jit.script(torch.nn.Linear(2, 2)), path("script.pt"))
 torch.save({"w": torch.zeros(1).expand(2**30, 2**30)}, path("expanded.pt"))
+module = torch.nn.Linear(2, 1)
+args = argparse.Namespace(lr=0.1, name="run")
+torch.save({"model": {"w": torch.arange(3.0)}, "args": args}, path("with_args.pt"))
+torch.save({"model": {"w": torch.arange(3.0)}, "head": module, "args": args}, path("with_module.pt"))
+torch.save(module, path("module.pt"))

@@ -75,6 +75,33 @@ TEST_F(TorchFormat, ADirectoryIsTheOneFileInItThatHasAUsualName) {
   EXPECT_THAT(refusal(dir_.path()), HasSubstr("unrecognised format; supported: "));
 }
 
+TEST_F(TorchFormat, AVariantIsReadOnlyAlone) {
+  std::filesystem::copy_file(kData + "nested.pt", dir_ / "pytorch_model.fp16.bin");
+  EXPECT_EQ(load_checkpoint(dir_.path()), load_checkpoint(kData + "nested.pt"));
+  std::filesystem::copy_file(kData + "bare.pt", dir_ / "pytorch_model.bf16.bin");
+  EXPECT_THAT(refusal(dir_.path()), HasSubstr("open one of them by its path"));
+  std::filesystem::copy_file(kData + "bare.pt", dir_ / "pytorch_model.bin");
+  dir_.write("pytorch_model.bin.index.fp16.json", R"({"weight_map":{"w":"pytorch_model.fp16.bin"}})");
+  EXPECT_EQ(load_checkpoint(dir_.path()), load_checkpoint(kData + "bare.pt"));
+  EXPECT_EQ(load_checkpoint(dir_ / "pytorch_model.bin.index.fp16.json"), load_checkpoint(kData + "nested.pt"));
+  dir_.write("pytorch_model.bin.index.json", R"({"weight_map":{"value":"pytorch_model.bin"}})");
+  const auto open = open_checkpoint(dir_.path());
+  ASSERT_TRUE(open) << open.error().message();
+  EXPECT_THAT(open->reader->catalog().stale_files, testing::IsEmpty());
+}
+
+// An argparse.Namespace has no tensors in it; a module has.
+TEST_F(TorchFormat, OnlyInstancesWithTensorsAreWarnedOf) {
+  const auto plain = open_checkpoint(kData + "with_args.pt");
+  ASSERT_TRUE(plain) << plain.error().message();
+  EXPECT_THAT(plain->reader->catalog().warnings, testing::IsEmpty());
+  const auto with_module = open_checkpoint(kData + "with_module.pt");
+  ASSERT_TRUE(with_module) << with_module.error().message();
+  EXPECT_THAT(with_module->reader->catalog().warnings, ElementsAre(HasSubstr("not read: 1 object: 'head'.")));
+  EXPECT_EQ(refusal(kData + "module.pt"), kData + "module.pt: its tensors are in instances of classes, which are not " +
+                                              "read: 1 object: 'value'; save their state_dict() instead");
+}
+
 TEST_F(TorchFormat, AnIndexThatIsGoneIsAnError) {
   dir_.write("notes.txt", "hello");
   EXPECT_FALSE(open_if_known(dir_ / "pytorch_model.bin.index.json"));

@@ -2,8 +2,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <filesystem>
+#include <string>
+
 #include "formats/encoding/safetensors_header.h"
 #include "formats/hf/hf.h"
+#include "formats/open.h"
 #include "lib/base/json.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/temp_dir.h"
@@ -127,7 +131,9 @@ TEST_F(SafetensorsReadTest, ANumberThatIsNotThereIsAMissingFile) {
 TEST_F(SafetensorsReadTest, ATensorInTwoFilesIsRefused) {
   dir_.write("a.safetensors", file_of({{"w", {2}}}));
   dir_.write("b.safetensors", file_of({{"w", {2}}}));
-  EXPECT_EQ(refusal(), "D/b.safetensors: tensor 'w': expected it in one file, got it in D/a.safetensors too");
+  EXPECT_EQ(refusal(),
+            "D/b.safetensors: tensor 'w': expected it in one file, got it in D/a.safetensors too; if these are "
+            "different models, open one of the files by its path");
 }
 
 TEST_F(SafetensorsReadTest, VariantsOfAModelAreNoPartOfIt) {
@@ -147,6 +153,45 @@ TEST_F(SafetensorsReadTest, VariantsOfAModelAreNoPartOfIt) {
   EXPECT_THAT((*reader)->catalog().warnings,
               ElementsAre("model.safetensors is not named by the index next to it and is not read: transformers "
                           "loads it instead of the files of the index. Remove one of the two."));
+}
+
+// tests/data/safetensors/variants, as transformers saves a model and its variant; and the names of older programs.
+TEST_F(SafetensorsReadTest, AVariantWithAnIndexIsNotTheModelBesideIt) {
+  const auto tensors_and_dtype = [&](const std::string& path) {
+    const auto open = open_checkpoint(path);
+    if (!open) return open.error().message();
+    const Catalog& catalog = open->reader->catalog();
+    EXPECT_EQ(open->format, &kHfFormat) << path;
+    EXPECT_THAT(catalog.warnings, IsEmpty()) << path;
+    EXPECT_THAT(catalog.stale_files, IsEmpty()) << path;
+    return std::to_string(catalog.tensors().size()) + " " + std::string(info(catalog.tensors()[0].dtype).torch_name);
+  };
+  const std::string data = RESHARD_TEST_DATA "/safetensors/variants";
+  EXPECT_EQ(tensors_and_dtype(data), "16 float32");
+  EXPECT_EQ(tensors_and_dtype(data + "/model.safetensors.index.json"), "16 float32");
+  EXPECT_EQ(tensors_and_dtype(data + "/model.safetensors.index.fp16.json"), "16 float16");
+  const std::string copy = dir_ / "copy";
+  std::filesystem::copy(data, copy);
+  const std::string index = copy + "/model.safetensors.index.json";
+  std::filesystem::remove(index);
+  std::filesystem::remove(copy + "/model-00001-of-00002.safetensors");
+  std::filesystem::rename(copy + "/model-00002-of-00002.safetensors", copy + "/model.safetensors");
+  EXPECT_EQ(tensors_and_dtype(copy), "4 float32") << "a model in one file";
+  std::filesystem::remove(copy + "/model.safetensors");
+  EXPECT_EQ(tensors_and_dtype(copy), "16 float16") << "the variant alone";
+  std::filesystem::copy(copy + "/model.safetensors.index.fp16.json", copy + "/model.safetensors.index.bf16.json");
+  const auto several = open_checkpoint(copy);
+  ASSERT_FALSE(several);
+  EXPECT_EQ(several.error().code(), ErrorCode::kUnsupported);
+  EXPECT_THAT(several.error().message(), testing::HasSubstr("model.safetensors.index.bf16.json"));
+  EXPECT_THAT(several.error().message(), testing::HasSubstr("open one of them by its path"));
+  dir_.write("old/m-00001-of-00001.safetensors", file_of({{"w", {2}}}));
+  dir_.write("old/m-00001-of-00001.fp16.safetensors", file_of({{"w", {3}}}));
+  dir_.write("old/m.safetensors.index.json", R"({"weight_map":{"w":"m-00001-of-00001.safetensors"}})");
+  dir_.write("old/m.safetensors.fp16.index.json", R"({"weight_map":{"w":"m-00001-of-00001.fp16.safetensors"}})");
+  EXPECT_EQ(tensors_and_dtype(dir_ / "old"), "1 uint8");
+  EXPECT_THAT(names((*open("old"))->catalog()), ElementsAre("w [2]"));
+  EXPECT_THAT(names((*open("old/m.safetensors.fp16.index.json"))->catalog()), ElementsAre("w [3]"));
 }
 
 // Files of an earlier save: loaders take the single file.
@@ -227,6 +272,15 @@ TEST_F(SafetensorsReadTest, ATensorMustBeInTheFileTheIndexNames) {
   EXPECT_EQ(refusal(),
             "D/m1.safetensors: expected tensor 'b', as D/model.safetensors.index.json says; it is missing (1 such "
             "tensor)");
+  dir_.write("m2.safetensors", file_of({{"b", {2}}, {"c", {1}}}));
+  dir_.write("model.safetensors.index.json",
+             R"({"weight_map":{"a":"m1.safetensors","b":"m1.safetensors","c":"m2.safetensors"}})");
+  EXPECT_THAT(refusal(), testing::EndsWith("it is missing (1 such tensor); it is in m2.safetensors: correct the index, "
+                                           "or save the model again"));
+  const auto open = open_checkpoint(dir_.path(), {.skip_damaged = true});
+  ASSERT_TRUE(open) << "verify reports it and checks the others";
+  ASSERT_EQ(open->reader->catalog().unread_files.size(), 1U);
+  EXPECT_THAT(open->reader->catalog().unread_files[0].tensors, ElementsAre("b"));
 }
 
 TEST_F(SafetensorsReadTest, WhatTheIndexDoesNotSayIsToldInWarnings) {
