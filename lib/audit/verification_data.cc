@@ -8,6 +8,7 @@
 #include "lib/audit/replicas.h"
 #include "lib/audit/verification_steps.h"
 #include "lib/base/json.h"
+#include "lib/base/names.h"
 #include "lib/base/text.h"
 #include "lib/checkpoint/side_files.h"
 #include "lib/device/convert.h"
@@ -75,6 +76,23 @@ void check_masters(const Catalog& view, const std::map<std::size_t, std::size_t>
       "convert the masters.";
 }
 
+// Reads the objects, which verifies their checksums. Those of classes that reshard does not know are listed.
+Status read_objects(Reader& reader, VerifyReport& report) {
+  const Catalog& catalog = reader.catalog();
+  std::vector<std::string> unread;
+  for (const Blob& blob : catalog.blobs) {
+    if (!fits_inside(blob.extent.offset, blob.extent.length, catalog.files[blob.extent.file].size)) continue;
+    const auto bytes = reader.blob_bytes(blob);
+    if (bytes) continue;
+    if (bytes.error().code() != ErrorCode::kUnsupported) return bytes.error();
+    unread.push_back(blob.name);
+  }
+  if (!unread.empty())
+    report.fact("not read",
+                count_of(std::ssize(unread), "object") + " of a form that reshard does not read: " + folded(unread));
+  return {};
+}
+
 Status read_tensors(const Catalog& view, const OpenedSource& opened, const Model& model, const VerifyOptions& options,
                     VerifyReport& report) {
   RunOptions run = options.run;
@@ -111,10 +129,7 @@ Status read_tensors(const Catalog& view, const OpenedSource& opened, const Model
     const Tensor& t = view.tensors()[i];
     report.tensors.push_back({t.name, t.dtype, t.shape, proofs[i].source, std::nullopt});
   }
-  const Catalog& catalog = opened.catalog();
-  for (const Blob& blob : catalog.blobs)
-    if (fits_inside(blob.extent.offset, blob.extent.length, catalog.files[blob.extent.file].size))
-      TRY(opened.reader().blob_bytes(blob));  // verifies its checksums
+  TRY(read_objects(opened.reader(), report));
   report.fact("bytes", checksums_text(checksums, "the format records"));
   return {};
 }

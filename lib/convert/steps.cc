@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "lib/base/names.h"
+#include "lib/base/shell.h"
 #include "lib/base/storage/storage.h"
 #include "lib/base/text.h"
 #include "lib/checkpoint/cover_checker.h"
@@ -524,8 +525,15 @@ Result<std::vector<TargetBlob>> name_blobs(Reader& source, const SourceView& vie
   std::vector<TargetBlob> out;
   std::unordered_map<std::string, std::size_t> by_name;
   const Model& model = names.model;
+  std::vector<std::string> unwritable;
+  std::string reason;
   for (const Blob& blob : view.catalog.blobs) {
     auto stored = source.blob_bytes(blob);
+    if (!stored && with_bytes && stored.error().code() == ErrorCode::kUnsupported) {
+      if (unwritable.empty()) reason = stored.error().message();
+      unwritable.push_back(blob.name);
+      continue;
+    }
     if (!stored && (with_bytes || stored.error().code() == ErrorCode::kUsage)) return std::move(stored).error();
     std::string bytes = stored ? *std::move(stored) : std::string(blob.extent.length, '\0');
     std::vector<std::string> keys = {blob.name};
@@ -543,7 +551,13 @@ Result<std::vector<TargetBlob>> name_blobs(Reader& source, const SourceView& vie
       }
     }
   }
-  return out;
+  if (unwritable.empty()) return out;
+  const Index others = std::ssize(unwritable) - 1;
+  std::vector<std::string> options;
+  for (const std::string& pattern : fold_names(unwritable)) options.push_back("--exclude " + shell_word(pattern));
+  return unsupported(reason +
+                     (others > 0 ? (others > 1 ? ", as are " : ", as is ") + count_of(others, "other object") : "") +
+                     "; to leave " + (others > 0 ? "them" : "it") + " out, add " + join(options, " "));
 }
 
 std::function<std::vector<std::string>(const std::string& name)> parameter_names(const Catalog& source,
