@@ -6,7 +6,6 @@
 #define FUSE_USE_VERSION 31
 #include "tools/fuse.h"
 
-#include <dlfcn.h>
 #include <fcntl.h>
 #include <fuse_lowlevel.h>
 #include <poll.h>
@@ -63,18 +62,9 @@ struct FuseLibrary {
 };
 
 Result<FuseLibrary> load_fuse() {
-  void* opened = nullptr;
-  std::string why;
-  for (const char* name : {"libfuse3.so.3", "libfuse3.so.4"}) {
-    opened = ::dlopen(name, RTLD_NOW);
-    if (opened) break;
-    if (why.empty()) why = ::dlerror();
-  }
-  // The loader says only in words that memory ran out.
-  if (!opened && why.find(std::strerror(ENOMEM)) != std::string::npos) return io_error("libfuse 3: " + why);
-  if (!opened)
-    return unsupported("libfuse 3 is needed to mount, and cannot be opened: " + why +
-                       " (Debian: apt-get install libfuse3-3 fuse3)");
+  void* const opened =
+      TRY(open_library({"libfuse3.so.3", "libfuse3.so.4"},
+                       "libfuse 3 (Debian: libfuse3-3 and fuse3) is needed to mount, and cannot be opened"));
   FuseLibrary out;
   TRY(find_function(opened, "libfuse 3", "fuse_session_new", out.session_new));
 #define RESHARD_FIND_FUSE(name) TRY(find_function(opened, "libfuse 3", "fuse_" #name, out.name));

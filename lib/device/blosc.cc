@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lib/device/blosc.h"
 
-#include <dlfcn.h>
-
 #include <cstring>
 
 #include "lib/base/checked.h"
@@ -24,11 +22,9 @@ struct Blosc {
 };
 
 Result<Blosc> load_blosc() {
-  void* const opened = ::dlopen("libblosc.so.1", RTLD_NOW | RTLD_LOCAL);
-  if (!opened)
-    return unsupported(std::string("chunks compressed by blosc are read with its library, which is not installed "
-                                   "(Debian: libblosc1; conda: blosc): ") +
-                       ::dlerror());
+  void* const opened = TRY(open_library({"libblosc.so.1"},
+                                        "chunks compressed by blosc are read with its library, which is not installed "
+                                        "(Debian: libblosc1; conda: blosc)"));
   Blosc out;
   TRY(find_function(opened, "libblosc", "blosc_decompress_ctx", out.decompress));
   return out;

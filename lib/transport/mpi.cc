@@ -56,12 +56,9 @@ struct Library {
 Result<Library> load_library() {
   Library out;
   // Open MPI's plugins look up its symbols among the global ones.
-  out.opened = ::dlopen(RESHARD_MPI_NAME, RTLD_NOW | RTLD_GLOBAL);
-  if (!out.opened) {
-    const std::string why = ::dlerror();
-    out.opened = ::dlopen(RESHARD_MPI_LIBRARY, RTLD_NOW | RTLD_GLOBAL);  // the library's path at build time
-    if (!out.opened) return unsupported("MPI: cannot open " RESHARD_MPI_NAME ": " + why);
-  }
+  // The second is the library's path at build time.
+  out.opened = TRY(open_library({RESHARD_MPI_NAME, RESHARD_MPI_LIBRARY}, "MPI: cannot open " RESHARD_MPI_NAME,
+                                RTLD_NOW | RTLD_GLOBAL));
 #define RESHARD_FIND(name) TRY(find_function(out.opened, RESHARD_MPI_NAME, "MPI_" #name, out.name));
   RESHARD_MPI_FUNCTIONS(RESHARD_FIND)
 #undef RESHARD_FIND

@@ -7,7 +7,6 @@
 #include "lib/transport/nccl.h"
 
 #include <cuda_runtime_api.h>
-#include <dlfcn.h>
 #include <nccl.h>
 
 #include <algorithm>
@@ -64,12 +63,9 @@ struct Library {
 };
 
 Result<Library> load_library() {
-  void* library = ::dlopen(RESHARD_NCCL_NAME, RTLD_NOW | RTLD_LOCAL);
-  if (!library) {
-    const std::string why = ::dlerror();
-    library = ::dlopen(RESHARD_NCCL_LIBRARY, RTLD_NOW | RTLD_LOCAL);  // its path when this was built
-    if (!library) return unsupported("nccl: cannot open " RESHARD_NCCL_NAME ": " + why);
-  }
+  // The second is its path when this was built.
+  void* const library =
+      TRY(open_library({RESHARD_NCCL_NAME, RESHARD_NCCL_LIBRARY}, "nccl: cannot open " RESHARD_NCCL_NAME));
   const std::string what = "nccl: " RESHARD_NCCL_NAME;
   Library out;
   TRY(find_function(library, what, "ncclGetErrorString", out.error_string));

@@ -2,7 +2,6 @@
 // Implements http.h with libcurl.
 #define CURL_DISABLE_TYPECHECK
 #include <curl/curl.h>
-#include <dlfcn.h>
 
 #include <algorithm>
 #include <cctype>
@@ -34,17 +33,9 @@ struct Curl {
   decltype(&::curl_slist_free_all) slist_free_all = nullptr;
 };
 
-void* open_any(std::initializer_list<const char*> names) {
-  for (const char* name : names)
-    if (void* const opened = ::dlopen(name, RTLD_NOW | RTLD_LOCAL)) return opened;
-  return nullptr;
-}
-
 Result<Curl> load_curl() {
-  void* const opened = open_any({"libcurl.so.4", "libcurl-gnutls.so.4"});
-  if (!opened)
-    return unsupported(std::string("URLs are read with libcurl, which is not installed (Debian: libcurl4): ") +
-                       ::dlerror());
+  void* const opened = TRY(open_library({"libcurl.so.4", "libcurl-gnutls.so.4"},
+                                        "URLs are read with libcurl, which is not installed (Debian: libcurl4)"));
   Curl out;
   TRY(find_function(opened, "libcurl", "curl_version", out.version));
   TRY(find_function(opened, "libcurl", "curl_global_init", out.global_init));

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lib/device/cuda/cufile.h"
 
-#include <dlfcn.h>
-
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
@@ -16,8 +14,7 @@ namespace reshard {
 Result<cufile::Functions> load_cufile(const std::string& library, const std::vector<std::string>& needs) {
   for (const std::string& path : needs)
     if (!TRY(path_exists(path))) return unsupported("cufile: not found: " + path);
-  void* opened = ::dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL);
-  if (!opened) return unsupported("cufile: cannot open " + library + ": " + ::dlerror());
+  void* const opened = TRY(open_library({library.c_str()}, "cufile: cannot open " + library));
   const std::string what = "cufile: " + library;
   cufile::Functions out;
   TRY(find_function(opened, what, "cuFileDriverOpen", out.driver_open));
