@@ -275,7 +275,9 @@ Status read_undamaged(const OpenedSource& opened, const Model& model, const Veri
                       std::set<std::size_t> unreadable, VerifyReport& report) {
   const VerifyReport before = report;
   Status read = read_everything(opened, model, options, unreadable, report);
-  if (read || read.error().code() != ErrorCode::kCorrupt || rank_count(options.run.ranks) > 1) return read;
+  if (read || read.error().code() != ErrorCode::kCorrupt) return read;
+  if (rank_count(options.run.ranks) > 1)
+    return Error(read.error().code(), read.error().message() + "; without mpirun, verify lists all damaged tensors");
   auto damaged = TRY(find_damaged(opened, options.run, unreadable));
   if (!damaged) return read;
   report = before;
@@ -315,7 +317,8 @@ Status check_bytes(const OpenedSource& opened, const Model& model, const Structu
   report.read_data = true;
   report.checked("bytes", kBytesTitle, readable);
   Status read = read_undamaged(opened, model, options, structure.unreadable, report);
-  if (read || read.error().code() != ErrorCode::kCorrupt) return read;
+  // One of several ranks must fail: the others wait for its part, or learn of a failure from the job.
+  if (read || read.error().code() != ErrorCode::kCorrupt || rank_count(options.run.ranks) > 1) return read;
   report.add_message("bytes-damaged", read.error().message()).advice =
       "Reading stopped there. Restore this file from another copy of the checkpoint.";
   return {};

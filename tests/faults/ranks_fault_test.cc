@@ -244,6 +244,24 @@ TEST(MpiRanks, ARankThatGivesNoSignOfLifeIsGivenUp) {
 }
 
 // Ranks with different command lines would wait for each other forever.
+// One process lists the damaged tensors and goes on; several end together.
+TEST(MpiRanks, EndWhereBytesAreDamaged) {
+  NEEDS_MPIRUN();
+  const TempDir dir;
+  const std::string bad = dir / "bad", file = bad + "/__1_0.distcp";
+  std::filesystem::copy(sample("tp8") + "/checkpoint", bad);
+  std::string bytes = read_file(file);
+  bytes[3000] ^= 1;
+  write_file(file, bytes);
+  const CommandResult alone = reshard_cli({"verify", bad});
+  EXPECT_EQ(alone.exit_code, 1) << alone.err;
+  EXPECT_THAT(alone.out, HasSubstr("tok_embeddings.weight: the stored bytes are damaged"));
+  const RanksResult run = reshard_ranks(3, {"verify", bad}, dir / "logs");
+  EXPECT_EQ(run.command.exit_code, 6);
+  for (const std::string& err : run.err)
+    EXPECT_THAT(err, testing::AllOf(HasSubstr("expected CRC-32"), HasSubstr("without mpirun, verify lists all")));
+}
+
 TEST(MpiRanks, WithDifferentCommandLinesAreRefused) {
   NEEDS_MPIRUN();
   const TempDir dir;
