@@ -81,8 +81,11 @@ std::string check_command(const PreparedConversion& prepared, const ConvertOptio
   if (equals_source(conversion, options)) return verify + shell_path(options.source) + " --against " + out;
   const bool is_whole = options.include.empty() && options.exclude.empty() && options.allow.empty() &&
                         options.keep_dtype.empty() && options.quantize == Quantization::kNone &&
-                        options.source_layout.part.empty() && options.model.family_file.empty();
-  return verify + out + (is_whole ? "" : " --family none");
+                        options.source_layout.part.empty();
+  const ModelOptions& model = options.model;
+  if (!is_whole) return verify + out + " --family none";
+  if (!model.family_file.empty()) return verify + out + " --family-file " + shell_path(model.family_file);
+  return verify + out + (model.family == "auto" ? "" : " --family " + model.family);
 }
 
 // Writes a view, which copies nothing.

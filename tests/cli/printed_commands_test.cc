@@ -105,6 +105,21 @@ TEST_F(PrintedCommands, PassWhateverWasConverted) {
     expect_passes(state, "out", change);
 }
 
+// A table of the user's own is known only from its file.
+TEST_F(PrintedCommands, NameTheFamilyOfAConversion) {
+  make("hf");
+  std::string table = read_file(RESHARD_SOURCE_DIR "/samples/families/llama.json");
+  table.replace(table.find("\"llama\""), 7, "\"mine\"");
+  write_file(dir_ / "my table.json", table);
+  for (const std::string to : {"--to hf", "--to dcp --names torchtitan", "--to dcp --dtype float16"})
+    for (const std::string family : {"--family-file 'my table.json'", "--family llama"}) {
+      expect_passes("hf", "out", to + " " + family);
+      const CommandResult again = in_shell(dir_.path(), "reshard convert hf again --force " + to + " " + family);
+      EXPECT_EQ(again.exit_code, 0) << again.err;
+      EXPECT_THAT(command_in(again.out), testing::EndsWith(family));
+    }
+}
+
 TEST_F(PrintedCommands, PassWithAnyPath) {
   for (const std::string name : sampled({"with space", "it's", "$HOME", "-n", "--to", "a\"b", "a\\b", "*", "~", "#1",
                                          "x;id", "tab\there", "caf\u00e9", "bad\xff"},
