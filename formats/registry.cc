@@ -63,7 +63,11 @@ Result<const Format*> find_format(std::string_view name) {
   }
   std::vector<std::string> names;
   for (const Format* f : written_formats()) names.emplace_back(f->name);
-  return usage_error("unknown format '" + printable(name) + "'" + choices_text(name, names));
+  std::string meant = choices_text(name, names);
+  for (const Format* f : written_formats())  // "safetensors" is a word of a title
+    if (const auto words = split(f->title, ' '); std::find(words.begin(), words.end(), name) != words.end())
+      meant = choices_text(f->name, names);
+  return usage_error("unknown format '" + printable(name) + "'" + meant);
 }
 
 Result<const Format*> recognised_format(const PathSnapshot& place) {

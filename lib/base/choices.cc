@@ -55,11 +55,30 @@ std::string near_name(std::string_view word, const std::vector<std::string>& kno
   return meant_text(nearest(word, known));
 }
 
+namespace {
+
+// Returns the first known word that abbreviates `word`: it has its first letter and further ones in order, as "hf" of
+// "huggingface". Only such words of two or three letters are tried, as most others are no abbreviations.
+std::string_view abbreviation(std::string_view word, const std::vector<std::string>& known) {
+  constexpr std::size_t kLongest = 3, kLeast = 6;  // letters: of an abbreviation, and of a word that has one
+  for (const std::string& name : known) {
+    if (word.size() < kLeast || name.size() < 2 || name.size() > kLongest || name[0] != word[0]) continue;
+    std::size_t next = 0;
+    for (const char letter : word)
+      if (next < name.size() && letter == name[next]) ++next;
+    if (next == name.size()) return name;
+  }
+  return {};
+}
+
+}  // namespace
+
 std::string choices_text(std::string_view word, const std::vector<std::string>& choices,
                          const std::vector<std::string>& others) {
   std::vector<std::string> all = choices;
   all.insert(all.end(), others.begin(), others.end());
-  const std::string meant = near_name(word, all);
+  std::string meant = near_name(word, all);
+  if (meant.empty()) meant = meant_text(abbreviation(word, all));
   return (meant.empty() ? "; choose one of: " : meant + " Choose one of: ") + join(choices, ", ");
 }
 

@@ -273,6 +273,10 @@ TEST_F(UsageTest, AnUnknownValueIsFollowedByTheOneThatIsNear) {
   const std::vector<std::pair<Words, std::string>> rows = {
       {{"plan", one_, to, "--to", "fh"},
        "unknown format 'fh'; did you mean hf? Choose one of: hf, dcp, megatron-legacy, "},
+      {{"plan", one_, to, "--to", "huggingface"}, "unknown format 'huggingface'; did you mean hf? Choose one of: hf, "},
+      {{"plan", one_, to, "--to", "safetensors"}, "unknown format 'safetensors'; did you mean hf? Choose one of: hf, "},
+      {{"plan", one_, to, "--to", "distributed-checkpoint"}, "'; did you mean dcp? Choose one of: hf, "},
+      {{"plan", one_, to, "--to", "hf", "--names", "hugging-face"}, "'hugging-face'; did you mean hf? Choose one of: "},
       {{"plan", one_, to, "--to", "opr"}, "unknown format 'opr'; choose one of: hf, dcp, megatron-legacy, "},
       {{"plan", one_, to, "--to", "dcp", "--mesh", "tp=2,dpshard=4"}, "got 'dpshard=4'; did you mean dp_shard?"},
       {{"plan", one_, to, "--to", "dcp", "--mesh", "pt=2"}, "got 'pt=2'; did you mean tp?"},
