@@ -31,7 +31,12 @@ std::vector<LocalTensor> held_by(const LayoutRequest& request, Index rank) {
 
 Result<std::string> descriptor(const LayoutRequest& request) {
   std::vector<NamedPlacement> placements;
-  for (const TargetTensor& t : request.tensors) placements.push_back({t.name, t.placement});
+  for (const TargetTensor& t : request.tensors) {
+    if (t.name.empty())
+      return unsupported("a tensor's name is empty, and " + std::string(kLayoutFile) +
+                         " cannot name it; choose another format with --to");
+    placements.push_back({t.name, t.placement});
+  }
   const std::string name = request.layout ? request.layout->name : request.mesh.to_string();
   LayoutDescriptor layout = TRY(describe_placements(request.mesh, placements, name));
   layout.description = "The part of each tensor that a rank's file holds.";

@@ -29,6 +29,18 @@ TEST(RankFilesByProgram, HaveAFileForEachRank) {
                   "rank-00006.safetensors", "rank-00007.safetensors", "reshard_layout.json", "reshard_manifest.json"));
 }
 
+// A layout names tensors by patterns, which are not empty.
+TEST(RankFilesByProgram, ATensorWithoutANameIsUnsupported) {
+  const TempDir dir;
+  const std::string header = R"({"":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}   )";
+  ASSERT_EQ(header.size(), 56U);
+  dir.write("model.safetensors", "8" + std::string(7, '\0') + header + std::string(8, '\0'));
+  expect_success(convert_quietly(dir / "model.safetensors", dir / "dcp", {"--to", "dcp", "--names", "keep"}));
+  expect_refusal(
+      convert_quietly(dir / "model.safetensors", dir / "ranks", {"--to", "ranks", "--mesh", "tp=2", "--names", "keep"}),
+      4, AllOf(HasSubstr("a tensor's name is empty"), HasSubstr("choose another format with --to")));
+}
+
 TEST(RankFilesByProgram, FusedTensorsAreCutSectionBySection) {
   const TempDir dir;
   const std::string config = dir.write("config.json", R"({"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"],
