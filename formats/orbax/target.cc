@@ -129,7 +129,7 @@ Status OrbaxTarget::add_tensor(TargetTensor& wanted) {
   const Dims grid = chunk_shape_of(wanted, request_.mesh, is_compressed() ? kMaxCompressedChunk : kMaxChunk);
   if (!zarr_text(form_, wanted.dtype, wanted.shape, grid))
     return unsupported(tensor_text(wanted.name) + ": zarr has no dtype for " +
-                       std::string(info(wanted.dtype).torch_name) + "; choose another with --dtype");
+                       std::string(info(wanted.dtype).torch_name) + "; leave it out with --exclude");
   Tensor tensor;
   tensor.dtype = wanted.dtype;
   tensor.shape = wanted.shape;

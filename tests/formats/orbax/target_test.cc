@@ -238,8 +238,11 @@ TEST_F(OrbaxTarget, SaysWhatItCannotStore) {
     const auto target = kOrbaxFormat.lay_out(std::move(request));
     return target ? "" : target.error().message();
   };
+  // --dtype converts neither.
   EXPECT_THAT(error({{"w", DType::kComplex32, {2}, {"w"}, {}}}),
-              AllOf(HasSubstr("'w'"), HasSubstr("complex32"), HasSubstr("--dtype")));
+              AllOf(HasSubstr("'w'"), HasSubstr("complex32"), HasSubstr("--exclude")));
+  EXPECT_THAT(error({{"w", DType::kFloat4E2M1x2, {2}, {"w"}, {}}}),
+              AllOf(HasSubstr("float4_e2m1fn_x2"), HasSubstr("--exclude")));
   EXPECT_THAT(error({{"a", DType::kInt8, {2}, {"a"}, {}}, {"a/c", DType::kInt8, {2}, {"a/c"}, {}}}),
               AllOf(HasSubstr("'a/c'"), HasSubstr("--rename")));
   EXPECT_THAT(error({{std::string(70'000, 'n'), DType::kInt8, {2}, {"n"}, {}}}), HasSubstr("65535 bytes"));
