@@ -125,6 +125,10 @@ class JoinedReader : public Reader {
     }
     for (const std::string& note : from.notes)
       catalog_.notes.push_back(directory.empty() ? note : directory + ": " + note);
+    for (UnreadFile file : from.unread_files) {
+      for (std::string& name : file.tensors) name.insert(0, prefix);
+      catalog_.unread_files.push_back(std::move(file));
+    }
     catalog_.shares_extents = catalog_.shares_extents || from.shares_extents;
     catalog_.has_other_bytes = catalog_.has_other_bytes || from.has_other_bytes;
     if (parts_.size() == 1) catalog_.attributes = from.attributes;

@@ -20,7 +20,7 @@ struct InspectOptions {
 };
 
 Result<int> inspect(const InspectOptions& options) {
-  const Inspection in = TRY(look_at(options.path, options.source_layout));
+  const Inspection in = TRY(look_at(options.path, options.source_layout, true));
   NotedInputs inputs;
   inputs.add(options.path, in.catalog());
   TRY(inputs.check(options.html));
@@ -51,7 +51,8 @@ void add_inspect(CommandLine& line) {
                  {"reshard inspect step-1000 --json | jq .mesh.axes", ""},
                  {"reshard inspect step-1000 --html report.html", "a page for the browser"}});
   line.description(
-      "Only metadata is read; the data files may be missing. Exits with 3 if files are missing or cut short.");
+      "Only metadata is read; the data files may be missing. Exits with 3 if files are missing, unreadable or cut "
+      "short.");
   line.action([options] { return inspect(*options); });
 }
 

@@ -18,7 +18,7 @@ namespace {
 
 constexpr std::size_t kShownLines = 100;  // of folded tensors
 constexpr std::size_t kShownValue = 48;   // characters
-constexpr std::size_t kShownNotes = 8;
+constexpr std::size_t kShownNotes = 8, kShownErrors = 100;
 constexpr std::string_view kPlainOptimizer = "optimizer.";  // the usual prefix of an optimizer's names
 
 std::string attribute(const Catalog& catalog, std::string_view name) {
@@ -171,12 +171,13 @@ void print_state(const Inspection& in) {
 }
 
 void print_remarks(const Inspection& in) {
-  const auto some = [](const std::string& label, const char* color, const std::vector<std::string>& all) {
-    for (std::size_t i = 0; i < std::min(all.size(), kShownNotes); ++i) print_labelled(label, color, all[i]);
-    if (all.size() > kShownNotes)
-      print_labelled("", color, "and " + with_commas(all.size() - kShownNotes) + " more; --json has all");
+  const auto some = [](const std::string& label, const char* color, const std::vector<std::string>& all,
+                       std::size_t shown = kShownNotes) {
+    for (std::size_t i = 0; i < std::min(all.size(), shown); ++i) print_labelled(label, color, all[i]);
+    if (all.size() > shown)
+      print_labelled("", color, "and " + with_commas(all.size() - shown) + " more; --json has all");
   };
-  some("error", "31", problems(in));
+  some("error", "31", problems(in), kShownErrors);
   std::vector<std::string> warnings;
   for (const std::string& w : in.catalog().warnings) warnings.push_back(printable(w));
   if (!in.catalog().stale_files.empty())
@@ -358,7 +359,9 @@ Json head_json(const Inspection& in) {
   Json attributes = Json::object();
   for (const auto& [key, value] : in.catalog().attributes) attributes.set(valid_utf8(key), valid_utf8(value));
   Json out = answer_json("inspect");
-  out.set("path", valid_utf8(in.path)).set("format", std::move(format)).set("complete", in.files.is_complete());
+  out.set("path", valid_utf8(in.path))
+      .set("format", std::move(format))
+      .set("complete", in.files.is_complete() && in.catalog().unread_files.empty());
   out.set("attributes", std::move(attributes)).set("files", files_json(in)).set("mesh", mesh_json(in.mesh));
   out.set("parts", parts_json(in.catalog()))
       .set("state", state_json(in))

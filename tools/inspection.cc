@@ -98,15 +98,18 @@ Result<std::optional<Index>> dataloader_ranks(Reader& reader) {
 
 }  // namespace
 
-Result<Inspection> look_at(const std::string& path, const SourceOptions& options) {
-  OpenCheckpoint open = TRY(options.open(path));
+Result<Inspection> look_at(const std::string& path, const SourceOptions& options, bool skip_damaged) {
+  OpenCheckpoint open = TRY(options.open(path, false, skip_damaged));
   Inspection in;
   in.path = path;
   in.part = options.part;
   in.format = open.format;
   in.reader = std::move(open.reader);
   in.files = look_at_files(in.catalog());
-  in.mesh = infer_mesh(in.catalog(), TRY(dataloader_ranks(*in.reader)));
+  if (in.catalog().unread_files.empty())
+    in.mesh = infer_mesh(in.catalog(), TRY(dataloader_ranks(*in.reader)));
+  else  // the boxes that are left would show another mesh
+    in.mesh.placements.assign(in.catalog().tensors().size(), "unknown");
   for (const Tensor& t : in.catalog().tensors()) {
     if (!in.shows(t)) continue;
     const StateKey key = split_state_key(t.key());
@@ -131,6 +134,19 @@ std::vector<std::string> problems(const Inspection& in) {
   for (const std::uint32_t f : in.files.cut_short)
     out.push_back(printable(files[f].path) + ": has " + count_of(files[f].size, "byte") + ", the metadata needs " +
                   with_commas(in.files.needed[f]) + ": the file is truncated or belongs to another save");
+  const auto& unread = in.catalog().unread_files;
+  if (unread.empty()) return out;
+  std::set<std::string> lacking;
+  for (const UnreadFile& file : unread) lacking.insert(file.tensors.begin(), file.tensors.end());
+  for (const TensorFault& fault : tensor_faults(in.catalog(), false))
+    lacking.insert(in.catalog().tensors()[fault.tensor].name);
+  if (!lacking.empty()) {
+    std::vector<std::string> names;
+    for (const std::string& name : lacking) names.push_back("'" + printable(name) + "'");
+    out.push_back(count_of(std::ssize(names), "tensor") + (names.size() == 1 ? " lacks" : " lack") +
+                  " parts or all of " + (names.size() == 1 ? "its" : "their") + " data: " + some_of(names));
+  }
+  for (const UnreadFile& file : unread) out.push_back(printable(file.why.message()));
   return out;
 }
 
@@ -141,6 +157,8 @@ std::string completeness(const Inspection& in) {
   if (in.files.missing > 0)
     return "incomplete: " + with_commas(in.files.missing) + " of " + with_commas(in.files.count) +
            " data files missing";
+  if (const auto unread = std::ssize(in.catalog().unread_files); unread > 0)
+    return "damaged: " + count_of(unread, "data file") + " cannot be read";
   if (!in.files.cut_short.empty())
     return "damaged: " + with_commas(std::ssize(in.files.cut_short)) + " of " + with_commas(in.files.count) +
            " data files cut short";

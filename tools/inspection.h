@@ -63,10 +63,12 @@ struct Inspection {
   }
 };
 
-// Opens the checkpoint and inspects its metadata. Does not look into directories of data files.
-Result<Inspection> look_at(const std::string& path, const SourceOptions& options);
+// Opens the checkpoint and inspects its metadata. Does not look into directories of data files. With `skip_damaged`,
+// leaves out files that cannot be read if the others are of use without them.
+Result<Inspection> look_at(const std::string& path, const SourceOptions& options, bool skip_damaged = false);
 
-// Returns a sentence for each kind of missing or truncated file; none for a complete checkpoint or metadata alone.
+// Returns a sentence for each unreadable file and each kind of missing or truncated one, and for the tensors that lack
+// parts; none for a complete checkpoint or metadata alone.
 std::vector<std::string> problems(const Inspection& in);
 
 // Returns "complete", or a phrase that says what is missing or truncated.

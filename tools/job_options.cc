@@ -190,10 +190,11 @@ Result<std::optional<LayoutDescriptor>> SourceOptions::load() const {
   return std::optional(TRY(load_layout(layout, mesh)));
 }
 
-Result<OpenCheckpoint> SourceOptions::open(const std::string& path, bool files_too) const {
+Result<OpenCheckpoint> SourceOptions::open(const std::string& path, bool files_too, bool skip_damaged) const {
   const auto descriptor = TRY(load());
   OpenOptions how;
   how.files_too = files_too;
+  how.skip_damaged = skip_damaged;
   how.keys = TRY(keys());
   how.layout = descriptor ? &*descriptor : nullptr;
   how.weights = TRY(which_weights());

@@ -55,7 +55,7 @@ struct SourceOptions {
   // Loads --source-layout; nothing if it is not given. --source-mesh alone is a usage error.
   Result<std::optional<LayoutDescriptor>> load() const;
   // Opens a checkpoint as the options say. Unless `files_too`, its data may be missing (OpenOptions).
-  Result<OpenCheckpoint> open(const std::string& path, bool files_too = false) const;
+  Result<OpenCheckpoint> open(const std::string& path, bool files_too = false, bool skip_damaged = false) const;
 };
 
 // Values of --allow and --repair.

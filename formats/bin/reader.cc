@@ -25,7 +25,7 @@ class BinReader : public TensorFileReader {
   Result<std::optional<Json>> made_config() override;
 
  private:
-  Status open_directory(const PathSnapshot& directory, std::string index, bool skip_damaged);
+  Status open_directory(const PathSnapshot& directory, std::string index);
   Status read_file(const std::string& name, const OpenOptions& options);
 
   std::vector<std::string> names_;  // the files to read
@@ -81,7 +81,7 @@ bool holds_storage(const pickle::Value& value, std::unordered_set<std::uint32_t>
 }
 
 // Lists the files to read. `index` is the one that the caller opened, or empty.
-Status BinReader::open_directory(const PathSnapshot& directory, std::string index, bool skip_damaged) {
+Status BinReader::open_directory(const PathSnapshot& directory, std::string index) {
   const std::string& path = directory.path();
   std::vector<std::string> indexes, numbered, variants;
   std::string single;
@@ -117,7 +117,7 @@ Status BinReader::open_directory(const PathSnapshot& directory, std::string inde
     catalog_.stale_files = numbered;
     return {};
   }
-  index_ = TRY(IndexedFiles::open(path, index, skip_damaged));
+  index_ = TRY(IndexedFiles::open(path, index));
   names_ = index_->files();
   if (!single.empty()) numbered.push_back(single);
   const bool is_model = parse_weight_index_name(index, ".bin")->variant.empty();
@@ -127,9 +127,11 @@ Status BinReader::open_directory(const PathSnapshot& directory, std::string inde
 }
 
 Status BinReader::read_file(const std::string& name, const OpenOptions& options) {
-  const TroubleWatch watch;
-  const auto opened = open_file(name, options, TensorFile::Parts::kDefer);
-  if (!opened) return leave_out(options, watch, opened.error(), IndexedFiles::leave_out(index_, name));
+  const auto opened = TRY(open_if_whole(name, options, TensorFile::Parts::kDefer));
+  if (!opened) {
+    catalog_.unread_files.back().tensors = IndexedFiles::leave_out(index_, name);
+    return {};
+  }
   const OpenFile& open = *opened;
   const std::string prefix = names_.size() == 1 ? prefix_of(*open.content) : std::string();
   if (!prefix.empty()) prefix_ = prefix;
@@ -162,16 +164,16 @@ Status BinReader::open(const PathSnapshot& place, const OpenOptions& options) {
   const TroubleWatch watch;
   catalog_.root = place.is_directory() ? place.path() : parent_path(place.path());
   if (place.is_directory())
-    TRY(open_directory(place, "", options.skip_damaged));
+    TRY(open_directory(place, ""));
   else if (is_index_name(place.path()))
-    TRY(open_directory(*TRY(place.parent()), place.name(), options.skip_damaged));
+    TRY(open_directory(*TRY(place.parent()), place.name()));
   else
     names_ = {place.name()};
   for (const std::string& name : names_) TRY(read_file(name, options));
   TRY(refuse_placeholders(catalog_, place));
   if (index_)
     if (const Status complete = index_->check(catalog_); !complete)
-      TRY(leave_out(options, watch, complete.error(), index_->absent()));
+      TRY(leave_out(watch, complete.error(), index_->absent()));
   if (!unreadable_.empty() && catalog_.tensors().empty() && catalog_.unread_files.empty())
     return unsupported(place.path() + ": its tensors are in instances of classes, which are not read: " +
                        names_text(unreadable_, "object") + "; save their state_dict() instead");

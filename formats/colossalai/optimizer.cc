@@ -54,9 +54,9 @@ Status ColossalaiReader::read_neighbour(const PathSnapshot& opened) {
     neighbour_ = path_join((*around)->path(), file);
     done = read(**around, std::string(file));
   }
-  if (!done) {
+  if (!done || model.is_partial()) {
     neighbour_.clear();
-    return watch.explains(done.error()) ? std::move(done) : Status();
+    return !done && watch.explains(done.error()) ? std::move(done) : Status();
   }
   parameters_ = std::move(model.parameters_);
   is_ordered_ = model.is_ordered_;
@@ -96,7 +96,9 @@ Status ColossalaiReader::add_groups(pickle::Value list, std::uint32_t file) {
 }
 
 Status ColossalaiReader::read_optimizer_file(const std::string& name) {
-  const OpenFile open = TRY(open_file(below(tree_.optimizer, name), options_));
+  const auto opened = TRY(open_if_whole(below(tree_.optimizer, name), options_));
+  if (!opened) return {};
+  const OpenFile& open = *opened;
   const std::string path = catalog_.file_path(open.file);
   const auto add = [&](const std::string& key, State state) -> Status {
     auto parsed = parse_state_name(key);
@@ -223,7 +225,7 @@ Status ColossalaiReader::add_optimizer() {
   } else if (!states_.empty()) {
     warn("The optimizer's states are named by their ids (optimizer.state.0.exp_avg): " + evidence);
   }
-  if (states_.empty())
+  if (states_.empty() && !is_partial())
     catalog_.notes.emplace_back("The optimizer has no state yet: it was saved before its first step.");
   TRY(add_states(name_of));
   for (const Group& group : groups_)

@@ -117,7 +117,7 @@ class RankReader : public TensorFileReader {
   std::set<std::string> objects_;
 };
 
-Result<std::vector<std::string>> read_files(Value meta, std::string_view name) {
+Result<std::vector<std::string>> names_in(Value meta, std::string_view name) {
   std::vector<std::string> out;
   const auto list = meta.find(name);
   if (!list || list->is_none()) return out;
@@ -132,20 +132,22 @@ Result<std::vector<std::string>> read_files(Value meta, std::string_view name) {
 }
 
 Status RankReader::read_rank(const std::string& meta_file) {
-  const OpenFile open = TRY(open_file(meta_file, options_));
-  const auto meta = open.content->root();
+  const auto open = TRY(open_if_whole(meta_file, options_));
+  if (!open) return {};
+  const auto meta = open->content->root();
   if (!meta || meta->kind() != Kind::kDict)
-    return corrupt(catalog_.file_path(open.file) + ": expected a dict that torch.save wrote");
+    return corrupt(catalog_.file_path(open->file) + ": expected a dict that torch.save wrote");
   Placed placed;
   if (const auto all = meta->find("dist_meta"); all && all->kind() == Kind::kDict)
     for (std::size_t i = 0; i < all->size(); ++i)
       if (const auto name = all->key(i).as_string())
         placed.insert_or_assign(std::string(*name), TRY(read_dist_meta(all->value(i))));
-  for (const std::string& name : TRY(read_files(*meta, "model"))) {
-    const OpenFile model = TRY(open_file(name, options_));
-    for (const TensorFile::Entry& e : model.content->tensors()) {
+  for (const std::string& name : TRY(names_in(*meta, "model"))) {
+    const auto model = TRY(open_if_whole(name, options_));
+    if (!model) continue;
+    for (const TensorFile::Entry& e : model->content->tensors()) {
       const auto place = placed.find(e.name);
-      parts_[e.name].push_back({place == placed.end() ? DistMeta() : place->second, model.file, e.tensor});
+      parts_[e.name].push_back({place == placed.end() ? DistMeta() : place->second, model->file, e.tensor});
     }
   }
   return read_optimizer(*meta, placed);
@@ -167,8 +169,10 @@ Status RankReader::read_optimizer(Value meta, const Placed& placed) {
         if (const auto key = states.key(k).as_string(); key && states.value(k).as_bool() == true)
           cut.emplace(*id, std::string(*key));
     }
-  for (const std::string& name : TRY(read_files(meta, "optimizer"))) {
-    const OpenFile optimizer = TRY(open_file(name, options_));
+  for (const std::string& name : TRY(names_in(meta, "optimizer"))) {
+    const auto opened = TRY(open_if_whole(name, options_));
+    if (!opened) continue;
+    const OpenFile& optimizer = *opened;
     const auto parse = [&](const KeyPath& path) -> std::optional<std::tuple<Index, std::string, std::string>> {
       const std::size_t at = !path.empty() && path.front() == KeyPath::value_type("state") ? 1 : 0;
       if (path.size() != at + 2) return std::nullopt;
@@ -266,6 +270,11 @@ Status RankReader::add_whole(const std::string& name, KeyPath path, const std::v
   tensor.fragments = FragmentList(tensor.shape.rank());
   Index expected = 1;
   for (const auto& [dim, n] : cuts) expected *= n;
+  const auto lacks_parts = [&] {  // because a file cannot be read
+    if (is_partial()) catalog_.unread_files.back().tensors.push_back(name);
+    return is_partial();
+  };
+  if (std::ssize(locals) < expected && lacks_parts()) return {};
   if (std::ssize(locals) < expected)
     return corrupt(catalog_.root + ": " + tensor_text(name) + ": expected the parts of " +
                    count_of(expected, "tensor-parallel rank") + ", got " + std::to_string(locals.size()));
@@ -313,7 +322,9 @@ Status RankReader::add_whole(const std::string& name, KeyPath path, const std::v
       seen.insert(part.meta.dp_rank);
       TRY(place_part(tensor, part, shape, offset, begin));
     }
-    if (const auto all = stored.front().meta.zero_elements; all && begin != *all)
+    const auto all = stored.front().meta.zero_elements;
+    if (all && begin != *all && lacks_parts()) return {};
+    if (all && begin != *all)
       return corrupt(catalog_.root + ": " + tensor_text(name) + ": expected runs of " + count_of(*all, "element") +
                      " together, got " + std::to_string(begin) + ": the files of a rank are missing");
   }
@@ -323,12 +334,18 @@ Status RankReader::add_whole(const std::string& name, KeyPath path, const std::v
 Status RankReader::open(const PathSnapshot& place, const OpenOptions& options) {
   catalog_.root = place.path();
   options_ = options;
-  const OpenFile global = TRY(open_file(std::string(kGlobalMeta), options_));
-  const auto root = global.content->root();
+  const auto global = TRY(open_if_whole(std::string(kGlobalMeta), options_));
+  if (!global) {
+    std::vector<std::string> names;
+    for (const DirectoryEntry& e : place.entries())
+      if (!e.is_directory && e.name.ends_with(".bin")) names.push_back(e.name);
+    return find_more_damaged(names);
+  }
+  const auto root = global->content->root();
   if (!root || root->kind() != Kind::kDict)
-    return corrupt(catalog_.file_path(global.file) + ": expected a dict that torch.save wrote");
-  const auto metas = TRY(read_files(*root, "meta"));
-  if (metas.empty()) return corrupt(catalog_.file_path(global.file) + ": expected the names of meta files, got none");
+    return corrupt(catalog_.file_path(global->file) + ": expected a dict that torch.save wrote");
+  const auto metas = TRY(names_in(*root, "meta"));
+  if (metas.empty()) return corrupt(catalog_.file_path(global->file) + ": expected the names of meta files, got none");
   for (const std::string& meta : metas) TRY(read_rank(meta));
   for (const auto& [name, parts] : parts_) {
     KeyPath key = {name};

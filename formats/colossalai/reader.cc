@@ -68,10 +68,6 @@ Result<std::vector<ModelFile>> ColossalaiReader::list_model() {
   for (const ModelFile& file : files) used.insert(file.name);
   for (const std::string& name : there.shards)
     if (!used.contains(name)) unnamed_.push_back(name);
-  for (const ModelFile& file : files)
-    if (!TRY(path_exists(path_join(directory, file.name))))
-      return io_error(path_join(directory, file.name) + ": file is missing; it holds " +
-                      names_text(file.tensors, "tensor"));
   return files;
 }
 
@@ -136,7 +132,12 @@ void ColossalaiReader::list_parameters() {
 }
 
 Status ColossalaiReader::read_model_file(const ModelFile& file) {
-  const OpenFile open = TRY(open_file(below(tree_.model, file.name), options_));
+  const auto opened = TRY(open_if_whole(below(tree_.model, file.name), options_));
+  if (!opened) {
+    catalog_.unread_files.back().tensors = file.tensors;
+    return {};
+  }
+  const OpenFile& open = *opened;
   is_safetensors_ = is_safetensors_ || !open.content->is_torch();
   add_header_metadata(open.content->metadata());
   if (const auto name = parse_shard_name(file.name); name && name->stage > 0) stages_.insert(name->stage);
@@ -169,6 +170,7 @@ Status ColossalaiReader::read_model_file(const ModelFile& file) {
 Status ColossalaiReader::add_copies() {
   for (const Copy& copy : copies_) {
     const auto found = catalog_.find(copy.name);
+    if (!found && is_partial()) continue;
     if (!found)
       return corrupt(catalog_.file_path(copy.file) + ": '" + printable(copy.name) +
                      "': it is missing in the file that the index names");
@@ -191,6 +193,7 @@ Status ColossalaiReader::add_copies() {
 Result<std::vector<std::string>> ColossalaiReader::counted_shards(
     const std::string& directory, const std::vector<std::string>& unnamed,
     const std::function<bool(const std::string&)>& is_indexed, double bytes_named, std::optional<double> total_size) {
+  if (is_partial()) return std::vector<std::string>();
   double bytes = bytes_named;
   bool are_copies = total_size.has_value();
   for (const std::string& name : unnamed) {
@@ -211,7 +214,7 @@ Result<std::vector<std::string>> ColossalaiReader::counted_shards(
 
 // Warns if total_size is wrong. ColossalAI gives it in MiB and includes copies.
 void ColossalaiReader::check_total_size() {
-  if (!total_size_) return;
+  if (!total_size_ || is_partial()) return;
   const auto bytes = static_cast<double>(catalog_.tensor_bytes());
   for (const double fits : {bytes / kMebibyte, stored_bytes_ / kMebibyte, bytes})
     if (is_near(*total_size_, fits)) return;
@@ -257,7 +260,9 @@ Status ColossalaiReader::read_config(const std::string& directory) {
 
 Status ColossalaiReader::open_scheduler() {
   if (!TRY(has_file(path_join(tree_.root, kScheduler)))) return {};
-  const OpenFile open = TRY(open_file(std::string(kScheduler), options_));
+  const auto opened = TRY(open_if_whole(std::string(kScheduler), options_));
+  if (!opened) return {};
+  const OpenFile& open = *opened;
   const auto inside = [](const KeyPath& path) {
     KeyPath out = {std::string(kScheduler)};
     out.insert(out.end(), path.begin(), path.end());

@@ -14,6 +14,7 @@ namespace reshard::deepspeed {
 struct RankStates {
   std::string path;
   OptimizerStates states;
+  bool is_unread = false;  // the file cannot be read; `states` are those of another rank, whose vectors are as long
 };
 
 // Elements [begin, end) of a parameter, which start at element `at` of a rank's vector.

@@ -95,6 +95,10 @@ Result<Tensor> join(const FlatParameter& parameter, const std::vector<RankStates
     };
     if (!vector || vector->shape().rank() != 1)
       return corrupt(what() + ": expected a vector, as on the other ranks: the file belongs to another run");
+    if (ranks[run.rank].is_unread) {
+      out.dtype = vector->dtype;
+      continue;
+    }
     const auto end = checked_add(run.at, run.end - run.begin);
     if (!end || *end > vector->shape()[0])
       return corrupt(what() + ": expected " + with_commas(end.value_or(INT64_MAX)) + " numbers, up to the end of '" +

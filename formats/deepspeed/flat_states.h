@@ -19,7 +19,8 @@ Status check_stage(const FileSet& set, Index part, const std::vector<RankStates>
 Status check_steps(FilePool& files, const std::vector<RankStates>& ranks);
 
 // Joins the ranks' vectors of one kind to a tensor of the parameter, called `name`. `flat` returns a rank's vector, or
-// null. Fails with kCorrupt if one is missing, too short or has another dtype.
+// null. The runs of unread ranks are not covered. Fails with kCorrupt if one is missing, too short or has another
+// dtype.
 Result<Tensor> join(const FlatParameter& parameter, const std::vector<RankStates>& ranks, std::string name,
                     const std::function<const StoredTensor*(const OptimizerStates&)>& flat);
 

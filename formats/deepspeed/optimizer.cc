@@ -48,18 +48,24 @@ Status DeepspeedReader::read_optimizers() {
     TRY(check_ranks(set_, part, ranks_));
     std::vector<std::string> files;
     for (Index rank = 0; rank < ranks_; ++rank) files.push_back(set_.optimizers.at({part, rank}));
-    const ModelStates& model = models_.lower_bound({part, -1})->second;
-    const auto ranks = TRY(read_files<RankStates>(
-        files, [&](const File& file, const std::string& path, std::uint32_t number) -> Result<RankStates> {
-          const TorchFile content = TRY(TorchFile::open(file, 0, TRY(file.size())));
-          OptimizerStates states = TRY(read_optimizer_states(content, path, !model.groups));
-          RankStates out{path, std::move(states)};
-          for (GroupState& group : out.states.groups) {
-            if (group.master) group.master->extent.file = number;
-            for (auto& [name, tensor] : group.tensors) tensor.extent.file = number;
-          }
-          return out;
-        }));
+    const auto model_of_part = models_.lower_bound({part, -1});
+    if (model_of_part == models_.end() || model_of_part->first.first != part) continue;  // it cannot be read
+    const ModelStates& model = model_of_part->second;
+    auto read = TRY(read_files<RankStates>(files, [&](const File& file, std::uint32_t number) -> Result<RankStates> {
+      const TorchFile content = TRY(TorchFile::open(file, 0, TRY(file.size())));
+      OptimizerStates states = TRY(read_optimizer_states(content, file.path(), !model.groups));
+      RankStates out{file.path(), std::move(states)};
+      for (GroupState& group : out.states.groups) {
+        if (group.master) group.master->extent.file = number;
+        for (auto& [name, tensor] : group.tensors) tensor.extent.file = number;
+      }
+      return out;
+    }));
+    const auto whole = std::find_if(read.begin(), read.end(), [](const auto& rank) { return rank.has_value(); });
+    if (whole == read.end()) continue;
+    std::vector<RankStates> ranks;
+    const RankStates any{(*whole)->path, (*whole)->states, true};
+    for (auto& rank : read) ranks.push_back(rank ? *std::move(rank) : any);
     TRY(check_stage(set_, part, ranks));
     TRY(check_steps(files_, ranks));
     std::map<std::string, Dims> shapes;
@@ -163,7 +169,7 @@ Status DeepspeedReader::add_parameters(const std::vector<RankStates>& ranks,
     }
     weight.values.assign(group.values.begin(), group.values.end());
   }
-  if (!without_weights.empty())
+  if (!without_weights.empty() && !is_partial())
     warn("Parameters with optimizer states that are in no module: " + names_text(without_weights, "parameter"));
   return {};
 }
@@ -186,7 +192,7 @@ struct UniversalState {
   std::string value;  // pickled, if it is not a tensor
 };
 
-Result<std::vector<UniversalState>> DeepspeedReader::read_universal_states() {
+Result<std::vector<std::optional<UniversalState>>> DeepspeedReader::read_universal_states() {
   std::vector<std::string> files;
   std::vector<std::pair<std::string, std::string>> owners;
   for (const std::string& parameter : universal_)
@@ -196,24 +202,23 @@ Result<std::vector<UniversalState>> DeepspeedReader::read_universal_states() {
       owners.emplace_back(parameter, e.name.substr(0, e.name.size() - kStateFile.size()));
     }
   const auto base = static_cast<std::uint32_t>(catalog_.files.size());
-  return read_files<UniversalState>(
-      files, [&](const File& file, const std::string& path, std::uint32_t number) -> Result<UniversalState> {
-        const auto& [parameter, name] = owners[number - base];
-        UniversalState out{parameter, name, {}, {}};
-        const TensorFile content = TRY(TensorFile::open(file));
-        for (const TensorFile::Entry& entry : content.tensors())
-          if (entry.name == "param" || entry.name == "value") out.tensor = entry.tensor;
-        if (out.tensor) {
-          out.tensor->extent.file = number;
-          return out;
-        }
-        const auto root = content.root();
-        pickle::PickleWriter w;
-        if (!root || (!root->as_int() && !root->as_float()) || !pickle::write_value(w, *root))
-          return corrupt(path + ": expected a tensor, alone or as 'param', or a number");
-        out.value = std::move(w).finish();
-        return out;
-      });
+  return read_files<UniversalState>(files, [&](const File& file, std::uint32_t number) -> Result<UniversalState> {
+    const auto& [parameter, name] = owners[number - base];
+    UniversalState out{parameter, name, {}, {}};
+    const TensorFile content = TRY(TensorFile::open(file));
+    for (const TensorFile::Entry& entry : content.tensors())
+      if (entry.name == "param" || entry.name == "value") out.tensor = entry.tensor;
+    if (out.tensor) {
+      out.tensor->extent.file = number;
+      return out;
+    }
+    const auto root = content.root();
+    pickle::PickleWriter w;
+    if (!root || (!root->as_int() && !root->as_float()) || !pickle::write_value(w, *root))
+      return corrupt(file.path() + ": expected a tensor, alone or as 'param', or a number");
+    out.value = std::move(w).finish();
+    return out;
+  });
 }
 
 // Adds a state. `shapes` are those of the parameters in param_shapes.
@@ -254,21 +259,22 @@ Status DeepspeedReader::read_universal_options(const std::vector<std::vector<std
   const std::string options = set_.directory + std::string(kUniversalDirectory) + "/optimizer_state.pt";
   if (!TRY(path_exists(path_join(catalog_.root, options)))) return {};
   const auto read = TRY(read_files<std::vector<ParameterGroup>>(
-      {options}, [&](const File& file, const std::string&, std::uint32_t) -> Result<std::vector<ParameterGroup>> {
+      {options}, [&](const File& file, std::uint32_t) -> Result<std::vector<ParameterGroup>> {
         const TorchFile content = TRY(TorchFile::open(file, 0, TRY(file.size())));
         const auto list = content.root().find("param_groups");
         if (!list) return std::vector<ParameterGroup>();
         return read_parameter_groups(*list, left_out_);
       }));
-  for (std::size_t g = 0; g < read[0].size(); ++g) {
+  const std::vector<ParameterGroup> own = read[0].value_or(std::vector<ParameterGroup>());
+  for (std::size_t g = 0; g < own.size(); ++g) {
     std::vector<std::string> names;
-    const std::set<Index> ids(read[0][g].ids.begin(), read[0][g].ids.end());
+    const std::set<Index> ids(own[g].ids.begin(), own[g].ids.end());
     for (const Index id : ids)
       if (id >= 0 && id < std::ssize(groups)) {
         const auto& of = groups[id];
         names.insert(names.end(), of.begin(), of.end());
       }
-    TRY(add_parameter_group(g, read[0][g], model_files_.begin()->second, names));
+    TRY(add_parameter_group(g, own[g], model_files_.begin()->second, names));
   }
   return {};
 }
@@ -291,9 +297,10 @@ Status DeepspeedReader::read_universal() {
         if (shapes.emplace(p.name, p.shape).second) groups[g].push_back(p.name);
       }
   }
-  for (const UniversalState& state : states) TRY(add_universal_state(state, shapes));
+  for (const auto& state : states)
+    if (state) TRY(add_universal_state(*state, shapes));
   for (const std::string& parameter : universal_) {
-    if (!weights_[parameter].master)
+    if (!weights_[parameter].master && !is_partial())
       return io_error(catalog_.root + ": missing '" + printable(universal_path(parameter)) + "/fp32.pt'");
     if (first().stacked_experts.contains(parameter)) take_dtype_of_module(weights_[parameter]);
   }

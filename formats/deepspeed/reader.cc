@@ -25,8 +25,12 @@ constexpr std::array<std::string_view, 4> kModelFiles = {"model.safetensors", "m
 
 Status DeepspeedReader::read_models(const OpenOptions& options) {
   TRY(check_models(set_, parts()));
-  const auto& [key, name] = *set_.models.begin();
-  const OpenFile open = TRY(open_file(name, options));
+  auto it = set_.models.begin();  // the first that can be read
+  std::optional<OpenFile> opened;
+  for (; it != set_.models.end() && !opened; ++it) opened = TRY(open_if_whole(it->second, options));
+  if (!opened) return corrupt(catalog_.root + ": no model states can be read");
+  const OpenFile& open = *opened;
+  const auto& [key, name] = *std::prev(it);
   first_file_ = open.content;
   models_.emplace(key, TRY(read_model_states(*open.content, catalog_.file_path(open.file))));
   model_files_.emplace(key, open.file);
@@ -37,30 +41,29 @@ Status DeepspeedReader::read_models(const OpenOptions& options) {
 
   std::vector<std::pair<Index, Index>> keys;
   std::vector<std::string> names;
-  for (auto it = std::next(set_.models.begin()); it != set_.models.end(); ++it) {
+  for (; it != set_.models.end(); ++it) {
     keys.push_back(it->first);
     names.push_back(it->second);
   }
   const auto base = static_cast<std::uint32_t>(catalog_.files.size());
-  auto others = TRY(read_files<ModelStates>(
-      names, [&](const File& file, const std::string& path, std::uint32_t number) -> Result<ModelStates> {
-        ModelStates out = TRY(read_model_states(TRY(TensorFile::open(file)), path));
-        if (keys[number - base].second > 0) {  // values that are equal on all ranks are kept of the first rank only
-          out.groups.reset();
-          std::erase_if(out.module, [&](const NamedTensor& t) {
-            return t.tensor.shape() == Dims{0} && !out.buffers.contains(t.name);
-          });
-        }
-        return out;
-      }));
+  auto others = TRY(read_files<ModelStates>(names, [&](const File& file, std::uint32_t number) -> Result<ModelStates> {
+    ModelStates out = TRY(read_model_states(TRY(TensorFile::open(file)), file.path()));
+    if (keys[number - base].second > 0) {  // values that are equal on all ranks are kept of the first rank only
+      out.groups.reset();
+      std::erase_if(out.module,
+                    [&](const NamedTensor& t) { return t.tensor.shape() == Dims{0} && !out.buffers.contains(t.name); });
+    }
+    return out;
+  }));
   for (std::size_t i = 0; i < keys.size(); ++i) {
-    if (others[i].steps != first().steps)
+    if (!others[i]) continue;
+    if (others[i]->steps != first().steps)
       return corrupt(path_join(catalog_.root, names[i]) + ": global_steps is " +
-                     (others[i].steps ? std::to_string(*others[i].steps) : "missing") + ", and " +
+                     (others[i]->steps ? std::to_string(*others[i]->steps) : "missing") + ", and " +
                      (first().steps ? std::to_string(*first().steps) : "missing") + " in " + name +
                      ": files of two steps; copy those of one save");
     model_files_.emplace(keys[i], base + static_cast<std::uint32_t>(i));
-    models_.emplace(keys[i], std::move(others[i]));
+    models_.emplace(keys[i], *std::move(others[i]));
   }
   TRY(find_parts());
   if (set_.is_universal)
@@ -114,19 +117,21 @@ Status DeepspeedReader::find_parts() {
 // stage or of all.
 Status DeepspeedReader::join_parts_of(const std::vector<std::map<std::string, Dims>>& shapes) {
   const auto& info = first().tensor_parallel;
-  const PipelineNames names = info ? PipelineNames() : name_pipeline(shapes[0], families_);
+  std::map<std::string, Dims> all;
+  for (const auto& rank : shapes) all.insert(rank.begin(), rank.end());
+  const PipelineNames names = info ? PipelineNames() : name_pipeline(all, families_);
   if (!info && !names.family)
     return unsupported(catalog_.root + ": layers of " + count_of(tensor_ranks_, "tensor-parallel rank") + ", and no " +
                        "known family has these layers, so it is unknown how their parts join; ds_to_universal.py " +
                        "makes a universal checkpoint from them, which reshard reads");
-  for (const auto& [name, shape] : shapes[0]) {
+  for (const auto& [name, shape] : all) {
     std::vector<Dims> parts;
     for (const auto& rank : shapes) {
       const auto found = rank.find(name);
-      if (found == rank.end())
+      if (found == rank.end() && !is_partial())
         return corrupt(catalog_.root + ": " + tensor_text(name) + ": tensor-parallel rank " +
                        std::to_string(parts.size()) + " has no part of it");
-      parts.push_back(found->second);
+      parts.push_back(found == rank.end() ? shape : found->second);  // unread: as long as another
     }
     if (info && info->unsupported.contains(name))
       return unsupported(catalog_.root + ": " + tensor_text(name) + ": " + printable(info->unsupported.at(name)));
@@ -199,8 +204,8 @@ Status DeepspeedReader::read_module_files() {
     parts.push_back(0);
   }
   const auto base = static_cast<std::uint32_t>(catalog_.files.size());
-  const auto contents = TRY(read_files<ModelStates>(
-      names, [&](const File& file, const std::string&, std::uint32_t number) -> Result<ModelStates> {
+  const auto contents =
+      TRY(read_files<ModelStates>(names, [&](const File& file, std::uint32_t number) -> Result<ModelStates> {
         ModelStates out;
         const TensorFile content = TRY(TensorFile::open(file));
         for (const TensorFile::Entry& entry : content.tensors())
@@ -210,11 +215,12 @@ Status DeepspeedReader::read_module_files() {
   if (tensor_ranks_ > 1 && !set_.layers.empty()) {
     std::vector<std::map<std::string, Dims>> shapes(tensor_ranks_);
     for (std::size_t i = 0; i < set_.layers.size(); ++i)
-      for (const NamedTensor& t : contents[i].module) shapes[parts[i]].emplace(t.name, t.tensor.shape());
+      if (contents[i])
+        for (const NamedTensor& t : contents[i]->module) shapes[parts[i]].emplace(t.name, t.tensor.shape());
     TRY(join_parts_of(shapes));
   }
   for (std::size_t i = 0; i < contents.size(); ++i)
-    TRY(add_module(contents[i], base + static_cast<std::uint32_t>(i), parts[i]));
+    if (contents[i]) TRY(add_module(*contents[i], base + static_cast<std::uint32_t>(i), parts[i]));
   if (!first().has_module && set_.layers.empty() && !set_.is_universal)
     return io_error(catalog_.root +
                     ": missing the files layer_00-model_states.pt and so on, a pipeline's weights: its " +
@@ -303,19 +309,25 @@ Status DeepspeedReader::finish_weights(Weights wanted, Families families) {
   const std::map<std::string, std::string> plain = plain_names(families);
   for (auto& [name, weight] : weights_) {
     const bool takes_master = weight.master && (wanted == Weights::kMaster || !weight.stored);
-    if (!takes_master && !weight.stored)
+    // A file that cannot be read has the weight, and with ZeRO 3 masters too.
+    const bool is_gone = is_partial() && !weight.stored &&
+                         (!weight.master || (wanted == Weights::kModel && !has_rank_models() && !set_.is_universal));
+    if (!takes_master && !is_gone && !weight.stored)
       return corrupt(catalog_.root + ": " + tensor_text(name) +
                      ": a placeholder of ZeRO 3, and no rank's file has numbers of it");
     const auto named = plain.find(name);
     const std::string key = named == plain.end() ? std::string() : named->second;
-    Tensor model = takes_master ? *weight.master : *weight.stored;
+    Tensor model = takes_master ? *weight.master : weight.stored.value_or(Tensor());
     if (takes_master && wanted == Weights::kModel && weight.computes && weight.dtype != model.dtype)
       model.model_dtype = weight.dtype;
     model.name = name;
     model.path = {name};
     model.plain_key = key;
     model.is_buffer = first().buffers.contains(name);
-    TRY(catalog_.add(std::move(model)).context(catalog_.root));
+    if (is_gone)
+      catalog_.unread_files.back().tensors.push_back(name);
+    else
+      TRY(catalog_.add(std::move(model)).context(catalog_.root));
     if (shared_.contains(name)) continue;
     if (weight.master && wanted == Weights::kModel) weight.states.push_back(std::move(*weight.master));
     for (Tensor& state : weight.states) {
@@ -389,6 +401,19 @@ void DeepspeedReader::describe_run(Weights wanted) {
 }
 
 Status DeepspeedReader::open(const PathSnapshot& place, const OpenOptions& options) {
+  const Status done = read(place, options);
+  std::vector<std::string> names;
+  for (const auto* files : {&set_.models, &set_.optimizers, &set_.layers, &set_.experts})
+    for (const auto& [number, name] : *files) names.push_back(name);
+  const std::string universal = set_.directory + std::string(kUniversalDirectory);
+  if (is_partial() && set_.is_universal)
+    for (const Node& node : TRY(list_tree(path_join(catalog_.root, universal))))
+      if (!node.is_directory()) names.push_back(path_join(universal, node.name));
+  TRY(find_more_damaged(names));
+  return done;
+}
+
+Status DeepspeedReader::read(const PathSnapshot& place, const OpenOptions& options) {
   set_ = TRY(find_files(place));
   families_ = Families(options.own_family);
   catalog_.root = set_.root;

@@ -14,7 +14,6 @@
 #include "formats/deepspeed/file_set.h"
 #include "formats/deepspeed/flat_groups.h"
 #include "formats/tensor_files/reader.h"
-#include "lib/base/parallel.h"
 #include "lib/model/families.h"
 
 namespace reshard::deepspeed {
@@ -39,9 +38,7 @@ class DeepspeedReader : public TensorFileReader {
   Status open(const PathSnapshot& place, const OpenOptions& options);
 
  private:
-  template <class T, class Read>
-  Result<std::vector<T>> read_files(const std::vector<std::string>& names, const Read& read);
-
+  Status read(const PathSnapshot& place, const OpenOptions& options);
   Status read_models(const OpenOptions& options);
   Status find_parts();
   Status join_parts_of(const std::vector<std::map<std::string, Dims>>& shapes);
@@ -55,7 +52,7 @@ class DeepspeedReader : public TensorFileReader {
                              const std::vector<std::string>& names);
   Status read_plain_optimizer();
   Status read_universal();
-  Result<std::vector<UniversalState>> read_universal_states();
+  Result<std::vector<std::optional<UniversalState>>> read_universal_states();
   Status add_universal_state(const UniversalState& state, const std::map<std::string, Dims>& shapes);
   Status read_universal_options(const std::vector<std::vector<std::string>>& groups);
   Status resolve_shared();
@@ -90,27 +87,5 @@ class DeepspeedReader : public TensorFileReader {
   std::map<std::string, JoinedParts> joined_;  // of each parameter, if there are several tensor-parallel ranks
   bool has_masters_ = false;
 };
-
-// Reads files in parallel and appends them to the catalog's files in this order. `read` gets an open file, its path and
-// its number in the catalog.
-template <class T, class Read>
-Result<std::vector<T>> DeepspeedReader::read_files(const std::vector<std::string>& names, const Read& read) {
-  const auto base = static_cast<std::uint32_t>(catalog_.files.size());
-  std::vector<std::optional<T>> contents(names.size());
-  std::vector<Index> sizes(names.size());
-  TRY(parallel_for(std::ssize(names), thread_count(0), [&](int, Index i) -> Status {
-    const std::size_t k = i;
-    const auto file = TRY(files_.open(path_join(catalog_.root, names[k])));
-    sizes[k] = TRY(file->size());
-    contents[k] = TRY(read(*file, file->path(), base + static_cast<std::uint32_t>(k)));
-    return {};
-  }));
-  std::vector<T> out;
-  for (std::size_t i = 0; i < names.size(); ++i) {
-    catalog_.files.push_back({names[i], sizes[i]});
-    out.push_back(std::move(*contents[i]));
-  }
-  return out;
-}
 
 }  // namespace reshard::deepspeed

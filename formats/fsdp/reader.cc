@@ -63,7 +63,7 @@ class FsdpReader : public TensorFileReader {
 
  private:
   std::vector<std::string> side_directories() const override;
-  Status read_files(Role role);
+  Status read_files_of(Role role);
   Status add_pieces(Role role, Index rank, const TensorFile::Entry& entry);
   void add_value(Role role, Index rank, const TensorFile::Object& object);
   Status check_ranks() const;
@@ -104,25 +104,20 @@ class FsdpReader : public TensorFileReader {
 // ---- Files
 
 // Reads files in parallel, in batches, and adds their tensors in the order of ranks.
-Status FsdpReader::read_files(Role role) {
+Status FsdpReader::read_files_of(Role role) {
   const std::vector<std::pair<Index, std::string>> all(set_.of(role).begin(), set_.of(role).end());
-  const int threads = thread_count(0);
-  const std::size_t batch = 2 * static_cast<std::size_t>(threads);
+  const std::size_t batch = 2 * static_cast<std::size_t>(thread_count(0));
   first_file_[static_cast<std::size_t>(role)] = static_cast<std::uint32_t>(catalog_.files.size());
   for (std::size_t begin = 0; begin < all.size(); begin += batch) {
-    const std::size_t n = std::min(batch, all.size() - begin);
-    std::vector<std::optional<TensorFile>> contents(n);
-    std::vector<Index> sizes(n);
-    TRY(parallel_for(n, threads, [&](int, Index i) -> Status {
-      const std::size_t k = i;
-      const auto file = TRY(files_.open(path_join(catalog_.root, all[begin + k].second)));
-      sizes[k] = TRY(file->size());
-      contents[k] = TRY(TensorFile::open(*file, SafetensorsEnd::kExact, TensorFile::Parts::kRead));
-      return {};
+    std::vector<std::string> names;
+    for (std::size_t i = begin; i < std::min(begin + batch, all.size()); ++i) names.push_back(all[i].second);
+    auto contents = TRY(read_files<TensorFile>(names, [](const File& file, std::uint32_t) {
+      return TensorFile::open(file, SafetensorsEnd::kExact, TensorFile::Parts::kRead);
     }));
-    for (std::size_t i = 0; i < n; ++i) {
-      const auto& [rank, name] = all[begin + i];
-      catalog_.files.push_back({name, sizes[i], rank});
+    for (std::size_t i = 0; i < contents.size(); ++i) {
+      const Index rank = all[begin + i].first;
+      catalog_.files[file_of(role, rank)].writer = rank;
+      if (!contents[i]) continue;
       for (const TensorFile::Entry& entry : contents[i]->tensors()) TRY(add_pieces(role, rank, entry));
       for (const TensorFile::Object& object : contents[i]->objects()) add_value(role, rank, object);
       contents[i].reset();
@@ -298,6 +293,10 @@ std::optional<std::vector<Index>> FsdpReader::lengths_by_shard(const Pieces& fla
 
 // Adds the flat states to the tensors of their parameters. Returns false and sets `evidence` if they cannot be placed.
 Result<bool> FsdpReader::place_flat_states(const std::vector<Index>& ids, std::string& evidence) {
+  if (is_partial()) {
+    evidence = "they are flat, and files cannot be read that show the length of each rank's part";
+    return false;
+  }
   std::map<Index, FlatId> flat;
   for (const Index id : ids) flat[id].id = id;
   for (const Pieces& p : of(Role::kOptimizer).all()) {
@@ -444,7 +443,7 @@ Status FsdpReader::open(const PathSnapshot& place, const OpenOptions& options) {
   for (const Role role : kRoles) {
     static constexpr std::array<std::string_view, kRoles.size()> kTitles = {"model", "optimizer", "extra state"};
     if (!set_.of(role).empty()) parts.emplace_back(kTitles[static_cast<std::size_t>(role)]);
-    TRY(read_files(role));
+    TRY(read_files_of(role));
   }
   TRY(check_ranks());
   catalog_.attributes.emplace_back("format", "files of " + count_of(set_.ranks, "rank") + " of FSDP (" +

@@ -46,10 +46,10 @@ struct Sources {
 constexpr std::string_view kAdapter = "adapter_model.safetensors";
 bool is_beside(std::string_view name) { return name.starts_with("consolidated") || name == kAdapter; }
 
-Result<Sources> indexed_sources(const PathSnapshot& directory, const std::string& index_name, bool skip_damaged) {
+Result<Sources> indexed_sources(const PathSnapshot& directory, const std::string& index_name) {
   Sources sources;
   sources.root = directory.path();
-  sources.index = TRY(IndexedFiles::open(sources.root, index_name, skip_damaged));
+  sources.index = TRY(IndexedFiles::open(sources.root, index_name));
   sources.files = sources.index->files();
   const WeightIndexName name = *parse_weight_index_name(index_name, kFileEnd);
   for (const DirectoryEntry& entry : directory.entries()) {
@@ -111,7 +111,7 @@ Status check_numbers(const std::string& root, const std::vector<std::string>& na
   return {};
 }
 
-Result<Sources> directory_sources(const PathSnapshot& directory, bool skip_damaged) {
+Result<Sources> directory_sources(const PathSnapshot& directory) {
   const std::string& root = directory.path();
   std::vector<std::string> indexes, files, beside;
   for (const DirectoryEntry& entry : directory.entries()) {
@@ -122,13 +122,13 @@ Result<Sources> directory_sources(const PathSnapshot& directory, bool skip_damag
   if (files.empty()) files.swap(beside);  // an adapter without a model
   constexpr std::string_view kUsual = "model.safetensors.index.json";
   if (std::find(indexes.begin(), indexes.end(), kUsual) != indexes.end())
-    return indexed_sources(directory, std::string(kUsual), skip_damaged);
+    return indexed_sources(directory, std::string(kUsual));
   const std::set<std::string> all(files.begin(), files.end());
   const bool has_model = std::any_of(indexes.begin(), indexes.end(), [&](const std::string& name) {
     return all.contains(parse_weight_index_name(name, kFileEnd)->stem + std::string(kFileEnd));
   });
   const std::string index = TRY(index_of_model(root, indexes, kFileEnd, has_model));
-  if (!index.empty()) return indexed_sources(directory, index, skip_damaged);
+  if (!index.empty()) return indexed_sources(directory, index);
   if (files.empty()) return io_error(root + ": expected safetensors files, got none");
   const auto move_out = [&](std::vector<std::string>& to, const auto& is_other) {
     const auto others = std::stable_partition(files.begin(), files.end(), std::not_fn(is_other));
@@ -153,9 +153,9 @@ Result<Sources> directory_sources(const PathSnapshot& directory, bool skip_damag
   return sources;
 }
 
-Result<Sources> find_sources(const PathSnapshot& place, bool skip_damaged) {
-  if (place.is_directory()) return directory_sources(place, skip_damaged);
-  if (is_index_name(place.path())) return indexed_sources(*TRY(place.parent()), place.name(), skip_damaged);
+Result<Sources> find_sources(const PathSnapshot& place) {
+  if (place.is_directory()) return directory_sources(place);
+  if (is_index_name(place.path())) return indexed_sources(*TRY(place.parent()), place.name());
   return Sources{parent_path(place.path()), {place.name()}};
 }
 
@@ -301,7 +301,7 @@ Status HfReader::read_file(const std::string& name, const OpenOptions& options) 
   const std::string path = path_join(catalog_.root, name);
   const TroubleWatch watch;
   auto head = read_head(path, options);
-  if (!head) return leave_out(options, watch, head.error(), IndexedFiles::leave_out(sources_.index, name));
+  if (!head) return leave_out(watch, head.error(), IndexedFiles::leave_out(sources_.index, name));
   SafetensorsHeader& header = head->header;
   const Json& sharding = head->sharding;
   catalog_.files.push_back({name, head->size});
@@ -430,8 +430,8 @@ Status HfReader::locate(const std::vector<std::size_t>& tensors, int /*threads*/
 
 Status HfReader::open(const PathSnapshot& place, const OpenOptions& options) {
   const TroubleWatch watch;
-  sources_ = TRY(find_sources(place, options.skip_damaged));
-  if (sources_.gap) TRY(leave_out(options, watch, *sources_.gap));
+  sources_ = TRY(find_sources(place));
+  if (sources_.gap) TRY(leave_out(watch, *sources_.gap));
   catalog_.root = sources_.root;
   catalog_.stale_files = sources_.stale_files;
   if (sources_.index) TRY(catalog_.reserve(sources_.index->tensors()));
@@ -442,7 +442,7 @@ Status HfReader::open(const PathSnapshot& place, const OpenOptions& options) {
   TRY(check_shapes());
   if (sources_.index)
     if (const Status complete = sources_.index->check(catalog_); !complete)
-      TRY(leave_out(options, watch, complete.error(), sources_.index->absent()));
+      TRY(leave_out(watch, complete.error(), sources_.index->absent()));
   if (has_shards() && TRY(path_exists(path_join(catalog_.root, kShardsConfig))))
     catalog_.metadata_files.emplace_back(kShardsConfig);
   drop_aliases();

@@ -209,7 +209,9 @@ Status LegacyReader::add_word(const LegacyParameter& of, const std::string& word
 // numel_unpadded}}}. Each buffer has the order of the model's parameters, which are views of one storage for each
 // buffer.
 Status LegacyReader::read_distributed_optimizer(const LegacyRank& rank, const OpenOptions& options) {
-  const OpenFile open = TRY(open_file(path_join(rank.directory, kOptimizerFile), options));
+  const auto opened = TRY(open_if_whole(path_join(rank.directory, kOptimizerFile), options));
+  if (!opened) return {};
+  const OpenFile& open = *opened;
   std::map<std::string, std::pair<Entries, std::optional<Index>>> buffers;
   std::vector<std::string> order;
   const auto buffer_of = [&](const KeyPath& path) -> std::pair<Entries, std::optional<Index>>& {

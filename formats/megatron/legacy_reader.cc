@@ -69,17 +69,18 @@ Status LegacyReader::find_ranks(const PathSnapshot& directory, const OpenOptions
     if (!TRY(path_exists(path_join(catalog_.root, file))))
       return io_error(path_join(catalog_.root, file) +
                       ": file is missing: the save did not finish, or was not copied completely");
-    const OpenFile open = TRY(open_file(file, options));
-    rank.file = open.file;
-    rank.content = open.content;
+    const auto open = TRY(open_if_whole(file, options));
+    if (!open) continue;
+    rank.file = open->file;
+    rank.content = open->content;
     if (ranks_.empty()) {
-      const auto root = open.content->root();
+      const auto root = open->content->root();
       const auto args = root ? root->find("args") : std::nullopt;
       if (args) args_ = Arguments::read(*args);
       if (args_.empty())
-        return corrupt(catalog_.file_path(open.file) + ": args: expected Megatron's arguments, got " +
+        return corrupt(catalog_.file_path(open->file) + ": args: expected Megatron's arguments, got " +
                        std::string(args ? pickle::kind_name(args->kind()) : "nothing"));
-      degrees_ = TRY(degrees_of(args_).context(catalog_.file_path(open.file)));
+      degrees_ = TRY(degrees_of(args_).context(catalog_.file_path(open->file)));
       const std::size_t wanted = 1 + std::size_t{degrees_.pp > 1} + std::size_t{degrees_.ep > 1};
       if (numbers.size() != wanted)
         return corrupt(path_join(catalog_.root, name) + ": expected " + count_of(wanted, "number") +
@@ -90,6 +91,7 @@ Status LegacyReader::find_ranks(const PathSnapshot& directory, const OpenOptions
     if (degrees_.ep > 1) rank.ep = numbers.back();
     ranks_.push_back(std::move(rank));
   }
+  if (ranks_.empty()) return corrupt(catalog_.root + ": no rank's file can be read");
   std::stable_sort(ranks_.begin(), ranks_.end(), [](const LegacyRank& a, const LegacyRank& b) {
     return std::tie(a.stage, a.tp, a.ep) < std::tie(b.stage, b.tp, b.ep);
   });
@@ -109,7 +111,7 @@ Status LegacyReader::check_ranks() const {
   const auto check = [&](const std::set<std::pair<Index, Index>>& there, Index ranks, std::string_view axis) -> Status {
     for (Index stage = 0; stage < degrees_.pp; ++stage)
       for (Index r = 0; r < ranks; ++r)
-        if (!there.contains({stage, r}))
+        if (!there.contains({stage, r}) && !is_partial())
           return io_error(catalog_.root + ": no file of " + std::string(axis) + " rank " + std::to_string(r) + " of " +
                           std::to_string(ranks) + (degrees_.pp > 1 ? " of stage " + std::to_string(stage) : "") +
                           ": its directory mp_rank_... is missing; args give " + mesh_text(degrees_));
@@ -291,6 +293,17 @@ Status LegacyReader::add_values(const LegacyRank& rank) {
 
 Status LegacyReader::open(const PathSnapshot& directory, const OpenOptions& options) {
   catalog_.root = directory.path();
+  const Status done = read(directory, options);
+  std::vector<std::string> buffers;
+  for (const DirectoryEntry& e : directory.entries())
+    if (const std::string file = path_join(e.name, kOptimizerFile);
+        is_partial() && TRY(path_exists(path_join(catalog_.root, file))))
+      buffers.push_back(file);
+  TRY(find_more_damaged(buffers));
+  return done;
+}
+
+Status LegacyReader::read(const PathSnapshot& directory, const OpenOptions& options) {
   TRY(read_ranks(directory, options));
   is_gated_ = args_.flag("swiglu");
   is_tied_ = !args_.flag("untie_embeddings_and_output_weights");

@@ -47,6 +47,7 @@ class LegacyReader : public TensorFileReader {
   struct PlainOptimizer;
 
   Result<std::optional<Json>> made_config() override;
+  Status read(const PathSnapshot& directory, const OpenOptions& options);
   Status find_ranks(const PathSnapshot& directory, const OpenOptions& options);
   Status read_ranks(const PathSnapshot& directory, const OpenOptions& options);
   Status check_ranks() const;

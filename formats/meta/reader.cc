@@ -50,6 +50,7 @@ class MetaReader : public TensorFileReader {
 
   std::optional<Json> params_;
   RankParts parts_;
+  Index ranks_ = 0;  // that have files
 };
 
 Status MetaReader::read_params(const PathSnapshot& directory) {
@@ -69,10 +70,10 @@ Result<int> MetaReader::cut_of_embedding(const StoredTensor& stored) const {
     return corrupt("expected a matrix, and next to it a '" + std::string(kNorm) + "', which shows how it is cut");
   const Index width = norm->first().stored.shape()[0];
   if (shape[1] == width) return 0;
-  const auto columns = checked_mul(shape[1], std::ssize(catalog_.files));
+  const auto columns = checked_mul(shape[1], ranks_);
   if (columns && *columns == width) return 1;
   return corrupt("expected rows of " + count_of(width, "column") + ", or " + std::to_string(width) + "/" +
-                 count_of(std::ssize(catalog_.files), "column") + ", got shape " + to_string(shape));
+                 count_of(ranks_, "column") + ", got shape " + to_string(shape));
 }
 
 // Joins the parts of all ranks along the dimension that is cut.
@@ -80,17 +81,17 @@ Status MetaReader::join(const RankParts::Parts& all) {
   const auto& [name, parts] = all;
   const StoredTensor& first = parts.front().stored;
   const std::string what = catalog_.root + ": " + tensor_text(name);
-  if (parts.size() != catalog_.files.size()) {
+  if (std::ssize(parts) != ranks_ && !is_partial()) {
     Index without = 0;
     while (all.of(without) != nullptr) ++without;
     return corrupt(catalog_.file_path(static_cast<std::uint32_t>(without)) + ": expected " + tensor_text(name) +
                    ", as " + catalog_.files[first.extent.file].path + " has it; it is missing");
   }
   int dim = kWhole;
-  if (parts.size() > 1) {
+  if (ranks_ > 1) {
     const auto cut = cut_of(name);
     if (!cut)
-      return unsupported(what + ": is in the files of " + count_of(std::ssize(parts), "rank") +
+      return unsupported(what + ": is in the files of " + count_of(ranks_, "rank") +
                          ", and is not a tensor of Llama: reshard does not know how its parts join");
     dim = *cut == kEmbedding ? TRY(cut_of_embedding(first).context(what)) : *cut;
   }
@@ -98,26 +99,29 @@ Status MetaReader::join(const RankParts::Parts& all) {
     return corrupt(what + ": expected " + count_of(dim + 1, "dimension") + " or more, got shape " +
                    to_string(first.shape()));
   Dims shape = first.shape();
-  for (std::size_t i = 1; i < parts.size(); ++i) {
-    const StoredTensor& stored = parts[i].stored;
+  std::vector<Index> begins = {0};  // of each rank's part
+  for (Index rank = 0; rank < (dim < 0 ? 0 : ranks_); ++rank) {
+    const RankPart* const part = all.of(rank);  // null: its file cannot be read; the part is as long as the first
+    const Index length = part && part->stored.shape().rank() > dim ? part->stored.shape()[dim] : first.shape()[dim];
+    const auto end = checked_add(begins.back(), length);
+    if (!end) return corrupt(what + ": the sum of its parts overflows");
+    begins.push_back(*end);
+  }
+  if (dim >= 0) shape[dim] = begins.back();
+  for (const RankPart& part : parts) {
+    const StoredTensor& stored = part.stored;
     Dims same = stored.shape();
     if (dim >= 0 && same.rank() == shape.rank()) same[dim] = first.shape()[dim];
     if (stored.dtype != first.dtype || same != first.shape())
       return corrupt(catalog_.file_path(stored.extent.file) + ": " + tensor_text(name) + ": expected " +
                      type_text(first) + " as in " + catalog_.files[first.extent.file].path + ", got " +
                      type_text(stored));
-    if (dim < 0) continue;
-    const auto sum = checked_add(shape[dim], stored.shape()[dim]);
-    if (!sum) return corrupt(what + ": the sum of its parts overflows");
-    shape[dim] = *sum;
   }
   TRY(check_size(first.dtype, shape).context(what));
   JoinedTensor joined(name, first.dtype, shape, {name});
-  Index begin = 0;
   for (const RankPart& part : parts) {
     LocalBox place{whole(part.stored.shape()), Dims::filled(shape.rank(), 0)};
-    if (dim >= 0) place.box.origin[dim] = begin;
-    if (dim >= 0) begin += part.stored.shape()[dim];
+    if (dim >= 0) place.box.origin[dim] = begins[part.rank];
     joined.add(part.stored, place);
   }
   return catalog_.add(std::move(joined.tensor));
@@ -145,13 +149,16 @@ Status MetaReader::open_ranks(const PathSnapshot& directory, const OpenOptions& 
                            "' are both files of rank " + std::to_string(*rank));
   TRY(check_no_gap(files).context(catalog_.root));
   for (const auto& [rank, name] : files) {
-    const OpenFile open = TRY(open_file(name, options));
-    catalog_.files[open.file].writer = rank;
-    for (const TensorFile::Entry& e : open.content->tensors())
-      parts_.add(e.name, rank, in_file(e.tensor, open.file), e.tensor.dtype);
-    if (rank > 0) continue;  // all ranks have the same objects
-    for (const TensorFile::Object& o : open.content->objects()) TRY(add_object(o.name, o.path, open.file, o.value));
+    const auto open = TRY(open_if_whole(name, options));
+    if (!open) continue;
+    const bool is_first = catalog_.files.size() == 1;
+    catalog_.files[open->file].writer = rank;
+    for (const TensorFile::Entry& e : open->content->tensors())
+      parts_.add(e.name, rank, in_file(e.tensor, open->file), e.tensor.dtype);
+    if (!is_first) continue;  // all ranks have the same objects
+    for (const TensorFile::Object& o : open->content->objects()) TRY(add_object(o.name, o.path, open->file, o.value));
   }
+  ranks_ = std::ssize(files);
   if (parts_.all().empty()) return corrupt(catalog_.root + ": the files of the ranks hold no tensors");
   for (const RankParts::Parts& parts : parts_.all()) TRY(join(parts));
   return check_count();
@@ -167,7 +174,7 @@ Status MetaReader::open_safetensors(const PathSnapshot& directory, const std::st
   if (!only.empty()) {
     names = {only};
   } else if (directory.has_file(kIndex)) {
-    index = TRY(IndexedFiles::open(catalog_.root, std::string(kIndex), options.skip_damaged));
+    index = TRY(IndexedFiles::open(catalog_.root, std::string(kIndex)));
     names = index->files();
   } else {
     for (const DirectoryEntry& e : directory.entries())
@@ -178,20 +185,18 @@ Status MetaReader::open_safetensors(const PathSnapshot& directory, const std::st
   }
   const TroubleWatch watch;
   for (const std::string& name : names) {
-    const TroubleWatch watch_of_file;
-    const auto opened = open_file(name, options);
-    if (!opened) {
-      TRY(leave_out(options, watch_of_file, opened.error(), IndexedFiles::leave_out(index, name)));
+    const auto open = TRY(open_if_whole(name, options));
+    if (!open) {
+      catalog_.unread_files.back().tensors = IndexedFiles::leave_out(index, name);
       continue;
     }
-    const OpenFile& open = *opened;
-    for (const TensorFile::Entry& e : open.content->tensors())
-      if (!index || index->is_wanted(e.name, name)) TRY(add_tensor(e.name, e.path, open.file, e.tensor));
-    for (const TensorFile::Object& o : open.content->objects()) TRY(add_object(o.name, o.path, open.file, o.value));
+    for (const TensorFile::Entry& e : open->content->tensors())
+      if (!index || index->is_wanted(e.name, name)) TRY(add_tensor(e.name, e.path, open->file, e.tensor));
+    for (const TensorFile::Object& o : open->content->objects()) TRY(add_object(o.name, o.path, open->file, o.value));
   }
   if (!index) return {};
   const Status complete = index->check(catalog_);
-  return complete ? complete : leave_out(options, watch, complete.error(), index->absent());
+  return complete ? complete : leave_out(watch, complete.error(), index->absent());
 }
 
 // ---- the whole

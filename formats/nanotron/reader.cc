@@ -99,11 +99,14 @@ Status NanotronReader::read(const std::string& parameter, const std::vector<Para
                             const OpenOptions& options) {
   const TroubleWatch watch;
   if (const Status complete = check_ranks(parameter, files); !complete)
-    return leave_out(options, watch, complete.error(), {parameter});
+    return leave_out(watch, complete.error(), {parameter});
   std::optional<JoinedTensor> joined;
   for (const ParameterFile& file : files) {
-    const auto opened = open_file(file.path, options);
-    if (!opened) return leave_out(options, watch, opened.error(), {parameter});
+    const auto opened = TRY(open_if_whole(file.path, options));
+    if (!opened) {
+      catalog_.unread_files.back().tensors = {parameter};
+      continue;
+    }
     const OpenFile& open = *opened;
     const std::string where = catalog_.file_path(open.file);
     const auto& tensors = open.content->tensors();
@@ -123,6 +126,7 @@ Status NanotronReader::read(const std::string& parameter, const std::vector<Para
     TRY(check_size(stored.dtype, shape).context(where));
     for (const LocalBox& box : boxes) joined->add(in_file(stored, open.file), box);
   }
+  if (!joined) return {};
   const bool is_paired = has_pairs() && parameter.find(".attn.qkv_proj.") != std::string::npos;
   if (is_paired) return catalog_.add(TRY(without_pairs(std::move(joined->tensor))));
   return catalog_.add(std::move(joined->tensor));

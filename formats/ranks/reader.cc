@@ -284,7 +284,11 @@ Status RanksReader::open(const PathSnapshot& place, const OpenOptions& options) 
   const bool has_layout = files.has_layout;
   TRY(choose_files(std::move(files)));
   const SafetensorsEnd end = options.files_too ? SafetensorsEnd::kExact : SafetensorsEnd::kUnchecked;
-  for (Index rank = 0; rank < ranks(); ++rank) TRY(read_file(rank, end));
+  for (Index rank = 0; rank < ranks(); ++rank) {
+    const TroubleWatch watch;
+    if (const Status read = read_file(rank, end); !read) TRY(leave_out(watch, read.error()));
+  }
+  if (is_partial()) return corrupt(catalog_.root + ": the layout follows from the files of all ranks");
   if (parts_.all().empty()) return corrupt(catalog_.root + ": the files of the ranks hold no tensors");
   TRY(choose_layout(options, has_layout));
   for (const RankParts::Parts& parts : parts_.all()) TRY(join_parts(parts));

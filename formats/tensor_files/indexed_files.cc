@@ -23,14 +23,10 @@ Result<std::string> index_of_model(const std::string& directory, const std::vect
   return of_model.empty() ? std::string() : of_model.front();
 }
 
-Result<IndexedFiles> IndexedFiles::open(const std::string& root, const std::string& index, bool skip_damaged) {
+Result<IndexedFiles> IndexedFiles::open(const std::string& root, const std::string& index) {
   IndexedFiles out(TRY(WeightIndex::read(path_join(root, index))));
   out.files_ = out.index_.files();
   out.seen_.resize(out.index_.entries().size());
-  for (const std::string& file : out.files_)
-    if (!skip_damaged && !TRY(path_exists(path_join(root, file))))
-      return io_error(path_join(root, file) + ": file is missing; it holds " +
-                      names_text(out.leave_out(file), "tensor"));
   return out;
 }
 

@@ -20,9 +20,8 @@ Result<std::string> index_of_model(const std::string& directory, const std::vect
 // An index, and which of its tensors were found so far.
 class IndexedFiles {
  public:
-  // Reads `root`/`index`. Fails with kIo, naming the tensors, if a file that it names is missing, unless
-  // `skip_damaged`.
-  static Result<IndexedFiles> open(const std::string& root, const std::string& index, bool skip_damaged = false);
+  // Reads `root`/`index`.
+  static Result<IndexedFiles> open(const std::string& root, const std::string& index);
 
   const std::vector<std::string>& files() const { return files_; }  // sorted
   bool contains(const std::string& file) const;

@@ -66,6 +66,7 @@ std::string files_text(const std::vector<std::string>& first, Index count) {
 
 Result<TensorFileReader::OpenFile> TensorFileReader::open_file(const std::string& name, const OpenOptions& options,
                                                                TensorFile::Parts parts) {
+  tried_.insert(name);
   const auto file = TRY(files_.open(path_join(catalog_.root, name)));
   auto content = std::make_unique<const TensorFile>(
       TRY(TensorFile::open(*file, options.files_too ? SafetensorsEnd::kExact : SafetensorsEnd::kUnchecked, parts)));
@@ -75,12 +76,32 @@ Result<TensorFileReader::OpenFile> TensorFileReader::open_file(const std::string
   return OpenFile{static_cast<std::uint32_t>(catalog_.files.size() - 1), open_.back().get()};
 }
 
-Status TensorFileReader::leave_out(const OpenOptions& options, const TroubleWatch& watch, const Error& error,
-                                   std::vector<std::string> tensors) {
+Result<std::optional<TensorFileReader::OpenFile>> TensorFileReader::open_if_whole(const std::string& name,
+                                                                                  const OpenOptions& options,
+                                                                                  TensorFile::Parts parts) {
+  const TroubleWatch watch;
+  auto open = open_file(name, options, parts);
+  if (open) return std::optional(*open);
+  TRY(leave_out(watch, open.error()));
+  return std::optional<OpenFile>();
+}
+
+Status TensorFileReader::find_more_damaged(const std::vector<std::string>& names) {
+  std::vector<std::string> rest;
+  for (const std::string& name : names)
+    if (is_partial() && !tried_.contains(name)) rest.push_back(name);
+  TRY(read_files<bool>(rest, [](const File& file, std::uint32_t) -> Result<bool> {
+    TRY(TensorFile::open(file));
+    return true;
+  }));
+  return {};
+}
+
+Status TensorFileReader::leave_out(const TroubleWatch& watch, const Error& error, std::vector<std::string> tensors) {
   const bool is_of_file =
       error.code() == ErrorCode::kCorrupt || error.code() == ErrorCode::kUnsupported || error.code() == ErrorCode::kIo;
-  if (!options.skip_damaged || !is_of_file || watch.hides(error)) return error;
-  catalog_.unread_files.push_back({error.message(), std::move(tensors)});
+  if (!is_of_file || watch.explains(error)) return error;
+  catalog_.unread_files.push_back({error, std::move(tensors), watch.hides(error)});
   return {};
 }
 
@@ -172,7 +193,7 @@ void TensorFileReader::add_header_metadata(const SafetensorsMetadata& metadata) 
 Status TensorFileReader::finish(const OpenOptions& options) {
   catalog_.sort_by_name();
   catalog_.shares_extents = !check_extents_disjoint(catalog_, SharedExtents::kRefused);
-  if (!options.validated) return {};
+  if (!options.validated || is_partial()) return {};
   return validate(catalog_, options.files_too);
 }
 

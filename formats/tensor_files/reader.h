@@ -4,7 +4,9 @@
 #pragma once
 
 #include <deque>
+#include <functional>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <unordered_map>
@@ -13,6 +15,7 @@
 #include "formats/encoding/pickle.h"
 #include "formats/encoding/tensor_file.h"
 #include "lib/base/json.h"
+#include "lib/base/parallel.h"
 #include "lib/base/trouble.h"
 #include "lib/checkpoint/format.h"
 
@@ -40,10 +43,22 @@ class TensorFileReader : public Reader {
   Result<OpenFile> open_file(const std::string& name, const OpenOptions& options,
                              TensorFile::Parts parts = TensorFile::Parts::kRefuse);
 
-  // Records that a file could not be read, with its tensors if they are known. Returns `error` if `options` do not
-  // allow that, or if a device or a server may be the cause; `watch` was created before the file was opened.
-  Status leave_out(const OpenOptions& options, const TroubleWatch& watch, const Error& error,
-                   std::vector<std::string> tensors = {});
+  // Does the same for a file without which the reader goes on, if only to find more of them: without_unread_files()
+  // ends with an error that names all. Returns nothing if the file cannot be read; then it is the last of the catalog's
+  // unread_files.
+  Result<std::optional<OpenFile>> open_if_whole(const std::string& name, const OpenOptions& options,
+                                                TensorFile::Parts parts = TensorFile::Parts::kRefuse);
+  // Reads such files in parallel with `read`, which gets an open file and its number in the catalog, and appends all of
+  // them to the catalog's files in this order. The content of a file that cannot be read is nothing.
+  template <class T>
+  Result<std::vector<std::optional<T>>> read_files(const std::vector<std::string>& names,
+                                                   const std::function<Result<T>(const File&, std::uint32_t)>& read);
+  // Records that a file could not be read, with its tensors if they are known. Returns `error` if a device or a server
+  // may be the cause; `watch` was created before the file was opened.
+  Status leave_out(const TroubleWatch& watch, const Error& error, std::vector<std::string> tensors = {});
+  // Once a file could not be read: tries those of `names` that were not opened, so that all damaged files are known.
+  Status find_more_damaged(const std::vector<std::string>& names);
+  bool is_partial() const { return !catalog_.unread_files.empty(); }
 
   // Adds a tensor that is stored in one piece. Fails with kCorrupt if the name is already used.
   Status add_tensor(const std::string& name, KeyPath path, std::uint32_t file, const StoredTensor& stored);
@@ -71,7 +86,37 @@ class TensorFileReader : public Reader {
   std::vector<std::unique_ptr<const TensorFile>> open_;
   std::deque<pickle::Document> documents_;                 // values that are in no open file
   std::unordered_map<std::string, pickle::Value> values_;  // by blob
+  std::set<std::string> tried_;                            // files that were opened, if only in vain
   std::set<std::string> disputed_;                         // keys of header metadata
 };
+
+template <class T>
+Result<std::vector<std::optional<T>>> TensorFileReader::read_files(
+    const std::vector<std::string>& names, const std::function<Result<T>(const File&, std::uint32_t)>& read) {
+  const auto base = static_cast<std::uint32_t>(catalog_.files.size());
+  const TroubleWatch watch;
+  std::vector<std::optional<Result<T>>> contents(names.size());
+  std::vector<Index> sizes(names.size(), -1);
+  tried_.insert(names.begin(), names.end());
+  TRY(parallel_for(std::ssize(names), thread_count(0), [&](int, Index i) -> Status {
+    const std::size_t k = i;
+    contents[k] = [&]() -> Result<T> {
+      const auto file = TRY(files_.open(path_join(catalog_.root, names[k])));
+      sizes[k] = TRY(file->size());
+      return read(*file, base + static_cast<std::uint32_t>(k));
+    }();
+    return contents[k]->has_value() || !watch.explains(contents[k]->error()) ? Status() : contents[k]->error();
+  }));
+  std::vector<std::optional<T>> out;
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    catalog_.files.push_back({names[i], sizes[i]});
+    out.emplace_back();
+    if (contents[i]->has_value())
+      out.back() = **std::move(contents[i]);
+    else
+      TRY(leave_out(watch, contents[i]->error()));
+  }
+  return out;
+}
 
 }  // namespace reshard

@@ -58,13 +58,12 @@ class StepReader : public TensorFileReader {
  private:
   // An item's file of one rank.
   struct Content {
-    std::uint32_t file = 0;
+    std::optional<std::uint32_t> file;  // nothing: it cannot be read
     std::unordered_map<std::string_view, const TensorFile::Entry*> tensors;
     std::set<std::string_view> used;
   };
 
   static Status check_finished(const PathSnapshot& directory);
-  Status check_files() const;
   Result<Content> read_file(const std::string& item, const std::string& name, Index rank, const OpenOptions& options);
   Status read_item(const std::string& name, const Item& item, const OpenOptions& options);
   Status join(const std::string& item, const ItemTensor& tensor, std::vector<Content>& contents);
@@ -98,30 +97,16 @@ Status StepReader::check_finished(const PathSnapshot& directory) {
   return {};
 }
 
-Status StepReader::check_files() const {
-  std::vector<std::string> missing, empty;
-  for (const auto& [name, item] : metadata_.items)
-    for (const std::string& file : item.files) {
-      const auto node = TRY(node_at(path_join(catalog_.root, file)));
-      if (!node) missing.push_back(file);
-      if (node && node->is_regular() && node->size == 0) empty.push_back(file);
-    }
-  if (missing.empty() && empty.empty()) return {};
-  std::vector<std::string> what;
-  if (!missing.empty()) what.push_back(names_text(missing, "missing file"));
-  if (!empty.empty()) what.push_back(names_text(empty, "empty file"));
-  return io_error(catalog_.root + ": " + reshard::join(what, ", ") +
-                  ": the save did not finish, or was not copied completely");
-}
-
 Result<StepReader::Content> StepReader::read_file(const std::string& item, const std::string& name, Index rank,
                                                   const OpenOptions& options) {
-  const OpenFile open = TRY(open_file(name, options, TensorFile::Parts::kRead));
-  add_header_metadata(open.content->metadata());
-  catalog_.files[open.file].writer = rank;
-  Content out{open.file, {}, {}};
-  for (const TensorFile::Entry& e : open.content->tensors()) out.tensors.emplace(e.name, &e);
-  add_values(item, *open.content, open.file);
+  Content out;
+  const auto open = TRY(open_if_whole(name, options, TensorFile::Parts::kRead));
+  if (!open) return out;
+  add_header_metadata(open->content->metadata());
+  catalog_.files[open->file].writer = rank;
+  out.file = open->file;
+  for (const TensorFile::Entry& e : open->content->tensors()) out.tensors.emplace(e.name, &e);
+  add_values(item, *open->content, open->file);
   return out;
 }
 
@@ -135,7 +120,8 @@ Result<std::size_t> StepReader::add_holding(const StoredPlacement& holding, cons
   std::size_t found = 0;
   for (std::size_t i = 0; i < holding.mesh->ranks.size(); ++i) {
     Content& content = contents[holding.mesh->ranks[i]];
-    const std::string where = catalog_.file_path(content.file) + ": " + tensor_text(tensor.name);
+    if (!content.file) continue;
+    const std::string where = catalog_.file_path(*content.file) + ": " + tensor_text(tensor.name);
     const auto entry = content.tensors.find(tensor.name);
     if (entry == content.tensors.end()) {
       // The metadata list a plain tensor on every rank, but only the ranks of its stage have it.
@@ -159,7 +145,7 @@ Result<std::size_t> StepReader::add_holding(const StoredPlacement& holding, cons
       return corrupt(where + ": expected " + type_text(holding.dtype, box.shape) + ", which is " + to_string(box) +
                      " of " + to_string(holding.shape) + " as " + std::string(kMetadataFile) + " has it, got " +
                      (stored ? type_text(*stored) : std::string("nothing")));
-    Fragment fragment = in_file(*stored, content.file);
+    Fragment fragment = in_file(*stored, *content.file);
     fragment.box = box;
     joined.add(fragment);
   }
@@ -172,7 +158,7 @@ Status StepReader::join(const std::string& item, const ItemTensor& tensor, std::
   JoinedTensor joined(name, first.dtype, first.shape, KeyPath{name});
   std::size_t found = 0;
   for (const StoredPlacement& holding : tensor.holdings) found += TRY(add_holding(holding, tensor, contents, joined));
-  if (found == 0)
+  if (found == 0 && !is_partial())
     return corrupt(catalog_.root + ": " + tensor_text(name) + ": " + std::string(kMetadataFile) +
                    " lists it, but it is in no rank's file");
   return catalog_.add(std::move(joined.tensor));
@@ -220,7 +206,7 @@ Status StepReader::finish_values() {
 Status StepReader::add_own_tensors(const std::string& item, const std::vector<Content>& contents) {
   std::map<std::string_view, std::vector<std::pair<std::uint32_t, const TensorFile::Entry*>>> by_name;
   for (const Content& content : contents)
-    for (const auto& [name, entry] : content.tensors) by_name[name].emplace_back(content.file, entry);
+    for (const auto& [name, entry] : content.tensors) by_name[name].emplace_back(*content.file, entry);
   for (const auto& [own, entries] : by_name) {
     const StoredTensor& first = entries.front().second->tensor;
     bool is_shared = entries.size() == 1 || first.crc.has_value();
@@ -294,7 +280,6 @@ Status StepReader::open(const PathSnapshot& place, const OpenOptions& options) {
   const std::string file = path_join(catalog_.root, kMetadataFile);
   metadata_ = TRY(parse_metadata(TRY(read_whole_file(file, kMaxMetadataBytes)), file));
   catalog_.metadata_files.emplace_back(kMetadataFile);
-  TRY(check_files());
   for (const auto& [name, item] : metadata_.items) TRY(read_item(name, item, options));
   TRY(read_others(directory, options));
   TRY(finish_values());

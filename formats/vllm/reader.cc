@@ -47,12 +47,13 @@ class VllmReader : public TensorFileReader {
   Status read_worker(const PathSnapshot& place, const Worker& worker, const OpenOptions& options) {
     const Index number = worker_number(worker);
     for (Index part = 0; part == 0 || place.has_file(file_name(worker, stages_, part)); ++part) {
-      const OpenFile opened = TRY(open_file(file_name(worker, stages_, part), options));
-      catalog_.files[opened.file].writer = number;
-      add_header_metadata(opened.content->metadata());
-      for (const TensorFile::Entry& entry : opened.content->tensors())
-        if (!parts_.add(entry.name, number, in_file(entry.tensor, opened.file), entry.tensor.dtype))
-          return corrupt(catalog_.file_path(opened.file) + ": " + tensor_text(entry.name) +
+      const auto opened = TRY(open_if_whole(file_name(worker, stages_, part), options));
+      if (!opened) continue;
+      catalog_.files[opened->file].writer = number;
+      add_header_metadata(opened->content->metadata());
+      for (const TensorFile::Entry& entry : opened->content->tensors())
+        if (!parts_.add(entry.name, number, in_file(entry.tensor, opened->file), entry.tensor.dtype))
+          return corrupt(catalog_.file_path(opened->file) + ": " + tensor_text(entry.name) +
                          " is also in another part of " + text_of(worker, stages_) + " too");
     }
     return {};
@@ -97,6 +98,7 @@ class VllmReader : public TensorFileReader {
     const RankParts::Parts* const parts = parts_.find(local.name);
     const RankPart* const found = parts ? parts->of(worker_number(worker)) : nullptr;
     const std::string what = text_of(worker, stages_) + ": " + tensor_text(local.name) + ": expected ";
+    if (!found && is_partial()) return {};
     if (!found) return corrupt(catalog_.root + ": " + what + "it, as worker 0 has it; it is missing");
     const StoredTensor& stored = found->stored;
     if (stored.shape() != local.shape || stored.dtype != local.dtype)
@@ -108,12 +110,14 @@ class VllmReader : public TensorFileReader {
 
   Index worker_number(const Worker& worker) const { return worker.stage * ranks_ + worker.rank; }
 
-  // Returns the part of the first worker of the first stage that has the tensor, or null.
+  // Returns the part of the first worker of the first stage that has the tensor, or null. All workers of a stage have
+  // the same tensors, so others than the first matter only if files cannot be read.
   const RankPart* part_of_stages(std::string_view name) const {
     const RankParts::Parts* const parts = parts_.find(name);
     if (!parts) return nullptr;
     for (Index stage = 0; stage < stages_; ++stage)
-      if (const RankPart* const part = parts->of(worker_number({stage, 0}))) return part;
+      for (Index rank = 0; rank < (is_partial() ? ranks_ : 1); ++rank)
+        if (const RankPart* const part = parts->of(worker_number({stage, rank}))) return part;
     return nullptr;
   }
 

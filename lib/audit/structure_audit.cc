@@ -182,10 +182,14 @@ void report_unread_files(const Catalog& catalog, FindingList& findings) {
       count_of(std::ssize(files), "data file") +
       (files.size() == 1 ? " is missing or damaged, or lacks tensors" : " are missing or damaged, or lack tensors") +
       "; only the rest was checked";
+  std::set<std::string> lacking;
   for (const UnreadFile& file : files) {
-    f.tensors.insert(f.tensors.end(), file.tensors.begin(), file.tensors.end());
-    if (f.why.size() < kShownFiles) f.why.push_back(file.why);
+    lacking.insert(file.tensors.begin(), file.tensors.end());
+    f.why.push_back(file.why.message());
   }
+  for (const TensorFault& fault : tensor_faults(catalog, false)) lacking.insert(catalog.tensors()[fault.tensor].name);
+  f.tensors.assign(lacking.begin(), lacking.end());
+  std::sort(f.tensors.begin(), f.tensors.end(), natural_less);
   f.advice = "Restore " + std::string(files.size() == 1 ? "it" : "them") + " from another copy of the checkpoint.";
 }
 

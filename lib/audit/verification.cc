@@ -39,8 +39,6 @@ Result<OpenedSource> open_to_audit(const Opener& open, const VerifyOptions& opti
   how.skip_damaged = true;
   auto metadata = open(options.path, how);
   if (!metadata) return std::move(whole).error();
-  const Catalog& catalog = metadata->reader->catalog();
-  if (!catalog.unread_files.empty() && catalog.tensors().empty()) return std::move(whole).error();
   return OpenedSource{*std::move(metadata), whole.error().message()};
 }
 
@@ -418,7 +416,8 @@ void add_parameters_of(const Family& family, const std::string& name, std::set<s
   for (const std::string& part : parsed->stored->parts) out.insert(format_pattern(part, parsed->layer, parsed->expert));
 }
 
-// Makes what is missing a consequence of the files that could not be read.
+// Makes what is missing, and what is said of tensors that lack parts, a consequence of the files that could not be
+// read.
 void explain_missing(const Catalog& catalog, const Model& model, VerifyReport& report) {
   if (catalog.unread_files.empty()) return;
   std::set<std::string, std::less<>> unread;
@@ -432,10 +431,20 @@ void explain_missing(const Catalog& catalog, const Model& model, VerifyReport& r
   static constexpr std::string_view kMissing[] = {
       "cover",          "missing-layers",   "missing-experts",   "missing-head", "missing-tensors",
       "packed-missing", "optimizer-orphan", "optimizer-missing", "ranks-silent", "stages-missing"};
+  std::set<std::string, std::less<>> lacking;
+  for (const Finding& f : report.findings)
+    if (f.id == "file-unreadable") lacking.insert(f.tensors.begin(), f.tensors.end());
+  const auto is_of_lacking = [&](const Finding& f) {
+    return f.id != "file-unreadable" && !f.tensors.empty() &&
+           std::all_of(f.tensors.begin(), f.tensors.end(), [&](const auto& name) { return lacking.contains(name); });
+  };
   for (Finding& f : report.findings)
-    if (std::find(std::begin(kMissing), std::end(kMissing), f.id) != std::end(kMissing) &&
-        (!is_known || std::all_of(f.tensors.begin(), f.tensors.end(),
-                                  [&](const std::string& name) { return unread.contains(name); })))
+    if (is_of_lacking(f)) {
+      f.causes.emplace_back("file-unreadable");
+    } else if (std::find(std::begin(kMissing), std::end(kMissing), f.id) != std::end(kMissing) &&
+               (!is_known || std::all_of(f.tensors.begin(), f.tensors.end(), [&](const std::string& name) {
+                 return unread.contains(name) || unread.contains(split_state_key(name).parameter);
+               })))
       f.causes.emplace_back("file-unreadable");
 }
 

@@ -241,15 +241,16 @@ struct CatalogFile {
 
 // A file of tensors that could not be read.
 struct UnreadFile {
-  std::string why;                   // the error, which names the file
-  std::vector<std::string> tensors;  // in it, as other files say; empty: unknown
+  Error why;                              // names the file
+  std::vector<std::string> tensors = {};  // in it, as other files say; empty: unknown
+  bool is_denied = false;                 // access was denied, so the file may be whole
 };
 
 class Catalog {
  public:
   std::string root;  // the checkpoint's directory
   std::vector<CatalogFile> files;
-  std::vector<UnreadFile> unread_files;  // not in `files`; empty unless OpenOptions::skip_damaged
+  std::vector<UnreadFile> unread_files;  // of an open checkpoint: none unless OpenOptions::skip_damaged
   std::vector<Blob> blobs;
   std::vector<Part> parts;  // set by find_parts() (lib/model/parts.h); empty before
   std::vector<std::string>

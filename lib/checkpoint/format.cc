@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "lib/base/file.h"
+#include "lib/base/names.h"
 #include "lib/base/syscalls.h"
 #include "lib/base/text.h"
 #include "lib/checkpoint/side_files.h"
@@ -28,6 +29,33 @@ Result<std::string> read_start_once(const std::string& path, Index length) {
 }
 
 }  // namespace
+
+Status without_unread_files(Status opened, const Catalog& catalog, const OpenOptions& options) {
+  constexpr std::size_t kShown = 100;
+  const std::vector<UnreadFile>& files = catalog.unread_files;
+  const bool is_denied = std::any_of(files.begin(), files.end(), [](const UnreadFile& f) { return f.is_denied; });
+  const bool is_of_use = opened && !catalog.tensors().empty();
+  if (files.empty() || (is_of_use && options.skip_damaged && !is_denied)) return opened;
+  std::vector<std::string> lines;
+  for (const UnreadFile& file : files) {
+    std::vector<std::string> names;
+    for (const std::string& name : file.tensors) names.push_back("'" + printable(name) + "'");
+    lines.push_back(
+        file.why.message() +
+        (names.empty() ? "" : "; it holds " + count_of(std::ssize(names), "tensor") + ": " + some_of(names)));
+  }
+  const ErrorCode code = is_denied ? ErrorCode::kIo : files.front().why.code();
+  const bool has_advice = is_of_use && !is_denied;  // verify opens no checkpoint of which it may not read all
+  const std::string advice = has_advice ? "reshard verify lists what the other files have; restore " +
+                                              std::string(lines.size() == 1 ? "it" : "them") +
+                                              " from another copy of the checkpoint"
+                                        : "";
+  if (lines.size() == 1) return Error(code, lines.front() + (has_advice ? ". " + advice : ""));
+  std::string text = catalog.root + ": " + count_of(std::ssize(lines), "file") + " cannot be read:";
+  for (std::size_t i = 0; i < std::min(kShown, lines.size()); ++i) text += "\n  " + lines[i];
+  if (lines.size() > kShown) text += "\n  and " + with_commas(std::ssize(lines) - Index{kShown}) + " more";
+  return Error(code, text + (has_advice ? "\n" + advice : ""));
+}
 
 Result<std::optional<std::string>> Reader::side_file(const std::string& name, Index limit) {
   for (const std::string& directory : side_directories())

@@ -201,8 +201,8 @@ enum class Weights {
 struct OpenOptions {
   bool files_too = true;  // false: read only metadata; data files may be missing
   bool validated = true;  // false: do not validate() the catalog, so that an audit can list all faults
-  // Leave out files of tensors that are missing or damaged (Catalog::unread_files) instead of failing, in formats where
-  // the other files are of use without them.
+  // Open a checkpoint without its damaged files (Catalog::unread_files) if the others are of use without them. Tensors
+  // of which those files have parts are not covered, or missing. Otherwise, the error names all damaged files.
   bool skip_damaged = false;
   bool external_too = false;                 // follow links and external storage into other files
   KeyChanges keys = {};                      // the user's changes to plain keys
@@ -211,11 +211,15 @@ struct OpenOptions {
   const Family* own_family = nullptr;  // a family described by the user, tried before the built-in ones; may be null
 };
 
+// Returns the error of a reader that has left files out, unless `options` allow that: it names all of them. `opened` is
+// the reader's own result, which may be a consequence.
+Status without_unread_files(Status opened, const Catalog& catalog, const OpenOptions& options);
+
 // Implements Format::open for readers that have `Status open(const PathSnapshot&, const OpenOptions&)`.
 template <class R>
 Result<std::unique_ptr<Reader>> open_as(const PathSnapshot& place, const OpenOptions& options) {
   auto reader = std::make_unique<R>();
-  TRY(reader->open(place, options));
+  TRY(without_unread_files(reader->open(place, options), reader->catalog(), options));
   return std::unique_ptr<Reader>(std::move(reader));
 }
 

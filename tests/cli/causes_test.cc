@@ -224,6 +224,159 @@ TEST(Causes, ADamagedFileHidesNoOtherDamage) {
   EXPECT_THAT(findings_of(report_of({"verify", model})), ElementsAre("file-unreadable", "manifest-digest"));
 }
 
+// A checkpoint of rank files, and some of these.
+struct RankFiles {
+  std::string name, path;  // below tests/data
+  std::vector<std::string> files;
+  bool has_more = false;  // some tensors cannot be named, or placed, without the damaged files
+};
+
+class DamagedRankFiles : public testing::TestWithParam<RankFiles> {
+ protected:
+  // Calls `check` with the first of the files damaged, and with all, each emptied and cut short.
+  void for_each_damage(
+      const std::function<void(const std::string& bad, const std::vector<std::string>& files)>& check) {
+    const TempDir dir;
+    std::string good = test_data(GetParam().path);
+    if (GetParam().path == "vllm" || GetParam().path == "ranks") {
+      good = dir / "good";
+      const std::string from = sample("tp8");
+      const CommandResult made = reshard_cli({"convert", from + "/checkpoint", good, "--to", GetParam().path, "--mesh",
+                                              "tp=4", "--config", from + "/config.json", "-q"});
+      ASSERT_EQ(made.exit_code, 0) << made.err;
+      fs::copy_file(from + "/config.json", good + "/config.json", fs::copy_options::overwrite_existing);
+    }
+    good_ = good;
+    const std::string bad = dir / "bad";
+    const auto& all = GetParam().files;
+    for (const auto& files : {std::vector<std::string>{all.front()}, all})
+      for (const std::uintmax_t bytes : {0, 50}) {
+        SCOPED_TRACE(std::to_string(files.size()) + " files of " + std::to_string(bytes) + " bytes");
+        damage(good, bad, [&] {
+          for (const std::string& file : files) {
+            ASSERT_TRUE(fs::exists(bad + "/" + file)) << file;
+            fs::resize_file(bad + "/" + file, bytes);
+          }
+        });
+        check(bad, files);
+        const CommandResult converted = reshard_cli({"convert", bad, dir / "out", "--to", "dcp", "--names", "keep"});
+        EXPECT_EQ(converted.exit_code, 3);
+        for (const std::string& file : files) EXPECT_THAT(converted.err, HasSubstr(file));
+        EXPECT_FALSE(fs::exists(dir / "out"));
+      }
+  }
+
+  std::string good_;
+};
+
+using RestOfRankFiles = DamagedRankFiles;
+
+// verify and inspect name all damaged files and the tensors that lack parts, and read the others.
+TEST_P(RestOfRankFiles, IsRead) {
+  for_each_damage([&](const std::string& bad, const std::vector<std::string>& files) {
+    const Json before = report_of({"verify", good_}), report = report_of({"verify", bad});
+    std::map<std::string, std::string> healthy = digests_of(before);
+    std::vector<std::string> ids = findings_of(before);
+    ids.emplace_back("file-unreadable");
+    EXPECT_THAT(ids, testing::IsSupersetOf(findings_of(report)));
+    EXPECT_THAT(findings_of(report), testing::Contains("file-unreadable"));
+    std::set<std::string> lacking;
+    const auto findings = *report.get_array("findings");
+    for (const Json& f : findings) {
+      if (*f.get_string("id") != "file-unreadable") continue;
+      for (const Json& tensor : *f.get_array("tensors")) lacking.emplace(*tensor.as_string());
+      for (const std::string& file : files) EXPECT_THAT(to_text(*f.find("why")), HasSubstr(file));
+    }
+    EXPECT_FALSE(lacking.empty());
+    std::set<std::string> stored;  // the tensors with a piece in the damaged files
+    const Json inspected = report_of({"inspect", good_, "--shards"});
+    for (const Json& tensor : *inspected.get_array("tensors"))
+      for (const Json& shard : *tensor.get_array("shards"))
+        for (const std::string& file : files)
+          if (file.ends_with(*shard.get_string("file"))) stored.emplace(*tensor.get_string("name"));
+    EXPECT_TRUE(GetParam().has_more || std::includes(stored.begin(), stored.end(), lacking.begin(), lacking.end()));
+    const auto rest = digests_of(report);
+    for (const auto& [name, digest] : rest) EXPECT_EQ(digest, healthy[name]) << name;
+    for (const auto& [name, digest] : healthy)
+      EXPECT_TRUE(rest.contains(name) || lacking.contains(name) || GetParam().has_more) << name;
+    EXPECT_FALSE(rest.empty());
+    EXPECT_EQ(reshard_cli({"verify", bad}).exit_code, 1);
+    const CommandResult seen = reshard_cli({"inspect", bad}, {"--json"});
+    EXPECT_EQ(seen.exit_code, 3);
+    for (const std::string& file : files) EXPECT_THAT(seen.out, HasSubstr(file));
+    EXPECT_THAT(seen.out, HasSubstr(" parts or all of "));
+  });
+}
+
+const std::string kZero = "global_step1/zero_pp_rank_", kBf16 = "global_step1/bf16_zero_pp_rank_";
+const std::string kOptim = "_mp_rank_00_optim_states.pt", kModel = "_mp_rank_00_model_states.pt";
+const std::string kRanked = "iter_0000010/mp_rank_";
+
+INSTANTIATE_TEST_SUITE_P(
+    Causes, RestOfRankFiles,
+    testing::Values(
+        RankFiles{"zero2", "deepspeed/z2_align", {kBf16 + "1" + kOptim}},
+        RankFiles{
+            "zero3", "deepspeed/z3_frozen_tied", {kZero + "1" + kModel, kBf16 + "0" + kOptim, kZero + "2" + kModel}},
+        RankFiles{
+            "autotp", "deepspeed/z1_autotp", {"global_step1/mp_rank_01_model_states.pt", kBf16 + "1" + kOptim}, true},
+        RankFiles{"pipeline",
+                  "deepspeed/pipe_tp2",
+                  {"global_step1/layer_01-model_01-model_states.pt", "global_step1/layer_02-model_00-model_states.pt",
+                   "global_step1/layer_03-model_01-model_states.pt"}},
+        RankFiles{"megatron", "megatron/legacy_tp2_ep2_moe_plain", {kRanked + "01_001/model_optim_rng.pt"}, true},
+        RankFiles{"meta", "meta/llama2-tp2", {"consolidated.01.pth"}},
+        RankFiles{"torch_checkpointing",
+                  "torch_checkpointing/fsdp2/step-2",
+                  {"model_1.pt", "optimizer_0.pt", "lr_scheduler_1.pt"}},
+        RankFiles{"colossalai",
+                  "colossalai_real/tied_pp2/modeling",
+                  {"pytorch_model-stage-00001-shard-00002.bin", "pytorch_model-stage-00002-shard-00001.bin",
+                   "pytorch_model-stage-00002-shard-00002.bin"}},
+        RankFiles{"colossalai_ranks",
+                  "colossalai_ranks/ranks",
+                  {"model-rank1-shard0.bin", "optim-rank2-shard0.bin", "model-rank3-shard0.bin"}},
+        RankFiles{"fsdp",
+                  "fsdp/fsdp2_tp2",
+                  {"model_world_size_6_rank_1.pt", "model_world_size_6_rank_4.pt", "optim_world_size_6_rank_2.pt"}},
+        RankFiles{
+            "vllm",
+            "vllm",
+            {"model-rank-1-part-0.safetensors", "model-rank-0-part-0.safetensors", "model-rank-3-part-0.safetensors"}}),
+    [](const auto& param) { return param.param.name; });
+
+using RankFilesThatAllNeed = DamagedRankFiles;
+
+// Without some files nothing can be read; all damaged ones are named nevertheless.
+TEST_P(RankFilesThatAllNeed, AreNamed) {
+  for_each_damage([&](const std::string& bad, const std::vector<std::string>& files) {
+    for (const std::string command : {"verify", "inspect"}) {
+      const CommandResult r = reshard_cli({command, bad});
+      EXPECT_EQ(r.exit_code, 3) << command;
+      for (const std::string& file : files) EXPECT_THAT(r.err, HasSubstr(file)) << command;
+    }
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Causes, RankFilesThatAllNeed,
+    testing::Values(
+        RankFiles{"zero2",
+                  "deepspeed/z2_align",
+                  {"global_step1/mp_rank_00_model_states.pt", kBf16 + "0" + kOptim, kBf16 + "1" + kOptim}},
+        RankFiles{"universal",
+                  "deepspeed/z1_universal",
+                  {"global_step1_universal/mp_rank_00_model_states.pt",
+                   "global_step1_universal/zero/lm_head.weight/exp_avg.pt"}},
+        RankFiles{"megatron_stages",
+                  "megatron/legacy_pp2_vpp2_dp2_distopt_tied",
+                  {kRanked + "00_000/model_optim_rng.pt", kRanked + "00_001/distrib_optim.pt"}},
+        RankFiles{"colossalai_ranks",
+                  "colossalai_ranks/ranks",
+                  {"global_meta.bin", "meta-rank1.bin", "model-rank2-shard0.bin"}},
+        RankFiles{"ranks", "ranks", {"rank-00001.safetensors", "rank-00003.safetensors", "rank-00000.safetensors"}}),
+    [](const auto& param) { return param.param.name; });
+
 TEST(Causes, ADamagedFileOfRanksHidesNoWholeTensor) {
   const TempDir dir;
   const std::string good = sample_checkpoint("tp8"), bad = dir / "bad", file = bad + "/__3_0.distcp";

@@ -19,6 +19,10 @@ using testing::ElementsAre;
 using testing::IsEmpty;
 using testing::Pair;
 
+// How the error about one of several files ends.
+const std::string kRest =
+    ". reshard verify lists what the other files have; restore it from another copy of the checkpoint";
+
 struct TensorSpec {
   std::string name;
   Dims shape;
@@ -118,13 +122,15 @@ TEST_F(SafetensorsReadTest, ANumberThatIsNotThereIsAMissingFile) {
   EXPECT_EQ(
       refusal(),
       "D/model-00002-of-00003.safetensors: file is missing, and there is no index; open a single file to see what "
-      "it holds");
+      "it holds" +
+          kRest);
   dir_.write("model-00002-of-00003.safetensors", file_of({{"b", {2}}}));
   EXPECT_EQ(refusal(), "accepted");
   dir_.write("other-1-of-00002.safetensors", file_of({{"d", {2}}}));
   EXPECT_EQ(
       refusal(),
-      "D/other-2-of-2.safetensors: file is missing, and there is no index; open a single file to see what it holds");
+      "D/other-2-of-2.safetensors: file is missing, and there is no index; open a single file to see what it holds" +
+          kRest);
   EXPECT_TRUE(open("model-00001-of-00003.safetensors"));
 }
 
@@ -262,8 +268,14 @@ TEST_F(SafetensorsReadTest, AFileThatIsNotThereIsNamedWithItsTensors) {
   dir_.write("m1.safetensors", file_of({{"a", {2}}}));
   dir_.write("model.safetensors.index.json",
              R"({"weight_map":{"a":"m1.safetensors","b.10":"m2.safetensors","b.9":"m2.safetensors"}})");
-  EXPECT_EQ(refusal(), "D/m2.safetensors: file is missing; it holds 2 tensors: 'b.9', 'b.10'");
+  EXPECT_EQ(refusal(),
+            "D/m2.safetensors: cannot open: No such file or directory; it holds 2 tensors: 'b.9', 'b.10'" + kRest);
   EXPECT_EQ(code_, ErrorCode::kIo);
+  dir_.write("m1.safetensors", "");
+  EXPECT_THAT(refusal(), testing::AllOf(testing::HasSubstr("2 files cannot be read:\n  "),
+                                        testing::HasSubstr("m1.safetensors@0x0: "),
+                                        testing::HasSubstr("it holds 1 tensor: 'a'\n  "),
+                                        testing::HasSubstr("/m2.safetensors: cannot open: ")));
 }
 
 TEST_F(SafetensorsReadTest, ATensorMustBeInTheFileTheIndexNames) {
@@ -271,12 +283,13 @@ TEST_F(SafetensorsReadTest, ATensorMustBeInTheFileTheIndexNames) {
   dir_.write("model.safetensors.index.json", R"({"weight_map":{"a":"m1.safetensors","b":"m1.safetensors"}})");
   EXPECT_EQ(refusal(),
             "D/m1.safetensors: expected tensor 'b', as D/model.safetensors.index.json says; it is missing (1 such "
-            "tensor)");
+            "tensor); affected: 1 tensor: 'b'" +
+                kRest);
   dir_.write("m2.safetensors", file_of({{"b", {2}}, {"c", {1}}}));
   dir_.write("model.safetensors.index.json",
              R"({"weight_map":{"a":"m1.safetensors","b":"m1.safetensors","c":"m2.safetensors"}})");
-  EXPECT_THAT(refusal(), testing::EndsWith("it is missing (1 such tensor); it is in m2.safetensors: correct the index, "
-                                           "or save the model again"));
+  EXPECT_THAT(refusal(), testing::HasSubstr("it is missing (1 such tensor); it is in m2.safetensors: correct the "
+                                            "index, or save the model again; affected: 1 tensor: 'b'"));
   const auto open = open_checkpoint(dir_.path(), {.skip_damaged = true});
   ASSERT_TRUE(open) << "verify reports it and checks the others";
   ASSERT_EQ(open->reader->catalog().unread_files.size(), 1U);
@@ -397,11 +410,12 @@ TEST_F(SafetensorsReadTest, ShardsThatDoNotFitTogetherAreRefused) {
       with({"v", {2, 3}}, R"({"w":{"saved_offsets":[2,0]}})"),
       "D/shard-00002.safetensors: DCP_SHARDING_INFO: expected entries for tensors of this file, got 1 other entry");
   EXPECT_EQ(with({"w", {2, 3}}, "[]"),
-            "D/shard-00002.safetensors: DCP_SHARDING_INFO: expected an object, got an array");
+            "D/shard-00002.safetensors: DCP_SHARDING_INFO: expected an object, got an array" + kRest);
   EXPECT_EQ(
       with({"w", {2, 3}}, "{"),
       "D/shard-00002.safetensors: DCP_SHARDING_INFO@0x1: syntax error while parsing object key - unexpected end of "
-      "input; expected string literal");
+      "input; expected string literal" +
+          kRest);
   EXPECT_EQ(with({"w", {2, 3}}, R"({"w":{"saved_offsets":[2,0]}})"), "accepted");
 }
 
