@@ -42,7 +42,7 @@ Status without_unread_files(Status opened, const Catalog& catalog, const OpenOpt
     for (const std::string& name : file.tensors) names.push_back("'" + printable(name) + "'");
     lines.push_back(
         file.why.message() +
-        (names.empty() ? "" : "; it holds " + count_of(std::ssize(names), "tensor") + ": " + some_of(names)));
+        (names.empty() ? "" : "; affected: " + count_of(std::ssize(names), "tensor") + ": " + some_of(names)));
   }
   const ErrorCode code = is_denied ? ErrorCode::kIo : files.front().why.code();
   const bool has_advice = is_of_use && !is_denied;  // verify opens no checkpoint of which it may not read all

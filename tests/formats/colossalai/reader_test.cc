@@ -156,7 +156,7 @@ TEST_F(ColossalaiReader, TheIndexDecidesAndShardsItDoesNotNameAreStale) {
   fs::remove(path + "/pytorch_model-stage-00002-shard-00002.bin");
   EXPECT_THAT(
       refusal(path),
-      HasSubstr("D/pytorch_model-stage-00002-shard-00002.bin: cannot open: No such file or directory; it holds "));
+      HasSubstr("D/pytorch_model-stage-00002-shard-00002.bin: cannot open: No such file or directory; affected: "));
 }
 
 TEST_F(ColossalaiReader, WhatTheIndexPromisesHasToBeThere) {

@@ -269,12 +269,12 @@ TEST_F(SafetensorsReadTest, AFileThatIsNotThereIsNamedWithItsTensors) {
   dir_.write("model.safetensors.index.json",
              R"({"weight_map":{"a":"m1.safetensors","b.10":"m2.safetensors","b.9":"m2.safetensors"}})");
   EXPECT_EQ(refusal(),
-            "D/m2.safetensors: cannot open: No such file or directory; it holds 2 tensors: 'b.9', 'b.10'" + kRest);
+            "D/m2.safetensors: cannot open: No such file or directory; affected: 2 tensors: 'b.9', 'b.10'" + kRest);
   EXPECT_EQ(code_, ErrorCode::kIo);
   dir_.write("m1.safetensors", "");
   EXPECT_THAT(refusal(), testing::AllOf(testing::HasSubstr("2 files cannot be read:\n  "),
                                         testing::HasSubstr("m1.safetensors@0x0: "),
-                                        testing::HasSubstr("it holds 1 tensor: 'a'\n  "),
+                                        testing::HasSubstr("affected: 1 tensor: 'a'\n  "),
                                         testing::HasSubstr("/m2.safetensors: cannot open: ")));
 }
 
