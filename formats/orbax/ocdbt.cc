@@ -102,7 +102,9 @@ class SharedStrings {
   std::string now_;
 };
 
-Result<std::vector<DataFile>> read_files(Cursor& in, const std::string& base) {
+// Reads the table of data files, with paths below the database's directory. The empty path, which only a manifest may
+// have, is that of an empty tree: the first version of a database that was opened before anything was written.
+Result<std::vector<DataFile>> read_files(Cursor& in, const std::string& base, bool of_manifest) {
   constexpr const char* kWhat = "data file";
   const Index count = TRY(read_index(in, "number of data files"));
   SharedStrings paths = TRY(SharedStrings::take(in, count, kWhat));
@@ -115,7 +117,8 @@ Result<std::vector<DataFile>> read_files(Cursor& in, const std::string& base) {
     const Index base_length = TRY(bases.next());
     if (base_length > std::ssize(path)) return in.error(kWhat, "its base is longer than its path");
     DataFile file{base + std::string(path), base + std::string(path.substr(0, base_length))};
-    if (file.path.size() > kMaxKeyBytes || !is_safe_relative_path(file.path))
+    const bool is_nowhere = of_manifest && path.empty();
+    if (file.path.size() > kMaxKeyBytes || (!is_nowhere && !is_safe_relative_path(file.path)))
       return in.error(kWhat, "'" + printable(path.substr(0, 200)) + "' is no path below the checkpoint's directory");
     bytes += sizeof(DataFile) + file.path.size() + file.base.size();
     if (bytes > kMaxPathBytes) return in.error(kWhat, "paths of more than " + human_bytes(kMaxPathBytes));
@@ -191,7 +194,8 @@ Result<std::optional<NodeReference>> last_version(Versions& columns, Index count
     root = std::nullopt;
     if (offset == kNoRoot && length == kNoRoot) continue;
     const auto at = to_index(offset), size = to_index(length);
-    if (!at || !size || file >= std::ssize(files)) return in.error("version", "its root is nowhere");
+    if (!at || !size || file >= std::ssize(files) || files[file].path.empty())
+      return in.error("version", "its root is nowhere");
     root = NodeReference{files[file], *at, *size, keys, static_cast<int>(columns.heights[i])};
   }
   return root;
@@ -226,7 +230,7 @@ Result<Manifest> parse_manifest(Bytes bytes, const std::string& path) {
   Manifest out;
   out.is_numbered = TRY(read_config(in));
   if (!out.is_numbered) {
-    const std::vector<DataFile> files = TRY(read_files(in, ""));
+    const std::vector<DataFile> files = TRY(read_files(in, "", true));
     out.root = TRY(read_versions(in, files));
     TRY(skip_older_versions(in));
   }
@@ -299,7 +303,7 @@ Result<TreeNode> parse_node(Bytes bytes, int height, const std::string& base, co
   if (stored != height)
     return in.error("height", "expected " + std::to_string(height) + ", got " + std::to_string(stored));
   TreeNode out;
-  out.files = TRY(read_files(in, base));
+  out.files = TRY(read_files(in, base, false));
   TRY(height > 0 ? read_children(in, out) : read_values(in, out, value));
   TRY(at_end(in, "node"));
   return out;

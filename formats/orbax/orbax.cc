@@ -24,9 +24,6 @@ bool has_processes(const PathSnapshot& place) {
                      [](const DirectoryEntry& e) { return e.is_directory && e.name.starts_with(kProcessPrefix); });
 }
 
-// Files that Levanter and EasyDeL (eformer) put into the directory of a step.
-constexpr std::string_view kStepFiles[] = {"metadata.json", "tensorstore_index.json", "checkpoint_metadata.json"};
-
 // Returns whether the subdirectories are arrays. Without a database and metadata, only the first few are checked.
 Result<bool> has_array_directories(const PathSnapshot& place) {
   int looked_at = 0;
@@ -45,11 +42,9 @@ Result<bool> has_array_directories(const PathSnapshot& place) {
 // `model/layers/w/.zarray`. Follows the first directory of each level.
 Result<bool> has_nested_arrays(const PathSnapshot& place) {
   constexpr int kMaxDepth = 12;
-  const bool has_files = std::any_of(std::begin(kStepFiles), std::end(kStepFiles),
-                                     [&](std::string_view name) { return place.has_file(name); });
   const bool is_usual =
       std::find(std::begin(kUsualItems), std::end(kUsualItems), place.name()) != std::end(kUsualItems);
-  if (!has_files && !is_usual) return false;
+  if (!has_step_files(place) && !is_usual) return false;
   const PathSnapshot* at = &place;
   for (int depth = 0; depth < kMaxDepth; ++depth) {
     const auto& entries = at->entries();
@@ -95,6 +90,11 @@ Result<bool> recognises(const PathSnapshot& place) {
 }
 
 }  // namespace
+
+bool has_step_files(const PathSnapshot& place) {
+  constexpr std::string_view kFiles[] = {"metadata.json", "tensorstore_index.json", "checkpoint_metadata.json"};
+  return std::any_of(std::begin(kFiles), std::end(kFiles), [&](std::string_view name) { return place.has_file(name); });
+}
 
 Result<Parts> find_parts_of(const PathSnapshot& place) {
   Parts out;

@@ -9,9 +9,11 @@
 //       _METADATA _sharding array_metadatas/ _strings.json    (item_metadata.h)
 //       manifest.ocdbt d/          a database (ocdbt.h) of arrays (zarr.h), merged from those of the processes
 //       ocdbt.process_N/           the database of each process, which keeps its large chunks
-//       params.w/.zarray ...       without a database: a directory for each array. Levanter and EasyDeL nest them:
-//                                  model/layers/w/.zarray is read as model.layers.w
+//       params.w/.zarray ...       without a database: a directory for each array
 //     meta/metadata                an item that is JSON
+//
+// Levanter and EasyDeL write the arrays with tensorstore alone: a database whose keys are paths, or nested directories.
+// Either way model/layers/w is read as model.layers.w.
 //
 // A save is written under a name with ".orbax-checkpoint-tmp" and renamed; the databases of processes are merged last.
 #pragma once
@@ -49,6 +51,9 @@ struct Parts {
 
 // Finds the items of a checkpoint. Returns no items if it is not one of Orbax's.
 Result<Parts> find_parts_of(const PathSnapshot& place);
+
+// Returns whether the files of a step of Levanter or EasyDeL (eformer) are in a directory.
+bool has_step_files(const PathSnapshot& place);
 
 // Opens a step, an item or one of an item's files. Fails (corrupt) if the save did not finish.
 Result<std::unique_ptr<Reader>> open(const PathSnapshot& place, const OpenOptions& options);

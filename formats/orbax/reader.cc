@@ -175,8 +175,9 @@ Status OrbaxReader::add_array(Reading& now, std::size_t value, std::string_view 
   if (!stored.stores_fill_values && !array.fill.empty()) stored.fill = now.values.add(array.fill);
   Tensor tensor;
   tensor.name = now.prefix + name;
-  // Keys of Orbax may contain slashes; the trees of others are nested directories.
-  if (!now.metadata && !now.place->has_file(kManifest)) std::replace(tensor.name.begin(), tensor.name.end(), '/', '.');
+  // Keys of Orbax may contain slashes; those of others are paths in a tree.
+  if (!now.metadata && (!now.place->has_file(kManifest) || has_step_files(*now.place)))
+    std::replace(tensor.name.begin(), tensor.name.end(), '/', '.');
   tensor.dtype = array.dtype;
   tensor.shape = array.shape;
   const Leaf* leaf = nullptr;

@@ -22,6 +22,7 @@ namespace {
 constexpr std::string_view kOptimizer = "opt_state.", kAux = "nnx_aux.", kOther = "extra_state.";
 constexpr std::string_view kRoot = "params.params.";
 constexpr std::string_view kEmbedding = "token_embedder.", kStep = "optimizer.param_groups.0.step";
+constexpr std::string_view kLevanterRoot = "model.", kLevanterEmbedding = "model.embeddings.token_embeddings.";
 
 // Returns the prefix of a MaxText model's names, or nothing if this is not one.
 std::optional<std::string> root_of_maxtext(const Catalog& catalog) {
@@ -31,6 +32,11 @@ std::optional<std::string> root_of_maxtext(const Catalog& catalog) {
     if (at == 0 || (at != std::string::npos && t.name[at - 1] == '.')) return t.name.substr(0, at);
   }
   return std::nullopt;
+}
+
+bool is_levanter(const Catalog& catalog) {
+  return std::any_of(catalog.tensors().begin(), catalog.tensors().end(),
+                     [](const Tensor& t) { return t.name.starts_with(kLevanterEmbedding); });
 }
 
 // Writes "layers.0" as "layers_0", and drops a last component "value".
@@ -58,7 +64,7 @@ std::optional<Moment> moment_of(std::string_view name) {
 
 class StateKeys {
  public:
-  explicit StateKeys(const Catalog& catalog) : root_(root_of_maxtext(catalog)) {
+  explicit StateKeys(const Catalog& catalog) : root_(root_of_maxtext(catalog)), is_levanter_(is_levanter(catalog)) {
     for (const Tensor& t : catalog.tensors())
       if (const auto moment = moment_of(t.name); moment && count_.empty())
         count_ = std::string(moment->state) + "count";
@@ -66,10 +72,13 @@ class StateKeys {
 
   // Returns an empty key for a name that is its own key.
   std::string key(const std::string& name) const {
-    if (!root_) return {};
-    if (const auto moment = moment_of(name))
-      return "optimizer.state." + usual_spelling(moment->of) + std::string(moment->suffix);
+    if (!root_ && !is_levanter_) return {};
+    if (const auto moment = moment_of(name)) {
+      const std::string parameter = is_levanter_ ? std::string(moment->of) : usual_spelling(moment->of);
+      return "optimizer.state." + parameter + std::string(moment->suffix);
+    }
     if (name == count_) return std::string(kStep);
+    if (is_levanter_) return name.starts_with(kLevanterRoot) ? std::string() : std::string(kOther) + name;
     if (name == "step" || name.starts_with(kOptimizer)) return std::string(kOther) + name;
     if (name.starts_with(kAux)) return aux_key(name);
     return name.starts_with(*root_) ? *root_ + usual_spelling(name.substr(root_->size())) : std::string();
@@ -82,7 +91,8 @@ class StateKeys {
     return usual.ends_with(".gate.bias") ? *root_ + usual : std::string(kOther) + name;
   }
 
-  std::optional<std::string> root_;
+  std::optional<std::string> root_;  // of MaxText's names
+  bool is_levanter_ = false;
   std::string count_;  // the name of Adam's step
 };
 

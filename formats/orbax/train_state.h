@@ -7,6 +7,13 @@
 //   opt_state.0.nu.params.decoder.norm.scale    its second moment
 //   opt_state.0.count                           Adam's step: optimizer.param_groups.0.step
 //   step, opt_state.2.count, nnx_aux....        other state
+//
+// Levanter (trainer_state.py, tensorstore_serialization.py) has a tree of its own:
+//
+//   model.transformer.norm.weight                           the model
+//   opt_state.inner_state.1.mu.transformer.norm.weight      its first moment
+//   opt_state.inner_state.1.count                           Adam's step
+//   training_key, opt_state.hyperparams.learning_rate       other state
 #pragma once
 
 #include "lib/checkpoint/catalog.h"
@@ -14,9 +21,9 @@
 
 namespace reshard {
 
-// Sets the plain keys of a MaxText checkpoint, which is recognised by its token_embedder: of the optimizer, of other
-// state, and of parameters that are spelled as MaxText also reads them (layers.0 for layers_0, a last component
-// "value"). The router biases under nnx_aux become the model's. Leaves other checkpoints alone.
+// Sets the plain keys of a checkpoint of MaxText or Levanter, which is recognised by the name of its embedding: of the
+// optimizer, of other state, and of parameters that are spelled as MaxText also reads them (layers.0 for layers_0, a
+// last component "value"). The router biases under nnx_aux become the model's. Leaves other checkpoints alone.
 void set_state_keys(Catalog& catalog);
 
 // Warns of low-rank adapters: MaxText saves them alone, or under names next to the weights that they change.

@@ -41,6 +41,7 @@ enum class Convention {
   kMaxTextInterleavedUnscanned,
   kMaxTextLayersFirst,
   kMaxTextInterleavedLayersFirst,
+  kLevanter,
 };
 struct ConventionInfo {
   Convention convention = Convention::kHf;
@@ -64,7 +65,6 @@ struct ConventionInfo {
 // MaxText's: the counts of optax's ScaleByAdamState and ScaleByScheduleState, and TrainState.step.
 inline constexpr std::array<std::string_view, 3> kMaxTextCounters = {
     "optimizer.param_groups.0.step", "extra_state.opt_state.2.count", "extra_state.step"};
-// If names match several conventions equally well, the first one counts.
 // Returns the row of a convention of MaxText's, with what all of them have in common.
 constexpr ConventionInfo maxtext_row(ConventionInfo row) {
   row.ties_once = row.needs_config = row.must_be_listed = row.has_twin = row.pads_vocabulary = true;
@@ -72,6 +72,7 @@ constexpr ConventionInfo maxtext_row(ConventionInfo row) {
   return row;
 }
 
+// If names match several conventions equally well, the first one counts.
 inline constexpr std::array kConventions = {
     // model.layers.0.self_attn.q_proj.weight; also ColossalAI's
     ConventionInfo{.convention = Convention::kHf, .option = "hf", .title = "Hugging Face names", .ties_once = true},
@@ -143,6 +144,14 @@ inline constexpr std::array kConventions = {
                  .title = "MaxText names, with rotary pairs, layers first",
                  .in_pairs = true,
                  .layers_first_of = Convention::kMaxTextInterleaved}),
+    // transformer.layers.stacked.self_attn.q_proj.weight, with all layers along its first axis and heads apart
+    ConventionInfo{.convention = Convention::kLevanter,
+                   .option = "levanter",
+                   .title = "Levanter names",
+                   .ties_once = true,
+                   .needs_config = true,
+                   .must_be_listed = true,
+                   .pads_vocabulary = true},
 };
 constexpr const ConventionInfo& info(Convention c) { return kConventions[static_cast<std::size_t>(c)]; }
 std::vector<std::string> convention_options();                       // of all conventions

@@ -457,17 +457,17 @@ class FamilyReader {
     return out;
   }
 
-  // Fails unless the dimensions are 0, 1, ..., each once or as a quotient followed by its remainder.
+  // Fails unless the dimensions are 0, 1, ..., each once or as quotients followed by the remainder.
   static Status check_axes(const StoredRule& rule) {
     std::map<int, std::vector<const StoredAxis*>> by_dim;
     for (const StoredAxis& axis : rule.axes)
       if (axis.of == StoredAxis::Of::kPart) by_dim[axis.dim].push_back(&axis);
     int next = 0;
     for (const auto& [dim, axes] : by_dim) {
-      const bool fits = axes.size() == 1 ? axes[0]->size.empty()
-                                         : axes.size() == 2 && !axes[0]->size.empty() && axes[1]->size.empty();
+      const bool fits = axes.back()->size.empty() &&
+                        std::all_of(axes.begin(), axes.end() - 1, [](const auto* a) { return !a->size.empty(); });
       if (dim != next++ || !fits)
-        return corrupt("axes: expected each dimension of the part once, or as DIM:COUNT and later DIM");
+        return corrupt("axes: expected each dimension of the part once, or as DIM:COUNT ... and later DIM");
     }
     return {};
   }

@@ -108,19 +108,30 @@ void add_remainders(std::vector<AxisRun>& out, Index quotient, Index all, Index 
 // Returns the runs along dimension `dim` of the part in a fragment of a tensor of shape `stored`.
 std::vector<AxisRun> runs_of(const Fragment& f, const Dims& stored, const PackedPart& part, int dim) {
   if (part.columns > 1 && dim == part.shape.rank() - 1) return {{part.first, 1, 0, 1}};
-  std::vector<int> at;
+  std::vector<int> at;  // the axes that the dimension is split into, the outermost first
   for (std::size_t a = 0; a < part.axes.size(); ++a)
     if (part.axes[a].dim == dim) at.push_back(static_cast<int>(a));
-  const int last = at.back();
-  const Index begin = f.box.begin(last), count = f.box.shape[last], stride = f.strides[last];
-  if (at.size() == 1) return {{begin, count, 0, stride}};
+  Index all = stored[at.back()], begin = f.box.begin(at.back()), count = f.box.shape[at.back()];
+  const Index stride = f.strides[at.back()];
+  const bool pairs = part.pairs && at.size() > 1;  // of the rows of a head
+  at.pop_back();
+  // Inner axes that are whole and follow each other in memory are one.
+  while (!at.empty() && !pairs && count == all && f.strides[at.back()] == all * stride) {
+    begin = f.box.begin(at.back()) * all;
+    count *= f.box.shape[at.back()];
+    all *= stored[at.back()];
+    at.pop_back();
+  }
+  std::vector<AxisRun> quotients = {{0, 1, 0, 0}};
+  for (const int axis : at) {
+    std::vector<AxisRun> next;
+    for (const AxisRun& outer : quotients)
+      for (Index i = 0; i < f.box.shape[axis]; ++i)
+        next.push_back({outer.origin * stored[axis] + f.box.begin(axis) + i, 1, outer.start + i * f.strides[axis], 0});
+    quotients = std::move(next);
+  }
   std::vector<AxisRun> out;
-  const int first = at.front();
-  const Index all = stored[last], quotients = f.box.shape[first], step = f.strides[first];
-  if (!part.pairs && count == all && step == all * stride)
-    return {{f.box.begin(first) * all, quotients * all, 0, stride}};
-  for (Index q = 0; q < quotients; ++q)
-    add_remainders(out, f.box.begin(first) + q, all, begin, count, q * step, stride, part.pairs);
+  for (const AxisRun& q : quotients) add_remainders(out, q.origin, all, begin, count, q.start, stride, pairs);
   return out;
 }
 
