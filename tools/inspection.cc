@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <optional>
 
+#include "lib/base/names.h"
 #include "lib/base/text.h"
 #include "lib/base/trouble.h"
 #include "lib/checkpoint/state_key.h"
@@ -136,15 +137,10 @@ std::vector<std::string> problems(const Inspection& in) {
                   with_commas(in.files.needed[f]) + ": the file is truncated or belongs to another save");
   const auto& unread = in.catalog().unread_files;
   if (unread.empty()) return out;
-  std::set<std::string> lacking;
-  for (const UnreadFile& file : unread) lacking.insert(file.tensors.begin(), file.tensors.end());
-  for (const TensorFault& fault : tensor_faults(in.catalog(), false))
-    lacking.insert(in.catalog().tensors()[fault.tensor].name);
-  if (!lacking.empty()) {
-    std::vector<std::string> names;
-    for (const std::string& name : lacking) names.push_back("'" + printable(name) + "'");
-    out.push_back(count_of(std::ssize(names), "tensor") + (names.size() == 1 ? " lacks" : " lack") +
-                  " parts or all of " + (names.size() == 1 ? "its" : "their") + " data: " + some_of(names));
+  if (const auto lacking = tensors_without_data(in.catalog()); !lacking.empty()) {
+    const bool is_one = lacking.size() == 1;
+    out.push_back(count_of(std::ssize(lacking), "tensor") + (is_one ? " lacks" : " lack") + " parts or all of " +
+                  (is_one ? "its" : "their") + " data: " + some_quoted(lacking));
   }
   for (const UnreadFile& file : unread) out.push_back(printable(file.why.message()));
   return out;

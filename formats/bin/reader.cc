@@ -11,6 +11,7 @@
 #include "formats/encoding/weight_index.h"
 #include "formats/tensor_files/indexed_files.h"
 #include "formats/tensor_files/placeholders.h"
+#include "lib/base/names.h"
 #include "lib/base/text.h"
 
 namespace reshard::bin {

@@ -5,6 +5,7 @@
 
 #include "formats/colossalai/reader.h"
 #include "formats/encoding/weight_index.h"
+#include "lib/base/names.h"
 #include "lib/base/text.h"
 #include "lib/base/trouble.h"
 #include "lib/layout/stages.h"

@@ -8,6 +8,7 @@
 #include "formats/colossalai/rank_files.h"
 #include "formats/encoding/weight_index.h"
 #include "lib/base/json.h"
+#include "lib/base/names.h"
 #include "lib/base/text.h"
 #include "lib/base/trouble.h"
 #include "lib/checkpoint/side_files.h"

@@ -64,8 +64,9 @@ Status DeepspeedReader::read_optimizers() {
     const auto whole = std::find_if(read.begin(), read.end(), [](const auto& rank) { return rank.has_value(); });
     if (whole == read.end()) continue;
     std::vector<RankStates> ranks;
-    const RankStates any{(*whole)->path, (*whole)->states, true};
-    for (auto& rank : read) ranks.push_back(rank ? *std::move(rank) : any);
+    std::optional<RankStates> stand_in;  // for ranks whose file cannot be read
+    if (is_partial()) stand_in = {(*whole)->path, (*whole)->states, true};
+    for (auto& rank : read) ranks.push_back(rank ? *std::move(rank) : *stand_in);
     TRY(check_stage(set_, part, ranks));
     TRY(check_steps(files_, ranks));
     std::map<std::string, Dims> shapes;

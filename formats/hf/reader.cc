@@ -17,6 +17,7 @@
 #include "formats/tensor_files/placeholders.h"
 #include "lib/base/file.h"
 #include "lib/base/json.h"
+#include "lib/base/names.h"
 #include "lib/base/storage/read_ahead.h"
 #include "lib/base/text.h"
 

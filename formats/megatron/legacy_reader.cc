@@ -5,6 +5,7 @@
 #include <tuple>
 
 #include "formats/tensor_files/parameter_ids.h"
+#include "lib/base/names.h"
 #include "lib/base/text.h"
 
 namespace reshard::megatron {

@@ -8,6 +8,7 @@
 #include "formats/tensor_files/indexed_files.h"
 #include "formats/tensor_files/joined_tensor.h"
 #include "formats/tensor_files/rank_parts.h"
+#include "lib/base/names.h"
 #include "lib/base/text.h"
 
 namespace reshard::meta {

@@ -5,6 +5,7 @@
 #include <iterator>
 
 #include "formats/tensor_files/reader.h"
+#include "lib/base/names.h"
 #include "lib/base/text.h"
 
 namespace reshard {

@@ -50,12 +50,6 @@ Status write_json(pickle::PickleWriter& w, const Json& value, int depth) {
 
 }  // namespace
 
-std::string names_text(const std::vector<std::string>& names, std::string_view noun) {
-  std::vector<std::string> quoted;
-  for (const std::string& name : names) quoted.push_back("'" + printable(name) + "'");
-  return count_of(std::ssize(names), noun) + ": " + some_of(quoted);
-}
-
 std::string files_text(const std::vector<std::string>& first, Index count) {
   std::vector<std::string> quoted;
   for (const std::string& name : first) quoted.push_back("'" + printable(name) + "'");

@@ -21,9 +21,6 @@
 
 namespace reshard {
 
-// Returns "1,024 tensors: 'a', 'b', 'c' and 1,021 more".
-std::string names_text(const std::vector<std::string>& names, std::string_view noun);
-
 // Returns "5 files ('a', 'b' and 3 more)", where `first` are the first of `count` files.
 std::string files_text(const std::vector<std::string>& first, Index count);
 
@@ -43,9 +40,8 @@ class TensorFileReader : public Reader {
   Result<OpenFile> open_file(const std::string& name, const OpenOptions& options,
                              TensorFile::Parts parts = TensorFile::Parts::kRefuse);
 
-  // Does the same for a file without which the reader goes on, if only to find more of them: without_unread_files()
-  // ends with an error that names all. Returns nothing if the file cannot be read; then it is the last of the catalog's
-  // unread_files.
+  // Opens a file like open_file(). If it cannot be read, adds it to the catalog's unread_files and returns nothing, so
+  // that the reader goes on and finds further such files.
   Result<std::optional<OpenFile>> open_if_whole(const std::string& name, const OpenOptions& options,
                                                 TensorFile::Parts parts = TensorFile::Parts::kRefuse);
   // Reads such files in parallel with `read`, which gets an open file and its number in the catalog, and appends all of

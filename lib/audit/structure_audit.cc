@@ -182,14 +182,8 @@ void report_unread_files(const Catalog& catalog, FindingList& findings) {
       count_of(std::ssize(files), "data file") +
       (files.size() == 1 ? " is missing or damaged, or lacks tensors" : " are missing or damaged, or lack tensors") +
       "; only the rest was checked";
-  std::set<std::string> lacking;
-  for (const UnreadFile& file : files) {
-    lacking.insert(file.tensors.begin(), file.tensors.end());
-    f.why.push_back(file.why.message());
-  }
-  for (const TensorFault& fault : tensor_faults(catalog, false)) lacking.insert(catalog.tensors()[fault.tensor].name);
-  f.tensors.assign(lacking.begin(), lacking.end());
-  std::sort(f.tensors.begin(), f.tensors.end(), natural_less);
+  for (const UnreadFile& file : files) f.why.push_back(file.why.message());
+  f.tensors = tensors_without_data(catalog);
   f.advice = "Restore " + std::string(files.size() == 1 ? "it" : "them") + " from another copy of the checkpoint.";
 }
 

@@ -108,6 +108,16 @@ std::string some_of(const std::vector<std::string>& texts, std::size_t shown) {
   return join({begin, end}, ", ") + " and " + with_commas(texts.size() - shown) + " more";
 }
 
+std::string some_quoted(const std::vector<std::string>& names) {
+  std::vector<std::string> quoted;
+  for (const std::string& name : names) quoted.push_back("'" + printable(name) + "'");
+  return some_of(quoted);
+}
+
+std::string names_text(const std::vector<std::string>& names, std::string_view noun) {
+  return count_of(std::ssize(names), noun) + ": " + some_quoted(names);
+}
+
 namespace {
 
 // Shortens long sets: "blocks.{0,5,10,...,495}.k".

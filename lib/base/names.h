@@ -30,6 +30,10 @@ std::vector<std::string> fold_names(const std::vector<std::string>& names);
 
 // Returns "a, b, c and 12 more".
 std::string some_of(const std::vector<std::string>& texts, std::size_t shown = 3);
+// Returns "'a', 'b', 'c' and 12 more", printable.
+std::string some_quoted(const std::vector<std::string>& names);
+// Returns "1,024 tensors: 'a', 'b', 'c' and 1,021 more".
+std::string names_text(const std::vector<std::string>& names, std::string_view noun);
 // Returns the folded names on one printable line, cut after `shown` texts.
 std::string folded(const std::vector<std::string>& names, std::size_t shown = 3);
 

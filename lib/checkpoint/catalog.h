@@ -334,6 +334,9 @@ struct TensorFault {
 // Returns all tensors that are refused; validate() returns the first error.
 std::vector<TensorFault> tensor_faults(const Catalog& catalog, bool files_too);
 
+// Returns the names of the tensors that unread files have, and of those whose boxes are not covered, in natural order.
+std::vector<std::string> tensors_without_data(const Catalog& catalog);
+
 // Returns the minimum size in bytes of each file.
 std::vector<Index> bytes_needed(const Catalog& catalog);
 

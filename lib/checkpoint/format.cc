@@ -37,15 +37,11 @@ Status without_unread_files(Status opened, const Catalog& catalog, const OpenOpt
   const bool is_of_use = opened && !catalog.tensors().empty();
   if (files.empty() || (is_of_use && options.skip_damaged && !is_denied)) return opened;
   std::vector<std::string> lines;
-  for (const UnreadFile& file : files) {
-    std::vector<std::string> names;
-    for (const std::string& name : file.tensors) names.push_back("'" + printable(name) + "'");
-    lines.push_back(
-        file.why.message() +
-        (names.empty() ? "" : "; affected: " + count_of(std::ssize(names), "tensor") + ": " + some_of(names)));
-  }
+  for (const UnreadFile& file : files)
+    lines.push_back(file.why.message() +
+                    (file.tensors.empty() ? "" : "; affected: " + names_text(file.tensors, "tensor")));
   const ErrorCode code = is_denied ? ErrorCode::kIo : files.front().why.code();
-  const bool has_advice = is_of_use && !is_denied;  // verify opens no checkpoint of which it may not read all
+  const bool has_advice = is_of_use && !is_denied;  // verify, too, refuses a checkpoint if a file's access is denied
   const std::string advice = has_advice ? "reshard verify lists what the other files have; restore " +
                                               std::string(lines.size() == 1 ? "it" : "them") +
                                               " from another copy of the checkpoint"

@@ -201,8 +201,8 @@ enum class Weights {
 struct OpenOptions {
   bool files_too = true;  // false: read only metadata; data files may be missing
   bool validated = true;  // false: do not validate() the catalog, so that an audit can list all faults
-  // Open a checkpoint without its damaged files (Catalog::unread_files) if the others are of use without them. Tensors
-  // of which those files have parts are not covered, or missing. Otherwise, the error names all damaged files.
+  // Open a checkpoint although files are damaged, if the others are of use: Catalog::unread_files has the damaged ones,
+  // whose tensors are missing or not covered. If false, or if they are of no use, the error names all damaged files.
   bool skip_damaged = false;
   bool external_too = false;                 // follow links and external storage into other files
   KeyChanges keys = {};                      // the user's changes to plain keys

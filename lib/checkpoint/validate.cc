@@ -2,10 +2,13 @@
 // Implements the checks of catalog.h.
 #include <algorithm>
 #include <numeric>
+#include <set>
+#include <string>
 #include <tuple>
 #include <unordered_map>
 
 #include "lib/base/cursor.h"
+#include "lib/base/names.h"
 #include "lib/base/text.h"
 #include "lib/checkpoint/catalog.h"
 #include "lib/checkpoint/cover_checker.h"
@@ -252,6 +255,15 @@ std::vector<TensorFault> tensor_faults(const Catalog& catalog, bool files_too) {
     if (good && files_too) good = check_places(catalog, tensor);
     if (!good) out.push_back({i, std::move(good).error()});
   }
+  return out;
+}
+
+std::vector<std::string> tensors_without_data(const Catalog& catalog) {
+  std::set<std::string> names;
+  for (const UnreadFile& file : catalog.unread_files) names.insert(file.tensors.begin(), file.tensors.end());
+  for (const TensorFault& fault : tensor_faults(catalog, false)) names.insert(catalog.tensors()[fault.tensor].name);
+  std::vector<std::string> out(names.begin(), names.end());
+  std::sort(out.begin(), out.end(), natural_less);
   return out;
 }
 

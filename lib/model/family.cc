@@ -624,13 +624,8 @@ NameAgreement compare_names(const Family& family, const NamePatterns& names, con
 
 std::string NameAgreement::text() const {
   if (known.empty()) return "no tensor name matches it";
-  const auto quoted = [](const std::vector<std::string>& names) {
-    std::vector<std::string> out;
-    for (const std::string& name : names) out.push_back("'" + printable(name) + "'");
-    return " (" + some_of(out) + ")";
-  };
-  return count_of(std::ssize(known), "kind") + " of name " + (known.size() == 1 ? "matches" : "match") + quoted(known) +
-         ", and " + with_commas(std::ssize(unknown)) + " do not" + quoted(unknown);
+  return count_of(std::ssize(known), "kind") + " of name " + (known.size() == 1 ? "matches" : "match") + " (" +
+         some_quoted(known) + "), and " + with_commas(std::ssize(unknown)) + " do not (" + some_quoted(unknown) + ")";
 }
 
 NameAgreement compare_names(const Family& family, const Catalog& catalog, const ModelConfig* config) {

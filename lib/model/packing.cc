@@ -122,6 +122,7 @@ std::vector<AxisRun> runs_of(const Fragment& f, const Dims& stored, const Packed
     all *= stored[at.back()];
     at.pop_back();
   }
+  if (at.empty()) return {{begin, count, 0, stride}};
   std::vector<AxisRun> quotients = {{0, 1, 0, 0}};
   for (const int axis : at) {
     std::vector<AxisRun> next;

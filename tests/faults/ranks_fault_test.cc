@@ -243,8 +243,7 @@ TEST(MpiRanks, ARankThatGivesNoSignOfLifeIsGivenUp) {
   EXPECT_FALSE(*path_exists(job.out));
 }
 
-// Ranks with different command lines would wait for each other forever.
-// One process lists the damaged tensors and goes on; several end together.
+// Without mpirun, verify lists the damaged tensors. Of several ranks, all must end.
 TEST(MpiRanks, EndWhereBytesAreDamaged) {
   NEEDS_MPIRUN();
   const TempDir dir;
@@ -262,6 +261,7 @@ TEST(MpiRanks, EndWhereBytesAreDamaged) {
     EXPECT_THAT(err, testing::AllOf(HasSubstr("expected CRC-32"), HasSubstr("without mpirun, verify lists all")));
 }
 
+// Ranks with different command lines would wait for each other forever.
 TEST(MpiRanks, WithDifferentCommandLinesAreRefused) {
   NEEDS_MPIRUN();
   const TempDir dir;

@@ -34,12 +34,11 @@ void note_objects_of_ranks(const Catalog& source, const std::vector<std::size_t>
 
 // Notes what verify reports about paths, if the target stores paths.
 void note_names_off_paths(const Catalog& source, ConversionNotes& notes) {
-  std::vector<std::string> off = names_off_paths(source);
+  const std::vector<std::string> off = names_off_paths(source);
   if (off.empty()) return;
   const std::string count = count_of(std::ssize(off), "name");
-  for (std::string& name : off) name = "'" + printable(name) + "'";
   notes.warnings.push_back(count + (off.size() == 1 ? " is" : " are") +
-                           " different from the path in the nested state_dict (" + some_of(off) +
+                           " different from the path in the nested state_dict (" + some_quoted(off) +
                            "): loaders that rebuild the state_dict would put the value elsewhere; the metadata is " +
                            "damaged or comes from an unknown writer");
 }

@@ -22,10 +22,7 @@ bool is_merged(const Expression& expression, const Tensor& tensor) {
 }
 
 Error differs(const MergeSource& a, const MergeSource& b, const std::vector<std::string>& names) {
-  std::vector<std::string> quoted;
-  for (const std::string& name : names) quoted.push_back("'" + printable(name) + "'");
-  return unsupported(b.path + ": not the same model as " + a.path + ": lacks " + count_of(std::ssize(names), "tensor") +
-                     ": " + some_of(quoted));
+  return unsupported(b.path + ": not the same model as " + a.path + ": lacks " + names_text(names, "tensor"));
 }
 
 std::vector<std::string> missing_in(const Catalog& there, const Catalog& here) {
