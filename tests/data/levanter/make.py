@@ -45,7 +45,7 @@ def config_of(kind, options):
     module, name = CONFIGS[kind]
     cls = getattr(importlib.import_module("levanter.models." + module), name)
     members = {field.name for field in dataclasses.fields(cls)}
-    return cls(**{k: v for k, v in SMALL.items() if k in members}, **options)
+    return cls(**{k: v for k, v in SMALL.items() if k in members} | options)
 
 
 def random_like(tree, seed):
@@ -111,3 +111,5 @@ if len(sys.argv) > 3:
 else:
     make("llama", {}, "llama")
     make("qwen3", {"tie_word_embeddings": True, "scan_layers": False, "head_dim": 8}, "qwen3_unscanned")
+    make("gpt2", {"num_layers": 2}, "gpt2")
+    make("mixtral", {"num_layers": 2}, "mixtral")

@@ -43,7 +43,8 @@ TEST_P(Levanter, AdamGoesOn) {
     if (name.starts_with(begin) && name.ends_with(end))
       moments.emplace(name.substr(begin.size(), name.size() - begin.size() - end.size()), value);
   EXPECT_EQ(digests_of(moments), read_digests(truth(".moment.json")));
-  EXPECT_TRUE(all.contains("optimizer.state.model.norm.weight.step"));
+  ASSERT_FALSE(moments.empty());
+  EXPECT_TRUE(all.contains(begin + moments.begin()->first + ".step"));
   EXPECT_TRUE(all.contains("extra_state.training_key"));
 }
 
@@ -58,17 +59,19 @@ TEST_P(Levanter, GetsItsNamesBack) {
     const CommandResult compared = reshard_cli({"diff", dir_ / "hf", out, "--config", truth(".config.json")});
     EXPECT_EQ(compared.exit_code, 0) << compared.out << compared.err;
     const TensorValues made = load_checkpoint(out);
-    for (const std::string name :
-         {"transformer.layers.stacked.self_attn.q_proj.weight", "transformer.layers.stacked.self_attn.o_proj.weight"}) {
-      ASSERT_TRUE(made.contains(name)) << options[1];
-      if (GetParam() == "llama") {
-        EXPECT_EQ(made.at(name), all.at("model." + name)) << name;
-      }
+    if (GetParam() == "qwen3_unscanned") {  // has no names with stacked layers
+      EXPECT_TRUE(made.contains("transformer.layers.stacked.self_attn.q_proj.weight")) << options[1];
+      continue;
+    }
+    EXPECT_GE(made.size(), 12u) << options[1];
+    for (const auto& [name, value] : made) {
+      ASSERT_TRUE(all.contains("model." + name)) << name;
+      EXPECT_EQ(value, all.at("model." + name)) << name;
     }
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, Levanter, testing::Values("llama", "qwen3_unscanned"),
+INSTANTIATE_TEST_SUITE_P(Models, Levanter, testing::Values("llama", "qwen3_unscanned", "gpt2", "mixtral"),
                          [](const auto& p) { return p.param; });
 
 }  // namespace
