@@ -10,7 +10,6 @@
 #include <sstream>
 
 #include "lib/base/shell.h"
-#include "lib/base/text.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/run_command.h"
 #include "tests/support/soak.h"
@@ -128,37 +127,6 @@ TEST(Documents, NamedFilesExist) {
       EXPECT_TRUE(fs::exists(kRoot / word)) << document.path << ": there is no " << word;
     }
   EXPECT_GT(seen, 100);
-}
-
-// Returns the name of a suite without what its parameters put before it.
-std::string plain(const std::string& suite) { return suite.substr(suite.rfind('/') + 1); }
-
-// Tests of this program, of the Python package and of interoperability that docs/testing.md names.
-TEST(Documents, NamedTestsExist) {
-  std::map<std::string, std::vector<std::string>> tests;
-  const testing::UnitTest& unit = *testing::UnitTest::GetInstance();
-  for (int i = 0; i < unit.total_test_suite_count(); ++i) {
-    const testing::TestSuite& suite = *unit.GetTestSuite(i);
-    for (int j = 0; j < suite.total_test_count(); ++j)
-      tests[plain(suite.name())].push_back(suite.GetTestInfo(j)->name());
-  }
-  const std::string python =
-      read_file(kRoot / "tests/python/test_reshard.py") + read_file(kRoot / "tests/interop/test_interop.py");
-  const std::string page = read_file(kRoot / "docs/testing.md");
-  int seen = 0;
-  for (const std::string& name : matches(page.substr(page.find("## Faults that were found, and their tests")),
-                                         R"re(`([A-Z][\w/]*\.[\w*/]+)`)re")) {
-    ++seen;
-    const std::string suite = plain(name.substr(0, name.find('.'))), test = name.substr(name.find('.') + 1);
-    const bool ours = std::any_of(tests[suite].begin(), tests[suite].end(), [&](const std::string& each) {
-      return glob_match(test, each) || glob_match(test + "/*", each);
-    });
-    const bool of_python =
-        python.find("class " + suite + "(") != std::string::npos &&
-        python.find("def " + (test == "*" ? "test" : test.substr(0, test.find('*')))) != std::string::npos;
-    EXPECT_TRUE(ours || of_python) << name;
-  }
-  EXPECT_GT(seen, 60);
 }
 
 // Returns the --options in a text.
