@@ -19,7 +19,13 @@ bool take_rank(std::string_view& text, std::string_view kind, Index& rank, Index
   return true;
 }
 
-bool is_step(const PathSnapshot& place) { return place.has_file(kMetadataFile) && place.has_directory("model"); }
+// Returns whether this is the directory of a step. EasyDeL has a file of the same name next to its `model`.
+Result<bool> is_step(const PathSnapshot& place) {
+  if (!place.has_file(kMetadataFile) || !place.has_directory("model")) return false;
+  if (place.has_file(kConfigFile)) return true;
+  const auto text = TRY(place.text_of(kMetadataFile, Index{1} << 20));
+  return text && text->find("\"tp\"") != text->npos;
+}
 
 // Parses "None" or a number.
 Result<std::optional<Index>> bound(std::string_view text) {
@@ -52,13 +58,13 @@ Result<Box> parse_box(std::string_view text, const Dims& shape) {
 }  // namespace
 
 Result<const PathSnapshot*> step_directory(const PathSnapshot& place) {
-  if (is_step(place)) return &place;
+  if (TRY(is_step(place))) return &place;
   const auto latest = TRY(place.text_of(kLatestFile, 64));
   std::string_view text = latest ? *latest : std::string_view();
   const auto step = take_number(text);
   if (!step || text.find_first_not_of("\r\n ") != std::string_view::npos) return nullptr;
   const PathSnapshot* const there = TRY(place.inside(std::to_string(*step)));
-  return is_step(*there) ? there : nullptr;
+  return TRY(is_step(*there)) ? there : nullptr;
 }
 
 std::optional<FileName> parse_file_name(std::string_view name) {

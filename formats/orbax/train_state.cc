@@ -22,7 +22,8 @@ namespace {
 constexpr std::string_view kOptimizer = "opt_state.", kAux = "nnx_aux.", kOther = "extra_state.";
 constexpr std::string_view kRoot = "params.params.";
 constexpr std::string_view kEmbedding = "token_embedder.", kStep = "optimizer.param_groups.0.step";
-constexpr std::string_view kLevanterRoot = "model.", kLevanterEmbedding = "model.embeddings.token_embeddings.";
+constexpr std::string_view kModel = "model.", kEasyDelOptimizer = "tx.", kValue = ".value";
+constexpr std::string_view kLevanterEmbedding = "model.embeddings.token_embeddings.";
 
 // Returns the prefix of a MaxText model's names, or nothing if this is not one.
 std::optional<std::string> root_of_maxtext(const Catalog& catalog) {
@@ -34,9 +35,17 @@ std::optional<std::string> root_of_maxtext(const Catalog& catalog) {
   return std::nullopt;
 }
 
-bool is_levanter(const Catalog& catalog) {
-  return std::any_of(catalog.tensors().begin(), catalog.tensors().end(),
-                     [](const Tensor& t) { return t.name.starts_with(kLevanterEmbedding); });
+// Returns whether this is a state of Levanter or EasyDeL, whose model is under "model.".
+bool is_around_model(const Catalog& catalog) {
+  const auto& all = catalog.tensors();
+  const auto begins = [&](std::string_view with) {
+    return [with](const Tensor& t) { return t.name.starts_with(with); };
+  };
+  return std::any_of(all.begin(), all.end(), begins(kLevanterEmbedding)) ||
+         (std::any_of(all.begin(), all.end(), begins(kEasyDelOptimizer)) &&
+          std::all_of(all.begin(), all.end(), [](const Tensor& t) {
+            return t.name.starts_with(kModel) || t.name.starts_with(kEasyDelOptimizer);
+          }));
 }
 
 // Writes "layers.0" as "layers_0", and drops a last component "value".
@@ -55,7 +64,7 @@ struct Moment {
   std::string_view state;   // "opt_state.0."
 };
 std::optional<Moment> moment_of(std::string_view name) {
-  if (!name.starts_with(kOptimizer)) return std::nullopt;
+  if (!name.starts_with(kOptimizer) && !name.starts_with(kEasyDelOptimizer)) return std::nullopt;
   for (const auto& [word, suffix] : {std::pair(".mu.", kMomentSuffix), std::pair(".nu.", kSecondMomentSuffix)})
     if (const std::size_t at = name.find(word); at != std::string_view::npos)
       return Moment{name.substr(at + 4), suffix, name.substr(0, at + 1)};
@@ -64,7 +73,8 @@ std::optional<Moment> moment_of(std::string_view name) {
 
 class StateKeys {
  public:
-  explicit StateKeys(const Catalog& catalog) : root_(root_of_maxtext(catalog)), is_levanter_(is_levanter(catalog)) {
+  explicit StateKeys(const Catalog& catalog)
+      : root_(root_of_maxtext(catalog)), is_around_model_(is_around_model(catalog)) {
     for (const Tensor& t : catalog.tensors())
       if (const auto moment = moment_of(t.name); moment && count_.empty())
         count_ = std::string(moment->state) + "count";
@@ -72,19 +82,24 @@ class StateKeys {
 
   // Returns an empty key for a name that is its own key.
   std::string key(const std::string& name) const {
-    if (!root_ && !is_levanter_) return {};
+    if (!root_ && !is_around_model_) return {};
     if (const auto moment = moment_of(name)) {
-      const std::string parameter = is_levanter_ ? std::string(moment->of) : usual_spelling(moment->of);
+      const std::string parameter = is_around_model_ ? without_value(moment->of) : usual_spelling(moment->of);
       return "optimizer.state." + parameter + std::string(moment->suffix);
     }
     if (name == count_) return std::string(kStep);
-    if (is_levanter_) return name.starts_with(kLevanterRoot) ? std::string() : std::string(kOther) + name;
+    if (is_around_model_) return name.starts_with(kModel) ? std::string() : std::string(kOther) + name;
     if (name == "step" || name.starts_with(kOptimizer)) return std::string(kOther) + name;
     if (name.starts_with(kAux)) return aux_key(name);
     return name.starts_with(*root_) ? *root_ + usual_spelling(name.substr(root_->size())) : std::string();
   }
 
  private:
+  static std::string without_value(std::string_view name) {
+    if (name.ends_with(kValue)) name.remove_suffix(kValue.size());
+    return std::string(name);
+  }
+
   // A router's bias belongs to the model although NNX keeps it outside the parameters; the rest is other state.
   std::string aux_key(const std::string& name) const {
     const std::string usual = usual_spelling(name);
@@ -92,7 +107,7 @@ class StateKeys {
   }
 
   std::optional<std::string> root_;  // of MaxText's names
-  bool is_levanter_ = false;
+  bool is_around_model_ = false;
   std::string count_;  // the name of Adam's step
 };
 

@@ -14,6 +14,13 @@
 //   opt_state.inner_state.1.mu.transformer.norm.weight      its first moment
 //   opt_state.inner_state.1.count                           Adam's step
 //   training_key, opt_state.hyperparams.learning_rate       other state
+//
+// So does EasyDeL (infra/base_state.py: save_state; eformer/optimizers/_factory.py: the chain):
+//
+//   model.model.norm.kernel               the model
+//   tx.1.0.mu.model.norm.kernel.value     its first moment
+//   tx.1.0.count                          Adam's step
+//   tx.2.count                            other state
 #pragma once
 
 #include "lib/checkpoint/catalog.h"
@@ -21,9 +28,10 @@
 
 namespace reshard {
 
-// Sets the plain keys of a checkpoint of MaxText or Levanter, which is recognised by the name of its embedding: of the
-// optimizer, of other state, and of parameters that are spelled as MaxText also reads them (layers.0 for layers_0, a
-// last component "value"). The router biases under nnx_aux become the model's. Leaves other checkpoints alone.
+// Sets the plain keys of a checkpoint of MaxText or Levanter, which is recognised by the name of its embedding, or of
+// EasyDeL: of the optimizer, of other state, and of parameters that are spelled as MaxText also reads them (layers.0
+// for layers_0, a last component "value"). The router biases under nnx_aux become the model's. Leaves other checkpoints
+// alone.
 void set_state_keys(Catalog& catalog);
 
 // Warns of low-rank adapters: MaxText saves them alone, or under names next to the weights that they change.

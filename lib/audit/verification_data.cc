@@ -173,10 +173,12 @@ Status compare_manifest(const Json& manifest, const std::string& path, VerifyRep
   return {};
 }
 
-// Reports a head that differs from the embedding to which the config ties it: loaders use one of the two.
+// Reports a head that differs from the embedding to which the config ties it: loaders use one of the two. Conventions
+// that store a head nobody uses are left alone.
 // report.tensors[i] is the digest of view.tensors()[i].
 void check_tied_head(const Catalog& view, const Model& model, VerifyReport& report) {
   if (!model.is_described() || !model.config->tie_word_embeddings()) return;
+  if (info(model.convention).keeps_tied_head) return;
   for (std::size_t head = 0; head < view.tensors().size(); ++head) {
     const auto parsed = parse_name(*model.family, view.tensors()[head].key());
     if (!parsed || parsed->rule->tied_to.empty()) continue;

@@ -42,6 +42,7 @@ enum class Convention {
   kMaxTextLayersFirst,
   kMaxTextInterleavedLayersFirst,
   kLevanter,
+  kEasyDel,
 };
 struct ConventionInfo {
   Convention convention = Convention::kHf;
@@ -49,6 +50,7 @@ struct ConventionInfo {
   std::string_view title = {};   // "torchtitan names"
   bool extends_hf = false;       // its tables only contain the differences from Hugging Face's names
   bool ties_once = false;        // a head tied to the embedding is not stored under a name of its own
+  bool keeps_tied_head = false;  // stores numbers under a tied head's name that its models do not use
   bool needs_config = false;     // models of several families have the same names, so only a config tells them apart
   bool must_be_listed = false;   // a family that extends another has it only if its file mentions it
   bool has_twin = false;         // another convention has the same names, and other row orders
@@ -152,6 +154,14 @@ inline constexpr std::array kConventions = {
                    .needs_config = true,
                    .must_be_listed = true,
                    .pads_vocabulary = true},
+    // model.layers.0.self_attn.q_proj.kernel: Hugging Face's, but [in, out], and with stacked experts
+    ConventionInfo{.convention = Convention::kEasyDel,
+                   .option = "easydel",
+                   .title = "EasyDeL names",
+                   .ties_once = true,
+                   .keeps_tied_head = true,
+                   .needs_config = true,
+                   .must_be_listed = true},
 };
 constexpr const ConventionInfo& info(Convention c) { return kConventions[static_cast<std::size_t>(c)]; }
 std::vector<std::string> convention_options();                       // of all conventions

@@ -70,7 +70,7 @@ class ViewBuilder {
       if (key.kind == StateKind::kModel && !is_known) unknown_.push_back(tensor.name);
       return put(renamed(tensor, canonical_key(*options_.family, tensor.key())));
     }
-    if (parsed->rule->is_dropped()) {
+    if (parsed->rule->is_dropped() || is_unused_head(*parsed)) {
       if (dropped_) dropped_->push_back(tensor.name);
       return {};
     }
@@ -80,6 +80,12 @@ class ViewBuilder {
     Tensor as = renamed(tensor, key.prefix + canonical_name(*parsed) + key.suffix);
     TRY(unflatten(as, *parsed));
     return put(std::move(as));
+  }
+
+  // Returns whether it is a head that is tied to the embedding, in a convention whose models do not use it then.
+  bool is_unused_head(const ParsedName& parsed) const {
+    return info(parsed.convention).keeps_tied_head && !parsed.rule->tied_to.empty() && options_.config &&
+           options_.config->tie_word_embeddings();
   }
 
   // Returns the name as parsed in the view's convention, if that convention has this name too.
