@@ -23,6 +23,7 @@ constexpr std::string_view kOptimizer = "opt_state.", kAux = "nnx_aux.", kOther 
 constexpr std::string_view kRoot = "params.params.";
 constexpr std::string_view kEmbedding = "token_embedder.", kStep = "optimizer.param_groups.0.step";
 constexpr std::string_view kModel = "model.", kEasyDelOptimizer = "tx.", kValue = ".value";
+constexpr std::string_view kGemmaRoot = "transformer/";
 constexpr std::string_view kLevanterEmbedding = "model.embeddings.token_embeddings.";
 
 // Returns the prefix of a MaxText model's names, or nothing if this is not one.
@@ -82,6 +83,7 @@ class StateKeys {
 
   // Returns an empty key for a name that is its own key.
   std::string key(const std::string& name) const {
+    if (name.starts_with(kGemmaRoot)) return with_dots(name);
     if (!root_ && !is_around_model_) return {};
     if (const auto moment = moment_of(name)) {
       const std::string parameter = is_around_model_ ? without_value(moment->of) : usual_spelling(moment->of);
@@ -95,6 +97,11 @@ class StateKeys {
   }
 
  private:
+  static std::string with_dots(std::string name) {
+    std::replace(name.begin(), name.end(), '/', '.');
+    return name;
+  }
+
   static std::string without_value(std::string_view name) {
     if (name.ends_with(kValue)) name.remove_suffix(kValue.size());
     return std::string(name);

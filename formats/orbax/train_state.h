@@ -21,6 +21,10 @@
 //   tx.1.0.mu.model.norm.kernel.value     its first moment
 //   tx.1.0.count                          Adam's step
 //   tx.2.count                            other state
+//
+// Published checkpoints of Google's gemma library (gm/ckpts/_compat.py) have a flat tree, whose keys are paths:
+//
+//   transformer/layer_0/attn/q_einsum.w   transformer.layer_0.attn.q_einsum.w
 #pragma once
 
 #include "lib/checkpoint/catalog.h"
@@ -28,10 +32,10 @@
 
 namespace reshard {
 
-// Sets the plain keys of a checkpoint of MaxText or Levanter, which is recognised by the name of its embedding, or of
-// EasyDeL: of the optimizer, of other state, and of parameters that are spelled as MaxText also reads them (layers.0
-// for layers_0, a last component "value"). The router biases under nnx_aux become the model's. Leaves other checkpoints
-// alone.
+// Sets the plain keys of a checkpoint of MaxText or Levanter, which is recognised by the name of its embedding, of
+// EasyDeL or of Gemma: of the optimizer, of other state, and of parameters that are spelled as MaxText also reads them
+// (layers.0 for layers_0, a last component "value"). The router biases under nnx_aux become the model's. Leaves other
+// checkpoints alone.
 void set_state_keys(Catalog& catalog);
 
 // Warns of low-rank adapters: MaxText saves them alone, or under names next to the weights that they change.

@@ -568,8 +568,8 @@ std::vector<std::string> first_words(const NamePatterns& names) {
   constexpr std::size_t kMost = 16;  // more are not worth searching for
   std::vector<std::string> out;
   for (const auto& [pattern, alike] : names) {
-    const std::string word =
-        pattern.substr(0, pattern.find('.') == std::string::npos ? pattern.size() : pattern.find('.') + 1);
+    const std::size_t end = std::min(pattern.find_first_of(".0123456789"), pattern.size());
+    const std::string word = pattern.substr(0, end + (end < pattern.size() && pattern[end] == '.' ? 1 : 0));
     if (word.find('{') != std::string::npos || out.size() == kMost) return {};
     if (out.empty() || out.back() != word) out.push_back(word);
   }

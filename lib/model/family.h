@@ -43,6 +43,7 @@ enum class Convention {
   kMaxTextInterleavedLayersFirst,
   kLevanter,
   kEasyDel,
+  kGemma,
 };
 struct ConventionInfo {
   Convention convention = Convention::kHf;
@@ -162,6 +163,14 @@ inline constexpr std::array kConventions = {
                    .keeps_tied_head = true,
                    .needs_config = true,
                    .must_be_listed = true},
+    // layer_0.attn.q_einsum.w, with heads apart: those of Google's gemma library
+    ConventionInfo{.convention = Convention::kGemma,
+                   .option = "gemma",
+                   .title = "Gemma library names",
+                   .ties_once = true,
+                   .needs_config = true,
+                   .must_be_listed = true,
+                   .layers_apart = true},
 };
 constexpr const ConventionInfo& info(Convention c) { return kConventions[static_cast<std::size_t>(c)]; }
 std::vector<std::string> convention_options();                       // of all conventions
@@ -239,7 +248,7 @@ struct NameRule {
 
 // An axis of a stored tensor of Form::kAxes.
 struct StoredAxis {
-  enum class Of { kPart, kLayers, kExperts } of = Of::kPart;
+  enum class Of { kPart, kLayers, kExperts, kParts } of = Of::kPart;  // kParts: which of the rule's parts
   int dim = -1;           // of the part. Two axes of one dimension are its quotient and its remainder, in this order
   std::string size = {};  // of a quotient, a formula: "num_attention_heads"
 

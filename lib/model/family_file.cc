@@ -414,7 +414,7 @@ class FamilyReader {
     TRY(read_section(json, rule));
     TRY(read_change(json, rule.change));
     rule.of_prediction = TRY(word(json, "layers", kLayers, Layers::kAll)) == Layers::kPrediction;
-    const auto [least, most] = part_counts(rule.form);
+    const auto [least, most] = part_counts(rule);
     if (rule.parts.size() < least || rule.parts.size() > most)
       return corrupt("parts: expected " + std::to_string(least) + ", got " + std::to_string(rule.parts.size()));
     for (StoredRule& one : TRY(expand(json, rule, info(convention).layers_apart)))
@@ -446,10 +446,11 @@ class FamilyReader {
   static Result<StoredAxis> axis_of(const std::string& word) {
     if (word == "layers") return StoredAxis{StoredAxis::Of::kLayers};
     if (word == "experts") return StoredAxis{StoredAxis::Of::kExperts};
+    if (word == "parts") return StoredAxis{StoredAxis::Of::kParts};
     const std::size_t colon = std::min(word.find(':'), word.size());
     const auto dim = parse_number(std::string_view(word).substr(0, colon));
     if (!dim || *dim >= kMaxRank)
-      return corrupt("axes: expected a dimension, layers or experts, got '" + printable(word) + "'");
+      return corrupt("axes: expected a dimension, layers, experts or parts, got '" + printable(word) + "'");
     StoredAxis out{StoredAxis::Of::kPart, static_cast<int>(*dim)};
     if (colon == word.size()) return out;
     out.size = word.substr(colon + 1);
@@ -536,8 +537,9 @@ class FamilyReader {
     return {};
   }
 
-  static std::pair<std::size_t, std::size_t> part_counts(Form form) {
-    switch (form) {
+  static std::pair<std::size_t, std::size_t> part_counts(const StoredRule& rule) {
+    if (rule.has_axis(StoredAxis::Of::kParts)) return {2, 3};
+    switch (rule.form) {
       case Form::kDropped:
         return {0, 0};
       case Form::kQkv:

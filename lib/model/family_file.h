@@ -53,9 +53,10 @@ bool mentions(std::size_t i, const std::string& word);
 // families if there are no words. Built-in descriptions are searched as text, so that others are not parsed.
 void each_family(Families families, std::span<const std::string> words, const std::function<bool(const Family&)>& look);
 
-// Returns the first components of the names, such as "model." of "model.norm.weight". The JSON of a family that knows
-// one of the names contains one of them, so they are words for each_family(). Returns nothing, and so all families have
-// to be tried, if a name begins with a number or there are many.
+// Returns the first components of the names, up to a number, such as "model." of "model.norm.weight" and "layer_" of
+// "layer_0.mlp.linear". The JSON of a family that knows one of the names contains one of them, so they are words for
+// each_family(). Returns nothing, and so all families have to be tried, if a name begins with a number or there are
+// many.
 std::vector<std::string> first_words(const NamePatterns& names);
 
 // Returns builtin_families()[i], parsed at the first call. Lives as long as the process; thread-safe.

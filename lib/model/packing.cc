@@ -136,27 +136,27 @@ std::vector<AxisRun> runs_of(const Fragment& f, const Dims& stored, const Packed
   return out;
 }
 
-// Returns where in the fragment the part's layer and expert begin, in elements; nothing if it has none of them.
+// Returns where in the fragment the part begins, in elements; nothing if the fragment has nothing of it.
 std::optional<Index> start_in(const Fragment& f, const PackedPart& part) {
   if (f.box.empty()) return std::nullopt;
   Index start = 0;
   for (std::size_t a = 0; a < part.axes.size(); ++a) {
     if (part.axes[a].of == StoredAxis::Of::kPart) continue;
     const int axis = static_cast<int>(a);
-    const Index at = part.axes[a].of == StoredAxis::Of::kLayers ? part.layer : part.expert;
+    const Index at = part.at(part.axes[a].of);
     if (at < f.box.begin(axis) || at >= f.box.end(axis)) return std::nullopt;
     start += (at - f.box.begin(axis)) * f.strides[axis];
   }
   return start;
 }
 
-// Returns the box of the part's layer and expert in the stored tensor.
+// Returns the box of the part in the stored tensor.
 Box box_of(const PackedPart& part, const Dims& stored) {
   Box out = whole(stored);
   for (std::size_t a = 0; a < part.axes.size(); ++a) {
     if (part.axes[a].of == StoredAxis::Of::kPart) continue;
     const int axis = static_cast<int>(a);
-    out.origin[axis] = part.axes[a].of == StoredAxis::Of::kLayers ? part.layer : part.expert;
+    out.origin[axis] = part.at(part.axes[a].of);
     out.shape[axis] = 1;
   }
   return out;
@@ -467,6 +467,7 @@ class Unpacker {
       const StoredAxis& axis = stored.axes[a];
       const Index extent = shape_[static_cast<int>(a)];
       if (axis.of == StoredAxis::Of::kLayers) TRY(check_axis(a, stored.layers.count(), "layers"));
+      if (axis.of == StoredAxis::Of::kParts) TRY(check_axis(a, std::ssize(stored.parts), "parts"));
       if (axis.of == StoredAxis::Of::kExperts && extent > kMaxExperts)
         return corrupt(what_ + ": expected at most " + with_commas(kMaxExperts) + " experts, got shape " +
                        to_string(shape_));
@@ -504,8 +505,9 @@ class Unpacker {
     const Index layers = extent_of(StoredAxis::Of::kLayers);
     std::vector<PackedPart> out;
     for (std::string& name : part_names(name_, extent_of(StoredAxis::Of::kExperts))) {
-      const Index i = std::ssize(out);
+      const Index i = std::ssize(out) / std::ssize(stored.parts);
       part.name = std::move(name);
+      part.number = std::ssize(out) % std::ssize(stored.parts);
       part.layer = i % layers;
       part.expert = i / layers;
       out.push_back(part);
@@ -557,8 +559,9 @@ std::vector<std::string> part_names(const ParsedName& name, Index experts) {
     const Index all = stored.has_experts() ? std::min(experts, kMaxExperts) : 1;
     for (Index e = 0; e < all; ++e)
       for (Index n = 0; n < layers; ++n)
-        out.push_back(format_pattern(stored.parts[0], stored.has_layers() ? stored.layers.layer(n) : name.layer,
-                                     stored.has_experts() ? e : name.expert));
+        for (const std::string& part : stored.parts)
+          out.push_back(format_pattern(part, stored.has_layers() ? stored.layers.layer(n) : name.layer,
+                                       stored.has_experts() ? e : name.expert));
     return out;
   }
   if (stored.is_stacked()) {
@@ -590,7 +593,9 @@ Result<Dims> shape_by_axes(const StoredRule& stored, std::span<const Dims> parts
     if (axis.dim >= rest.rank()) return unsupported(what + " cannot be made of a tensor of shape " + to_string(rest));
   if (rest.rank() > 0) rest[rest.rank() - 1] /= stored.columns;
   for (const StoredAxis& axis : stored.axes) {
-    Index extent = axis.of == StoredAxis::Of::kLayers ? layers : std::ssize(parts) / layers;
+    Index extent = std::ssize(stored.parts);
+    if (axis.of == StoredAxis::Of::kLayers) extent = layers;
+    if (axis.of == StoredAxis::Of::kExperts) extent = std::ssize(parts) / layers / std::ssize(stored.parts);
     if (axis.of == StoredAxis::Of::kPart) extent = rest[axis.dim];
     if (!axis.size.empty()) {
       const ModelConfig& c = *TRY(need_head_counts(config, what));

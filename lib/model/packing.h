@@ -33,10 +33,14 @@ struct PackedPart {
   bool transposed = false;       // whether its last two dimensions are swapped, after the rows were selected
   Index row_group = 1;           // as in Tensor
   Index first = 0;               // offset in the last dimension of `shape`, after the above
-  // For Form::kAxes, instead of the above: the stored axes and the indices along the axes of layers and experts. With
+  // For Form::kAxes, instead of the above: the stored axes and the indices along those that are none of its own. With
   // `columns` > 1, the last dimension of `shape` has so many elements (Tensor::columns), and `first` is the stored one.
   std::span<const StoredAxis> axes = {};
-  Index layer = 0, expert = 0, columns = 1;
+  Index layer = 0, expert = 0, number = 0, columns = 1;  // number: of the rule's parts
+
+  Index at(StoredAxis::Of of) const {
+    return of == StoredAxis::Of::kLayers ? layer : of == StoredAxis::Of::kExperts ? expert : number;
+  }
   bool pairs = false;  // the remainder of a split axis is in rotary pairs
 };
 
