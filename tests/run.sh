@@ -1,7 +1,7 @@
 #!/bin/bash
 # tests/run.sh: builds the release configuration, runs its tests, and the interoperability tests against the real PyTorch
-# and transformers. `tests/run.sh all` also builds the sanitized configuration, runs half of its tests, the tests of the
-# Python package from a wheel, and the linters: what must hold before a change is merged. The last line counts it all.
+# and transformers. `tests/run.sh all` also builds the sanitized configuration, runs half of its tests, half of the
+# linters' work, and the tests of the Python package from a wheel: what must hold before a change is merged. The last line counts it all.
 #
 # Needs nothing but a checkout; installs what is missing (samples/setup.sh). RESHARD_JOBS limits the processes.
 set -u -o pipefail
@@ -72,12 +72,13 @@ run_ctest() {
   [ "${counts[1]}" -gt 0 ] || count 0 1
 }
 
-# Runs every other test of each suite: with sanitizers they take three times as long. Which half depends on the commit,
-# and tests/soak.sh runs them all.
-run_half() {
+# With sanitizers, tests take three times as long, and clang-tidy takes as long as both builds of the program. So a run
+# does half of each: every other test of each suite, and every other directory. Which half depends on the commit, and
+# tests/soak.sh does all.
+half() {
   local commit
   commit=$(git rev-parse HEAD 2> /dev/null)
-  GTEST_TOTAL_SHARDS=2 GTEST_SHARD_INDEX=$((16#0${commit: -1} % 2)) run_ctest "$1"
+  echo $((16#0${commit: -1} % 2))
 }
 
 # The tests in Python use one processor for the most part, and so run beside others. Each ends with a line such as
@@ -134,8 +135,8 @@ if $all && [ ${#interop[@]} -gt 0 ]; then
   run_python &  # which takes the program and the module from build/release
   package=($!)
 fi
-$dev && run_half dev
-$all && check "lint" tests/lint.sh
+$dev && GTEST_TOTAL_SHARDS=2 GTEST_SHARD_INDEX=$(half) run_ctest dev
+$all && check "lint" tests/lint.sh --half "$(half)"
 for process in "${interop[@]}"; do finish interop "$process"; done
 for process in "${package[@]}"; do finish python "$process"; done
 
