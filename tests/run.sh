@@ -1,7 +1,8 @@
 #!/bin/bash
 # tests/run.sh: builds the release configuration, runs its tests, and the interoperability tests against the real PyTorch
 # and transformers. `tests/run.sh all` also builds the sanitized configuration, runs half of its tests, half of the
-# linters' work, and the tests of the Python package from a wheel: what must hold before a change is merged. The last line counts it all.
+# linters' work, and the tests of the Python package from a wheel: what must hold before a change is merged. The last
+# line counts it all.
 #
 # Needs nothing but a checkout; installs what is missing (samples/setup.sh). RESHARD_JOBS limits the processes.
 set -u -o pipefail
