@@ -77,6 +77,8 @@ class OrbaxReader : public TensorFileReader {
   ChunkLocator chunks_{catalog_, files_};
 };
 
+constexpr std::string_view kIndex = "tensorstore_index.json";
+
 // Returns whether an array is stored in a directory and not in a database.
 Result<bool> has_arrays_of_their_own(const PathSnapshot& item) {
   for (const DirectoryEntry& e : item.entries()) {
@@ -193,16 +195,35 @@ Status OrbaxReader::add_array(Reading& now, std::size_t value, std::string_view 
   return add_tensor(now, name, std::move(tensor), std::move(stored));
 }
 
-// Fails if a leaf of the tree that has data is not stored.
+// Returns the paths of the arrays that EasyDeL (eformer/serialization/serialization.py) lists in an index.
+Result<std::vector<std::string>> indexed_arrays(const PathSnapshot& place) {
+  std::vector<std::string> out;
+  if (!place.has_file(kIndex)) return out;
+  const std::string path = path_join(place.path(), kIndex);
+  const Json json = TRY(parse_json(TRY(read_whole_file(path, kMaxJson)), path));
+  const auto add = [&](const Json& arrays) -> Status {
+    for (const Json& array : TRY(arrays.as_array()))
+      if (array.contains("path")) out.emplace_back(TRY(array.get_string("path")));
+    return {};
+  };
+  if (const Json* const arrays = json.find("arrays")) TRY(add(*arrays).context(path));
+  if (json.contains("prefixes"))
+    for (const Json::Member& tree : TRY(json.get_object("prefixes").context(path))) TRY(add(tree.value).context(path));
+  return out;
+}
+
+// Fails if a leaf of the tree that has data, or an array of an index, is not stored.
 Status OrbaxReader::check_leaves(const Reading& now, const std::vector<std::string>& names,
                                  const OpenOptions& options) {
-  if (!now.metadata) return {};
-  std::vector<std::string> missing;
-  for (const auto& [name, leaf] : now.metadata->leaves)
-    if (leaf.is_array() && !std::binary_search(names.begin(), names.end(), name)) missing.push_back(name);
+  std::vector<std::string> missing = TRY(indexed_arrays(*now.place));
+  if (now.metadata)
+    for (const auto& [name, leaf] : now.metadata->leaves)
+      if (leaf.is_array()) missing.push_back(name);
+  std::erase_if(missing, [&](const auto& name) { return std::binary_search(names.begin(), names.end(), name); });
   if (missing.empty()) return {};
-  const std::string text = path_join(now.place->path(), kItemMetadata) + " names " + names_text(missing, "array") +
-                           ", and none is stored under " + (missing.size() == 1 ? "that name" : "those names");
+  const std::string text = path_join(now.place->path(), now.metadata ? kItemMetadata : kIndex) + " names " +
+                           names_text(missing, "array") + ", and none is stored under " +
+                           (missing.size() == 1 ? "that name" : "those names");
   if (options.validated) return corrupt(text + ": it was lost");
   catalog_.warnings.push_back(text);
   return {};

@@ -1,6 +1,8 @@
 // Compares EasyDeL's checkpoints (tests/data/easydel/make.py) with what its own export makes of them.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <filesystem>
 #include <string>
 #include <vector>
 
@@ -62,6 +64,17 @@ TEST_P(EasyDelTrainer, AdamFollowsItsParameters) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, EasyDelTrainer, testing::Values("qwen3"), [](const auto& p) { return p.param; });
+
+TEST(EasyDelIndex, NamesArraysThatWereLost) {
+  const TempDir dir;
+  std::filesystem::copy(test_data("easydel/qwen3/run-1"), dir / "run-1", std::filesystem::copy_options::recursive);
+  std::filesystem::remove_all(dir / "run-1/tx/1/0/nu/model/norm");
+  constexpr const char* kLost = "'tx/1/0/nu/model/norm/kernel/value', and";
+  const CommandResult verified = reshard_cli({"verify", dir / "run-1"});
+  EXPECT_EQ(verified.exit_code, 1);
+  EXPECT_THAT(verified.out, testing::HasSubstr(kLost));
+  EXPECT_THAT(reshard_cli({"convert", dir / "run-1", dir / "hf", "--to", "hf"}).err, testing::HasSubstr(kLost));
+}
 
 }  // namespace
 }  // namespace reshard::easydel_test
