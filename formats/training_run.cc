@@ -18,7 +18,8 @@
 namespace reshard {
 namespace {
 
-constexpr std::size_t kMaxSteps = 10'000;  // directories to look into
+constexpr std::size_t kMaxSteps = 10'000;  // directories and files to look into
+constexpr int kMaxRunDepth = 4;            // lightning_logs/version_0/checkpoints/epoch=0-step=2.ckpt
 
 // Accelerate's names for the parts that it saves, and NeMo AutoModel's.
 struct PartWord {
@@ -459,6 +460,15 @@ bool names_step(std::string_view name) {
                      [&](std::string_view word) { return number_after(name, word).has_value(); });
 }
 
+// Orders the entries of a directory whose natural order is not that of their steps ("val_loss=2.1-step=100"). Without
+// the word, the number of a directory may be a date.
+bool is_earlier(const DirectoryEntry& a, const DirectoryEntry& b) {
+  const auto step = [](const DirectoryEntry& entry) {
+    return entry.is_directory ? number_after(entry.name, "step").value_or(-1) : step_in_name(entry.name);
+  };
+  return step(a) < step(b);
+}
+
 // Returns false for what cannot be read, such as a directory of somebody else.
 Result<bool> is_checkpoint(const std::string& path) {
   const TroubleWatch watch;
@@ -492,6 +502,18 @@ Result<std::vector<DirectoryEntry>> list_inside(const std::string& directory) {
   return entries;
 }
 
+// Returns whether one file in a directory is a step. The directory opens as the checkpoint of that file until the run
+// saves the next.
+Result<bool> holds_one_step(const std::string& directory) {
+  std::string step;
+  for (const DirectoryEntry& entry : TRY(list_inside(directory))) {
+    if (entry.is_directory || !names_step(entry.name)) continue;
+    if (!step.empty()) return false;
+    step = path_join(directory, entry.name);
+  }
+  return !step.empty() && TRY(is_checkpoint(step));
+}
+
 }  // namespace
 
 Index step_in_name(std::string_view name) {
@@ -505,22 +527,24 @@ Index step_in_name(std::string_view name) {
 
 Result<std::vector<std::string>> checkpoints_of_run(const std::string& path) {
   forget_stored(path);
-  std::vector<std::string> out;
-  std::vector<std::string> level = {path};
-  for (int depth = 0; depth < 2 && out.empty(); ++depth) {
-    std::vector<std::string> next, files;
-    for (const std::string& directory : level)
-      for (const DirectoryEntry& entry : TRY(depth == 0 ? list_directory(directory) : list_inside(directory)))
-        if ((entry.is_directory || names_step(entry.name)) && next.size() + files.size() < kMaxSteps)
-          (entry.is_directory ? next : files).push_back(path_join(directory, entry.name));
-    std::sort(next.begin(), next.end(), natural_less);
-    std::sort(files.begin(), files.end(), natural_less);
-    std::stable_sort(files.begin(), files.end(), [](const std::string& a, const std::string& b) {
-      return step_in_name(base_name(a)) < step_in_name(base_name(b));
-    });
-    for (const auto* const children : {&next, &files})
-      for (const std::string& child : *children)
-        if (TRY(is_checkpoint(child))) out.push_back(child);
+  std::vector<std::string> out, level = {path};
+  std::size_t seen = 0;
+  for (int depth = 0; depth < kMaxRunDepth && out.empty(); ++depth) {
+    std::vector<std::string> next;
+    for (const std::string& directory : level) {
+      std::vector<DirectoryEntry> entries = TRY(depth == 0 ? list_directory(directory) : list_inside(directory));
+      std::erase_if(entries, [](const DirectoryEntry& e) { return !e.is_directory && !names_step(e.name); });
+      std::sort(entries.begin(), entries.end(),
+                [](const DirectoryEntry& a, const DirectoryEntry& b) { return natural_less(a.name, b.name); });
+      std::stable_sort(entries.begin(), entries.end(), is_earlier);
+      for (const DirectoryEntry& entry : entries) {
+        if (++seen > kMaxSteps) break;
+        const std::string child = path_join(directory, entry.name);
+        const bool may_hold_steps = entry.is_directory && !names_step(entry.name) && depth + 1 < kMaxRunDepth;
+        if (TRY(is_checkpoint(child)) && !(may_hold_steps && TRY(holds_one_step(child)))) out.push_back(child);
+        if (entry.is_directory) next.push_back(child);
+      }
+    }
     level = std::move(next);
   }
   return without_links(std::move(out));

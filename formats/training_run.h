@@ -12,8 +12,8 @@
 //   step1000/model_and_optim/       one Distributed Checkpoint, next to the other files of that step
 //                                                (olmo_core/train/checkpoint.py)
 //   outputs/{step-100, step-200}/   a run of several steps: an error names the newest complete one
-//   checkpoints/epoch=1-step=200.ckpt                    a step as a file
-//   (lightning/pytorch/callbacks/model_checkpoint.py)
+//   lightning_logs/version_0/checkpoints/epoch=1-step=200.ckpt     a step as a file
+//                                                (lightning/pytorch/callbacks/model_checkpoint.py)
 #pragma once
 
 #include <optional>
@@ -46,9 +46,10 @@ Result<std::string> unfinished_optimizer(const PathSnapshot& place, const Catalo
 // otherwise an empty text. After the model, it may gather the optimizer for minutes before it creates its file.
 std::string awaited_file(const PathSnapshot& place);
 
-// Returns the checkpoints below a run's directory, one or two levels down, in the order of their steps: directories,
-// and files whose names have the number of a step. Opens none, and skips directories that may not be listed and links
-// to another of them ("latest").
+// Returns the checkpoints below a run's directory, on the first level that has any, up to four down: directories, and
+// files whose names have the number of a step. Those of one directory are in the order of their steps, and directories
+// ("version_9", "version_10") in natural order. Opens none, and skips directories that may not be listed and links to
+// another of them ("latest").
 Result<std::vector<std::string>> checkpoints_of_run(const std::string& path);
 
 // Returns the step in a checkpoint's name: the number after the last "step", or else the last number. Returns -1 if the

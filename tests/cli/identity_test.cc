@@ -97,6 +97,29 @@ TEST(Identity, TheNewestCompleteStepIsFoundByItsNumber) {
   EXPECT_EQ(reshard_cli({"latest", dir.path()}).exit_code, 3);
 }
 
+// Lightning numbers a run's trials, and the steps of each begin anew. A monitored value may be in front of the step.
+TEST(Identity, TheNewestStepOfTheNewestVersionOfALightningRunIsFound) {
+  const TempDir dir;
+  const std::string logs = dir / "lightning_logs";
+  for (const char* step : {"version_9/checkpoints/epoch=0-step=400.ckpt", "version_10/checkpoints/epoch=0-step=8.ckpt",
+                           "version_10/checkpoints/epoch=0-step=20.ckpt"}) {
+    fs::create_directories(fs::path(logs + "/" + step).parent_path());
+    fs::copy(sample("colossalai/unsharded_tied.bin"), logs + "/" + step);
+  }
+  const std::string newest = logs + "/version_10/checkpoints/epoch=0-step=20.ckpt";
+  for (const std::string& run : {dir.path(), logs, logs + "/version_10"})
+    EXPECT_EQ(reshard_cli({"latest", run}).out, newest + "\n") << run;
+  EXPECT_EQ(reshard_cli({"latest", logs + "/version_9"}).out,
+            logs + "/version_9/checkpoints/epoch=0-step=400.ckpt" + "\n");
+  const CommandResult inspected = reshard_cli({"inspect", dir.path()});
+  EXPECT_THAT(inspected.err, HasSubstr("a directory of 3 checkpoints; the newest complete one is " + newest));
+  for (const char* step : {"run/loss=2.5-step=10", "run/loss=1.5-step=20"}) {
+    fs::create_directories(dir / step);
+    fs::copy(sample("tp8") + "/checkpoint", dir / step, fs::copy_options::recursive);
+  }
+  EXPECT_EQ(reshard_cli({"latest", dir / "run"}).out, dir / "run/loss=1.5-step=20" + "\n");
+}
+
 TEST(Identity, AFileOfADcpCheckpointStandsForAllOfIt) {
   for (const char* file : {"/.metadata", "/__0_0.distcp"}) {
     const CommandResult r = reshard_cli({"inspect", sample("tp8") + "/checkpoint" + file});
