@@ -219,13 +219,18 @@ Status check_undescribed_model(Reader& reader, const Model& model, const VerifyO
     check_unknown_model(catalog, config, is_wanted, report);
     return {};
   }
+  const std::string choice = choice_of_part(catalog);
+  if (!choice.empty()) {
+    if (is_wanted) return unsupported(options.path + ": " + choice);
+    skip_config(config.path, choice, report);
+    return {};
+  }
   const NameAgreement names = compare_names(*said, catalog, &config);
   if (is_wanted)
     return unsupported(options.path + ": " +
                        (names.known.empty()
                             ? "no tensor has the name of a parameter of the model that --config describes"
-                            : "--config describes a model of family " + said->name + ", and " + names.text()) +
-                       choice_of_part(catalog));
+                            : "--config describes a model of family " + said->name + ", and " + names.text()));
   if (!holds_weights(catalog)) {
     skip_config(config.path, "no tensor is a weight of this model", report);
     return {};

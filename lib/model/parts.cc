@@ -8,6 +8,7 @@
 #include <set>
 
 #include "lib/base/choices.h"
+#include "lib/base/shell.h"
 #include "lib/base/text.h"
 #include "lib/checkpoint/average_words.h"
 #include "lib/model/family.h"
@@ -57,6 +58,9 @@ struct ClassifiedName {
 
 // Begins the evidence for a wrapper that an option chooses.
 constexpr std::string_view kGivenWith = "given with ";
+
+// Begins the evidence for a model that is the average of another.
+constexpr std::string_view kAverageOf = "the average of ";
 
 // The counter of torch.optim.swa_utils.AveragedModel, next to the "module." that it averages.
 constexpr std::string_view kAverageCount = "n_averaged";
@@ -483,7 +487,7 @@ class PartFinder {
   void find_models() {
     std::copy_if(catalog_.parts.begin(), catalog_.parts.end(), std::back_inserter(models_),
                  [](const Part& part) { return part.kind == StateKind::kModel; });
-    if (!models_.empty()) return;
+    if (!models_.empty() || find_averaged_pair()) return;
     const std::vector<std::string> bases = common_prefixes(model_);
     // A family may have several networks, such as a language model and a vision model.
     if (std::any_of(bases.begin(), bases.end(),
@@ -512,6 +516,22 @@ class PartFinder {
     }
   }
 
+  // Finds what Lightning's WeightAveraging saves: the average where the model is expected, and the model next to it.
+  bool find_averaged_pair() {
+    constexpr std::string_view kAverage = "state_dict", kModel = "current_model_state";
+    std::vector<Part> models;
+    for (const std::string_view word : {kModel, kAverage}) {
+      const std::string prefix = std::string(word) + ".";
+      if (std::none_of(model_.begin(), model_.end(), [&](const auto& name) { return name.first.starts_with(prefix); }))
+        return false;
+      models.push_back({StateKind::kModel, prefix, std::string(word),
+                        word == kAverage ? std::string(kAverageOf) + std::string(kModel) : "the trained model"});
+    }
+    models_ = std::move(models);
+    catalog_.parts.insert(catalog_.parts.end(), models_.begin(), models_.end());
+    return true;
+  }
+
   // Names an average "ema" or, if there are several, after the words of its prefix.
   void name_averages() {
     for (const auto& average : averages_) {
@@ -524,15 +544,19 @@ class PartFinder {
 
   // Uses another part instead of the model.
   Status choose() {
+    for (Part& part : catalog_.parts)
+      if (!given_.empty() && part.kind == StateKind::kModel && given_.starts_with(part.prefix))
+        part.evidence = std::string(kGivenWith) + "--strip-prefix";
     if (wanted_.empty() || is_training_state(wanted_)) return {};
     std::vector<std::string> names;
     if (models_.empty() && !model_.empty()) names.emplace_back("model");
-    for (const Part& part : catalog_.parts) {
+    for (Part& part : catalog_.parts) {
       names.push_back(part.name);
       if (part.name != wanted_ || part.kind == StateKind::kOptimizer) continue;
       if (!given_.empty())
         return usage_error("--part " + printable(wanted_) + " and --strip-prefix exclude each other; drop one of them");
       chosen_ = part.prefix;
+      part.evidence = std::string(kGivenWith) + "--part";
       if (const auto average = averages_.find(chosen_); average != averages_.end())
         model_ = average->second;
       else
@@ -665,11 +689,14 @@ std::string doubt_about_model(const Catalog& catalog) {
 std::string choice_of_part(const Catalog& catalog) {
   std::vector<std::string> models, averages;
   for (const Part& part : catalog.parts) {
-    if (part.kind == StateKind::kModel) models.push_back(part.name);
-    if (part.kind == StateKind::kOther) averages.push_back(part.name);
+    if (part.evidence.starts_with(kGivenWith)) return {};
+    const std::string option = "--part " + shell_word(part.name);
+    if (part.kind == StateKind::kModel)
+      models.push_back(option + (part.evidence.starts_with(kAverageOf) ? " (" + part.evidence + ")" : ""));
+    if (part.kind == StateKind::kOther) averages.push_back(option);
   }
-  if (models.size() > 1) return "; it contains several models (" + join(models, ", ") + "); choose one with --part";
-  return models.empty() && !averages.empty() ? "; it contains an average (--part " + averages[0] + ") and no model"
+  if (models.size() > 1) return "it contains several models; add " + join(models, ", or ");
+  return models.empty() && !averages.empty() ? "it contains an average and no model; add " + join(averages, ", or ")
                                              : "";
 }
 

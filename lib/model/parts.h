@@ -46,7 +46,8 @@ std::string doubt_about_model(const Catalog& catalog);
 // Returns whether a tensor's stored name is under the prefix of an average of the model's weights.
 bool is_of_average(const Catalog& catalog, std::string_view name);
 
-// Returns advice if several models exist and none was chosen: a clause to follow "; ", otherwise empty.
+// Returns a clause that names the parts to choose from, with the option to add, if several models exist and none was
+// chosen, or if only an average exists; otherwise empty.
 std::string choice_of_part(const Catalog& catalog);
 
 // Returns whether a parameter belongs to an adapter (PEFT's lora_A, lora_B, ...) and not to the model. If the adapted

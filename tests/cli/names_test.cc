@@ -237,7 +237,7 @@ TEST(AnAverageAlone, UnderWordsOfAnyProgramIsNotTakenUnasked) {
     const Checkpoint average(renamed(averaged_llama(), [&](const std::string& name) { return prefix + name; }));
     const CommandResult refused = average.convert({"--to", "hf"});
     EXPECT_EQ(refused.exit_code, 4) << prefix << refused.out;
-    EXPECT_THAT(refused.err, HasSubstr("it contains an average (--part ema) and no model")) << prefix;
+    EXPECT_THAT(refused.err, HasSubstr("it contains an average and no model; add --part ema")) << prefix;
     EXPECT_EQ(average.convert({"--to", "hf", "--part", "ema"}).exit_code, 0) << prefix;
     EXPECT_EQ(load_checkpoint(average.dir / "out"), averaged_llama()) << prefix;
   }

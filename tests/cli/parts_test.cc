@@ -184,13 +184,13 @@ TEST(Parts, SeveralModelsAreToldApartAndNoneIsGuessed) {
   const SavedState run(values);
   const CommandResult refused = run.convert({"--to", "hf"});
   EXPECT_EQ(refused.exit_code, 4);
-  EXPECT_THAT(refused.err, HasSubstr("it contains several models (actor, critic); choose one with --part"));
+  EXPECT_THAT(refused.err, HasSubstr("it contains several models; add --part actor, or --part critic"));
   EXPECT_FALSE(fs::exists(run.out));
   const CommandResult inspected = reshard_cli({"inspect", run.path});
   EXPECT_THAT(inspected.out, AllOf(HasSubstr("actor with prefix 'actor.'"), HasSubstr("critic with prefix 'critic.'")));
   const CommandResult verified = reshard_cli({"verify", run.path, "--config", run.dir / "ck/config.json"});
   EXPECT_EQ(verified.exit_code, 4);
-  EXPECT_THAT(verified.err, HasSubstr("choose one with --part"));
+  EXPECT_THAT(verified.err, HasSubstr("add --part actor, or --part critic"));
   const CommandResult taken = run.convert({"--to", "hf", "--part", "actor"});
   ASSERT_EQ(taken.exit_code, 0) << taken.err;
   EXPECT_EQ(load_checkpoint(run.out).at("model.norm.weight").bytes[0], 'a');
@@ -199,14 +199,42 @@ TEST(Parts, SeveralModelsAreToldApartAndNoneIsGuessed) {
   EXPECT_THAT(critic.out, HasSubstr("lm_head.weight: is missing"));
 }
 
+// Lightning's EMAWeightAveraging saves the average where the model is expected, and the model next to it.
+TEST(Parts, TheErrorAboutTwoModelsNamesTheAverageAndTheOptions) {
+  const std::string question =
+      "it contains several models; add --part current_model_state, or --part state_dict (the average of "
+      "current_model_state)\n";
+  TensorValues values;
+  add_model(values, "current_model_state.model.", 'm');
+  add_model(values, "state_dict.model.", 'e');
+  values["averaging_state.n_averaged"] = {DType::kInt64, {}, std::string(8, '\1')};
+  const SavedState run(values);
+  EXPECT_THAT(reshard_cli({"inspect", run.path}).out,
+              HasSubstr("state_dict with prefix 'state_dict.': the average of"));
+  for (const std::vector<std::string>& more : {std::vector<std::string>(), {"--config", run.dir / "ck/config.json"}}) {
+    std::vector<std::string> options = {"--to", "hf"};
+    options.insert(options.end(), more.begin(), more.end());
+    const CommandResult refused = run.convert(options);
+    EXPECT_EQ(refused.exit_code, 4);
+    EXPECT_THAT(refused.err, AllOf(HasSubstr(question), Not(HasSubstr("--family none"))));
+  }
+  const CommandResult verified = reshard_cli({"verify", run.path, "--fail-on", "note"});
+  EXPECT_EQ(verified.exit_code, 0) << verified.out;
+  EXPECT_THAT(verified.out, HasSubstr("add --part current_model_state, or"));
+  for (const auto& [part, mark] : {std::pair("state_dict", 'e'), std::pair("current_model_state", 'm')}) {
+    const CommandResult taken = run.convert({"--to", "hf", "--part", part});
+    ASSERT_EQ(taken.exit_code, 0) << taken.err;
+    EXPECT_EQ(load_checkpoint(run.out).at("model.norm.weight").bytes[0], mark);
+  }
+}
+
 TEST(Parts, AnAverageAloneIsNotTakenUnasked) {
   TensorValues values;
   add_model(values, "ema.", 'e');
   const SavedState run(values);
   const CommandResult r = run.convert({"--to", "hf"});
   EXPECT_EQ(r.exit_code, 4);
-  EXPECT_THAT(r.err, HasSubstr("it contains no model's tensors, and "));
-  EXPECT_THAT(r.err, HasSubstr("it contains an average (--part ema) and no model"));
+  EXPECT_THAT(r.err, HasSubstr("it contains an average and no model; add --part ema"));
   EXPECT_EQ(run.convert({"--to", "hf", "--part", "ema"}).exit_code, 0);
 }
 
@@ -493,7 +521,7 @@ TEST_P(ModelsOfARun, AreToldApartByTheirNumbers) {
                                    HasSubstr("model_1 with prefix 'model_1.': " + std::string(saved.models[1]))));
   const CommandResult refused = reshard_cli({"convert", run, dir / "hf", "--to", "hf"});
   EXPECT_EQ(refused.exit_code, 4);
-  EXPECT_THAT(refused.err, HasSubstr("it contains several models (model_0, model_1); choose one with --part"));
+  EXPECT_THAT(refused.err, HasSubstr("it contains several models; add --part model_0, or --part model_1"));
   EXPECT_EQ(reshard_cli({"convert", run, dir / "hf", "--to", "hf", "--part", "model_1", "--config", config}).exit_code,
             3);  // it lacks some of its layers
   const CommandResult taken =

@@ -167,8 +167,10 @@ Result<Selected> select(const Catalog& source, const Selection& selection, const
   if (format.holds == StateSupport::kEverything) note_names_off_paths(source, notes);
   if (source.tensors().empty())
     return usage_error((source.files.size() == 1 ? source.file_path(0) : source.root) + ": contains no tensors");
+  const std::string choice = choice_of_part(source);
   if (out.tensors.empty())
-    return usage_error(source.root + ": no tensor " + nothing_selected(selection) + choice_of_part(source));
+    return usage_error(source.root + ": no tensor " + nothing_selected(selection) +
+                       (choice.empty() ? "" : "; " + choice));
   return out;
 }
 

@@ -282,6 +282,8 @@ Error no_model(const Catalog& source, const Unrecognised& known, const std::stri
     return unsupported(source.root + ": it contains only adapters (" + names_of(known.adapters) +
                        "). To merge them, convert the model that they change, with --merge-adapter --adapter " +
                        shell_word(source.root) + ". Add --family none to write them under their own names");
+  if (const std::string choice = choice_of_part(source); !choice.empty())
+    return unsupported((source.files.size() == 1 ? source.file_path(0) : source.root) + ": " + choice);
   std::string why = "it contains no model's tensors" +
                     (known.said ? ", and " + config_path + " is of family " + known.said->name : std::string());
   if (!known.model.empty())
@@ -289,8 +291,7 @@ Error no_model(const Catalog& source, const Unrecognised& known, const std::stri
   if (!known.adapters.empty())
     why = "it contains adapters next to the weights they change (" + names_of(known.adapters) +
           "), which form a model only when merged (--merge-adapter)";
-  return unsupported(source.root + ": " + why + choice_of_part(source) +
-                     ": loaders would not recognise the output as a model. " +
+  return unsupported(source.root + ": " + why + ": loaders would not recognise the output as a model. " +
                      "Add --family none to write it under its own names, --strip-prefix or --rename to change " +
                      "the names, or --family-file to describe a family" + prefix_of_all(known.model));
 }
@@ -317,7 +318,8 @@ Status check_names(const Catalog& source, const Translation& names, const Reques
   if (names.model.family) return check_nothing_is_beside(source, wanted, true, others, notes);
   const Families families = wanted.model.families;
   const Unrecognised known = look_at_unrecognised(source, file, families);
-  const bool is_writable = known.has_model_names && !known.said && !wanted.naming.convention && known.adapters.empty();
+  const bool is_writable = known.has_model_names && !known.said && !wanted.naming.convention &&
+                           known.adapters.empty() && choice_of_part(source).empty();
   if (!wanted.model.is_none() && !is_writable) return no_model(source, known, file.path, families);
   const auto audit = known.is_unknown() ? std::optional(audit_unknown_model(source, *known.config)) : std::nullopt;
   const bool is_other_class = audit && !audit->skipped.empty();
