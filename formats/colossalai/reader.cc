@@ -191,26 +191,37 @@ Status ColossalaiReader::add_copies() {
 // Returns those shards that the index does not name but counts: all of their tensors are in the index with another
 // file, and total_size includes them. Expert-parallel ranks each write what they share, the stages of a tied model each
 // write the state of the embedding, and a rank with nothing to store writes an empty shard. All other shards are stale.
+// If total_size exceeds what can be read, the unreadable shards are damaged ones that count.
 Result<std::vector<std::string>> ColossalaiReader::counted_shards(
     const std::string& directory, const std::vector<std::string>& unnamed,
     const std::function<bool(const std::string&)>& is_indexed, double bytes_named, std::optional<double> total_size) {
   if (is_partial()) return std::vector<std::string>();
+  const TroubleWatch watch;
   double bytes = bytes_named;
   bool are_copies = total_size.has_value();
+  std::vector<std::string> readable, stale;
+  std::vector<Error> damage;
   for (const std::string& name : unnamed) {
     if (!are_copies) break;
     const auto file = files_.open(path_join(at_root(directory), name));
     const auto content = file ? TensorFile::open(**file) : Result<TensorFile>(file.error());
-    are_copies = content.has_value();
-    if (!are_copies) break;
+    (content ? readable : stale).push_back(name);
+    if (!content) damage.push_back(content.error());
+    if (!content) continue;
     for (const TensorFile::Entry& e : content->tensors()) {
       are_copies = are_copies && is_indexed(e.name);
       bytes += bytes_of(e.tensor);
     }
   }
-  if (are_copies && is_near(*total_size, bytes / kMebibyte)) return unnamed;
-  for (const std::string& name : unnamed) catalog_.stale_files.push_back(below(directory, name));
-  return std::vector<std::string>();
+  const bool is_right = are_copies && is_near(*total_size, bytes / kMebibyte);
+  const bool lacks_bytes = are_copies && *total_size > bytes / kMebibyte && !is_near(*total_size, bytes_named);
+  if (!is_right && lacks_bytes && !damage.empty()) {
+    for (const Error& error : damage) TRY(leave_out(watch, error));
+    return readable;
+  }
+  if (!is_right) stale = unnamed;
+  for (const std::string& name : stale) catalog_.stale_files.push_back(below(directory, name));
+  return is_right ? readable : std::vector<std::string>();
 }
 
 // Warns if total_size is wrong. ColossalAI gives it in MiB and includes copies.

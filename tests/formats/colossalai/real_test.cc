@@ -157,6 +157,22 @@ TEST_F(RealColossalai, ExpertsOfTwoRanksAndWhatBothWroteAreOneModel) {
   EXPECT_EQ(verified.exit_code, 0) << verified.out;
 }
 
+// The index names one file for each tensor, but total_size counts all shards.
+TEST_F(RealColossalai, ADamagedShardOfCopiesIsNotTakenForAStaleOne) {
+  const std::string path = copy("mixtral_ep2") + "/modeling";
+  const std::string copies = path + "/pytorch_model-stage-00001-00002-shard-00001.bin", bytes = read_file(copies);
+  write_file(path + "/pytorch_model-stage-00001-00003-shard-00001.bin", "left by another save");
+  const CommandResult stale = reshard_cli({"verify", path, "--fail-on", "error"});
+  EXPECT_EQ(stale.exit_code, 0) << stale.out;
+  EXPECT_THAT(stale.out, HasSubstr("1 file in the directory belongs to no tensor or object"));
+  fs::remove(path + "/pytorch_model-stage-00001-00003-shard-00001.bin");
+  write_file(copies, bytes.substr(0, bytes.size() / 2));
+  const CommandResult damaged = reshard_cli({"verify", path});
+  EXPECT_EQ(damaged.exit_code, 1) << damaged.out;
+  EXPECT_THAT(damaged.out, HasSubstr("pytorch_model-stage-00001-00002-shard-00001.bin@"));
+  EXPECT_THAT(damaged.out, Not(HasSubstr("belong")));
+}
+
 // The ids are those of the whole model, and the moments of an expert are flat.
 TEST_F(RealColossalai, ExpertsAreInNumericOrderAndTheirMomentsGetTheirShape) {
   const std::string path = copy("mixtral_ep2");
