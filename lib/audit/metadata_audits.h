@@ -41,8 +41,8 @@ std::vector<Finding> locate_each(Reader& reader, const std::vector<std::size_t>&
 
 // Checks what names and shapes tell about a model without a config: adapters that were not merged, empty placeholders,
 // one parameter with two names, shapes that contradict each other.
-// Findings: "adapter-unmerged" (warning), "adapter-pair" and "placeholder" (errors), and if no config describes the
-// model, so that audit_model() does not report them, "name-duplicate" and "shape-contradiction" (errors).
+// Findings: "adapter-unmerged" (warning), "adapter-pair", "adapter-prompt" and "placeholder" (errors), and if no config
+// describes the model, so that audit_model() does not report them, "name-duplicate" and "shape-contradiction" (errors).
 std::vector<Finding> audit_names(const Catalog& catalog, const Model& model);
 
 // Returns whether a tensor is an empty weight, which no parameter should be.

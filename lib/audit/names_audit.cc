@@ -4,7 +4,10 @@
 #include <utility>
 
 #include "lib/audit/metadata_audits.h"
+#include "lib/base/checked.h"
+#include "lib/base/file.h"
 #include "lib/base/text.h"
+#include "lib/model/config.h"
 #include "lib/model/parts.h"
 #include "lib/model/shapes.h"
 
@@ -30,6 +33,38 @@ void report_adapters(const Catalog& catalog, FindingList& findings) {
   f.advice =
       "A loader of the model drops them, and with them what they learned. Merge them into the weights "
       "(merge_and_unload), or save the adapters separately.";
+}
+
+// Returns the shape that PEFT's config gives the prompt that replaces an adapter's matrices; nothing if it does not
+// tell.
+Result<std::optional<Dims>> shape_of_prompt(const Json& config) {
+  const std::string_view type = TRY(config.get_string("peft_type"));
+  const Index tokens = TRY(config.get_index("num_virtual_tokens")), width = TRY(config.get_index("token_dim"));
+  if (type == "PREFIX_TUNING") {  // keys and values of each layer
+    const auto tensors = checked_mul(TRY(config.get_index("num_layers")), 2);
+    const auto columns = tensors ? checked_mul(*tensors, width) : std::nullopt;
+    return columns ? std::optional(Dims{tokens, *columns}) : std::nullopt;
+  }
+  static constexpr std::string_view kOthers[] = {"PROMPT_TUNING", "P_TUNING", "MULTITASK_PROMPT_TUNING", "CPT"};
+  if (std::find(std::begin(kOthers), std::end(kOthers), type) == std::end(kOthers)) return std::optional<Dims>();
+  const auto rows = checked_mul(tokens, TRY(config.get_index("num_transformer_submodules")));
+  return rows ? std::optional(Dims{*rows, width}) : std::nullopt;
+}
+
+// Compares a trained prompt with the adapter's config.
+void report_prompt(const Catalog& catalog, FindingList& findings) {
+  const auto found = catalog.find(kPromptEmbeddings);
+  const auto path = found ? find_beside(catalog, kAdapterConfigFile) : std::string();
+  if (!path || path->empty()) return;
+  const auto text = read_whole_file(*path, kMaxConfigBytes);
+  const auto config = text ? parse_json(*text, *path) : Result<Json>(text.error());
+  const auto expected = config ? shape_of_prompt(*config) : Result<std::optional<Dims>>(config.error());
+  const Tensor& prompt = catalog.tensors()[found.value_or(0)];
+  if (!expected || !*expected || **expected == prompt.shape) return;
+  Finding& f = findings.add(Severity::kError, "adapter-prompt");
+  f.what = "shape " + to_string(prompt.shape) + "; " + printable(*path) + " expects " + to_string(**expected);
+  f.tensors = {prompt.name};
+  f.advice = "The file and its config are of different adapters. Look for another copy of one of them.";
 }
 
 // Returns the name of the other matrix of a pair whose product is an adapter: lora_B of lora_A. Empty if it is none.
@@ -146,6 +181,7 @@ std::vector<Finding> audit_names(const Catalog& catalog, const Model& model) {
   FindingList findings;
   report_adapters(catalog, findings);
   report_adapter_pairs(catalog, findings);
+  report_prompt(catalog, findings);
   report_placeholders(catalog, model, findings);
   if (model.is_described()) return findings.take();
   report_same_keys(catalog, findings);

@@ -8,7 +8,7 @@
 #include "lib/base/shell.h"
 #include "lib/base/text.h"
 #include "lib/convert/adam.h"
-#include "lib/convert/weights/adapter_config.h"
+#include "lib/model/parts.h"
 #include "lib/model/view.h"
 
 namespace reshard {

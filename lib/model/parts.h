@@ -56,5 +56,8 @@ std::string choice_of_part(const Catalog& catalog);
 bool is_adapter(std::string_view key);
 inline constexpr std::string_view kAdapterPrefix = "peft_adapter.";
 inline constexpr std::string_view kPeftPrefix = "base_model.model.";  // prefix of all names in PEFT's own files
+// The tensor of adapters that change no weight (prompt tuning, p-tuning, prefix tuning).
+inline constexpr std::string_view kPromptEmbeddings = "prompt_embeddings";
+inline constexpr std::string_view kAdapterConfigFile = "adapter_config.json";
 
 }  // namespace reshard

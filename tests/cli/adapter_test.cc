@@ -59,6 +59,29 @@ TEST_F(AdapterTest, IsMergedIntoATrainingStateUnderNamesThatItKnows) {
   EXPECT_EQ(digests_of(load_checkpoint(dir_ / "out")), read_digests(test_data("lora.merged.json")));
 }
 
+// PEFT 0.21's own files. A prompt replaces no weight, so it has no matrices.
+TEST(Adapter, APromptIsDescribedAndComparedWithItsConfig) {
+  for (const auto& [name, shown, shape] :
+       {std::tuple("prompt_tuning", "PEFT's PROMPT_TUNING, 8 virtual tokens; base model: not recorded", "[8, 64]"),
+        std::tuple("prefix_tuning", "PEFT's PREFIX_TUNING, 8 virtual tokens; base model: not recorded", "[8, 192]")}) {
+    const TempDir dir;
+    const std::string adapter = dir / "adapter";
+    fs::copy(test_data(name), adapter);
+    EXPECT_THAT(reshard_cli({"inspect", adapter}).out, HasSubstr("adapter     " + std::string(shown)));
+    EXPECT_EQ(reshard_cli({"verify", adapter, "--fail-on", "note"}).exit_code, 0) << name;
+    std::string config = read_file(adapter + "/adapter_config.json");
+    const std::string tokens = "\"num_virtual_tokens\": ";
+    ASSERT_NE(config.find(tokens + "8"), std::string::npos);
+    config.replace(config.find(tokens + "8"), tokens.size() + 1, tokens + "9");
+    write_file(adapter + "/adapter_config.json", config);
+    const CommandResult verified = reshard_cli({"verify", adapter, "--json"});
+    EXPECT_EQ(verified.exit_code, 1);
+    EXPECT_THAT(verified.out,
+                testing::AllOf(HasSubstr("adapter-prompt"), HasSubstr("shape " + std::string(shape) + "; "),
+                               HasSubstr("adapter_config.json expects [9, ")));
+  }
+}
+
 TEST_F(AdapterTest, AloneItIsNoModel) {
   ASSERT_EQ(convert({}).exit_code, 0);
   const std::string adapter = dir_ / "out/adapter";

@@ -360,7 +360,7 @@ Result<std::string> describe_adapter(Reader& reader) {
     modules.insert(operand.of);
     if (operand.kind == AdapterOperand::Kind::kA && t.shape.rank() == 2) ranks.insert(t.shape[0]);
   }
-  if (modules.empty() && !has_peft_names) return std::string();
+  if (modules.empty() && !has_peft_names && !catalog.find(kPromptEmbeddings)) return std::string();
   const auto found = AdapterConfig::find(catalog);
   if (!found && found.error().code() != ErrorCode::kCorrupt) return found.error();
   const Json config = found && found->json() ? *found->json() : Json::object();
@@ -378,7 +378,7 @@ Result<std::string> describe_adapter(Reader& reader) {
   // Matrices of several experts have the rows of all of them, so the config counts first.
   const Json* const pattern = config.find("rank_pattern");
   const bool has_pattern = pattern && pattern->is_object() && !pattern->as_object()->empty();
-  const auto r = config.get_index("r");
+  const auto r = config.get_index(type == "ADALORA" ? "target_r" : "r");
   if (r && !has_pattern)
     out += ", rank " + std::to_string(*r);
   else if (!ranks.empty())
@@ -388,6 +388,7 @@ Result<std::string> describe_adapter(Reader& reader) {
   if (const auto alpha = config.get_index("lora_alpha")) out += ", alpha " + std::to_string(*alpha);
   if (alphas && alphas->is_object() && !alphas->as_object()->empty()) out += " (others in alpha_pattern)";
   if (is_set("use_rslora")) out += ", rsLoRA";
+  if (const auto tokens = config.get_index("num_virtual_tokens")) out += ", " + count_of(*tokens, "virtual token");
   if (!modules.empty()) out += ", " + count_of(std::ssize(modules), "module");
   if (found && !found->is_there()) return out + "; no adapter_config.json gives its alpha and base model";
   return out + "; base model: " + (base.empty() ? "not recorded" : base);

@@ -9,6 +9,7 @@
 #include "lib/base/names.h"
 #include "lib/base/text.h"
 #include "lib/model/config.h"
+#include "lib/model/parts.h"
 
 namespace reshard {
 namespace {

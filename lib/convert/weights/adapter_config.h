@@ -15,8 +15,6 @@
 
 namespace reshard {
 
-inline constexpr std::string_view kAdapterConfigFile = "adapter_config.json";
-
 // The ranks of an adapter's pairs, each with what the pairs of this rank change (AdapterPair::changes).
 using AdapterRanks = std::map<Index, std::vector<std::string>>;
 
