@@ -289,13 +289,16 @@ class AdapterReader {
     return name && name->rule->is_vocabulary() && model.config && model.config->tie_word_embeddings();
   }
 
-  // Fails if `t` changes only one of two tied weights.
+  // Fails if `t` changes one of two tied weights, also if the adapter changes the other too: it may do so differently.
   Status check_untied(const Tensor& t, const std::string& key, const Model& model) const {
     if (!is_tied(key, model)) return {};
-    return unsupported(
-        root() + ": " + tensor_text(t.name) +
-        ": embedding and head of the model are tied, but the adapter trained only one of them, so the merged "
-        "model would not match its config.json; add --exclude to leave it out");
+    const auto changed = std::count_if(operands_.whole.begin(), operands_.whole.end(),
+                                       [&](const auto& each) { return is_tied(each.first, model); }) +
+                         std::count_if(operands_.pairs.begin(), operands_.pairs.end(),
+                                       [&](const auto& each) { return is_tied(each.first + ".weight", model); });
+    return unsupported(root() + ": " + tensor_text(t.name) + ": embedding and head of the model are tied, but the " +
+                       (changed > 1 ? "adapter changes each of them by itself" : "adapter changes only one of them") +
+                       ", so the merged model would not match its config.json; add --exclude to leave it out");
   }
 
   Status check_changeable(const Tensor& w) const {

@@ -147,7 +147,10 @@ TEST_F(AnAdapter, OfAHeadThatIsTheEmbeddingIsRefused) {
   view_ = {model_.catalog(), {}};
   add("base_model.model.lm_head.lora_A.weight", {1, 2}, {1, 10});
   add("base_model.model.lm_head.lora_B.weight", {3, 1}, {1, 2, 3});
-  EXPECT_THAT(error(), HasSubstr("embedding and head of the model are tied"));
+  EXPECT_THAT(error(), HasSubstr("embedding and head of the model are tied, but the adapter changes only one of them"));
+  add("base_model.model.model.embed_tokens.weight", {3, 2}, counted(6));
+  EXPECT_THAT(error(), HasSubstr("tied, but the adapter changes each of them by itself"));
+  selection_.exclude = {"*embed_tokens*"};
   names_.model.config.reset();
   EXPECT_EQ(error(), "");
 }
