@@ -205,17 +205,20 @@ Result<std::vector<std::string>> ColossalaiReader::counted_shards(
     if (!are_copies) break;
     const auto file = files_.open(path_join(at_root(directory), name));
     const auto content = file ? TensorFile::open(**file) : Result<TensorFile>(file.error());
-    (content ? readable : stale).push_back(name);
-    if (!content) damage.push_back(content.error());
-    if (!content) continue;
+    if (!content) {
+      stale.push_back(name);
+      damage.push_back(content.error());
+      continue;
+    }
+    readable.push_back(name);
     for (const TensorFile::Entry& e : content->tensors()) {
       are_copies = are_copies && is_indexed(e.name);
       bytes += bytes_of(e.tensor);
     }
   }
   const bool is_right = are_copies && is_near(*total_size, bytes / kMebibyte);
-  const bool lacks_bytes = are_copies && *total_size > bytes / kMebibyte && !is_near(*total_size, bytes_named);
-  if (!is_right && lacks_bytes && !damage.empty()) {
+  const bool lacks_bytes = are_copies && !is_right && *total_size > bytes / kMebibyte;
+  if (lacks_bytes && !damage.empty()) {
     for (const Error& error : damage) TRY(leave_out(watch, error));
     return readable;
   }
