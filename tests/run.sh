@@ -1,8 +1,8 @@
 #!/bin/bash
 # tests/run.sh: builds the release configuration, runs its tests, and the interoperability tests against the real PyTorch
-# and transformers. `tests/run.sh all` also builds the sanitized configuration, runs half of its tests, half of the
-# linters' work, and the tests of the Python package from a wheel: what must hold before a change is merged. The last
-# line counts it all.
+# and transformers. `tests/run.sh all` also builds the sanitized configuration, runs a third of its tests, a third of
+# the linters' work, and the tests of the Python package from a wheel: what must hold before a change is merged. The
+# last line counts it all.
 #
 # Needs nothing but a checkout; installs what is missing (samples/setup.sh). RESHARD_JOBS limits the processes.
 set -u -o pipefail
@@ -74,12 +74,12 @@ run_ctest() {
 }
 
 # With sanitizers, tests take three times as long, and clang-tidy takes as long as both builds of the program. So a run
-# does half of each: every other test of each suite, and every other directory. Which half depends on the commit, and
+# does a third of each: every third test of each suite, and every third directory. Which one depends on the commit, and
 # tests/soak.sh does all.
-half() {
+third() {
   local commit
   commit=$(git rev-parse HEAD 2> /dev/null)
-  echo $((16#0${commit: -1} % 2))
+  echo $((16#0${commit: -4} % 3))
 }
 
 # The tests in Python use one processor for the most part, and so run beside others. Each ends with a line such as
@@ -136,8 +136,8 @@ if $all && [ ${#interop[@]} -gt 0 ]; then
   run_python &  # which takes the program and the module from build/release
   package=($!)
 fi
-$dev && GTEST_TOTAL_SHARDS=2 GTEST_SHARD_INDEX=$(half) run_ctest dev
-$all && check "lint" tests/lint.sh --half "$(half)"
+$dev && GTEST_TOTAL_SHARDS=3 GTEST_SHARD_INDEX=$(third) run_ctest dev
+$all && check "lint" tests/lint.sh --third "$(third)"
 for process in "${interop[@]}"; do finish interop "$process"; done
 for process in "${package[@]}"; do finish python "$process"; done
 
