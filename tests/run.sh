@@ -73,9 +73,9 @@ run_ctest() {
   [ "${counts[1]}" -gt 0 ] || count 0 1
 }
 
-# With sanitizers, tests take three times as long, and clang-tidy takes as long as both builds of the program. So a run
-# does a third of each: every third test of each suite, and every third directory. Which one depends on the commit, and
-# tests/soak.sh does all.
+# With sanitizers, tests take twice as long, and clang-tidy takes 13 minutes of CPU. So a run does a third of each:
+# every third test of each suite, and every third directory. Which one depends on the commit, and tests/soak.sh does
+# all.
 third() {
   local commit
   commit=$(git rev-parse HEAD 2> /dev/null)
