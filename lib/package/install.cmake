@@ -3,6 +3,7 @@
 # find_package(reshard). None of them contains paths of the source or build tree.
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
+include(${CMAKE_CURRENT_LIST_DIR}/licenses.cmake)
 
 set(RESHARD_INCLUDE_DIR ${CMAKE_INSTALL_INCLUDEDIR}/reshard)
 set(RESHARD_PACKAGE_DIR ${CMAKE_INSTALL_LIBDIR}/cmake/reshard)
@@ -21,6 +22,12 @@ install(DIRECTORY lib formats DESTINATION ${RESHARD_INCLUDE_DIR} FILES_MATCHING 
         PATTERN package EXCLUDE)
 install(FILES LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
 install(FILES CHANGELOG.md DESTINATION ${CMAKE_INSTALL_DOCDIR} RENAME changelog)
+set(linked_in nlohmann-json3-dev libcli11-dev)
+if(RESHARD_HDF5_ARCHIVE_LINKS)
+  list(APPEND linked_in libhdf5-dev libaec-dev)
+endif()
+collect_licenses(${PROJECT_BINARY_DIR}/licenses ${linked_in})
+install(FILES ${PROJECT_BINARY_DIR}/licenses DESTINATION ${CMAKE_INSTALL_DOCDIR})
 # Manual pages and shell completions, which the program prints.
 set(RESHARD_PAGES ${PROJECT_BINARY_DIR}/share)
 add_custom_command(

@@ -6,10 +6,12 @@
 //                                              and of those that it forked; 1 if libhdf5 was among the callers of one
 //                                              that failed
 #include <dlfcn.h>
+#include <elf.h>
 #include <execinfo.h>
 #include <fcntl.h>
 #include <malloc.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -29,17 +31,48 @@ void* __libc_memalign(std::size_t alignment, std::size_t size);
 namespace {
 
 std::atomic<long>* made = nullptr;  // both numbers; null before main()
+const char* program = nullptr;      // its file, which the sandbox may keep from being opened later
 long first = 0;
 bool all = false;
 int (*program_main)(int, char**, char**) = nullptr;
+
+void* map_file(const char* path, int mode) {
+  const int file = ::open(path, mode | O_CLOEXEC), protection = mode == O_RDWR ? PROT_READ | PROT_WRITE : PROT_READ;
+  struct stat info {};
+  if (file < 0 || ::fstat(file, &info) != 0) std::abort();
+  void* const out = ::mmap(nullptr, static_cast<std::size_t>(info.st_size), protection, MAP_SHARED, file, 0);
+  if (out == MAP_FAILED) std::abort();
+  ::close(file);
+  return out;
+}
+
+// Returns whether the function at `offset` of the program is one of libhdf5, which is linked in: H5malloc, H5F__open.
+bool is_hdf5_function(std::size_t offset) {
+  const auto* const header = reinterpret_cast<const Elf64_Ehdr*>(program);
+  const auto* const sections = reinterpret_cast<const Elf64_Shdr*>(program + header->e_shoff);
+  for (const Elf64_Shdr* s = sections; s != sections + header->e_shnum; ++s) {
+    if (s->sh_type != SHT_SYMTAB) continue;
+    const auto* const symbols = reinterpret_cast<const Elf64_Sym*>(program + s->sh_offset);
+    const char* const names = program + sections[s->sh_link].sh_offset;
+    for (std::size_t i = 0; i < s->sh_size / sizeof *symbols; ++i)
+      if (symbols[i].st_value <= offset && offset < symbols[i].st_value + symbols[i].st_size)
+        return std::strncmp(names + symbols[i].st_name, "H5", 2) == 0;
+  }
+  return false;
+}
 
 // Returns whether libhdf5 is among the callers.
 bool is_of_hdf5() {
   void* frames[40];
   const int n = ::backtrace(frames, 40);
+  Dl_info own{};
+  if (::dladdr(reinterpret_cast<void*>(program_main), &own) == 0) return false;
   for (int i = 0; i < n; ++i) {
     Dl_info info{};
-    if (::dladdr(frames[i], &info) != 0 && std::strstr(info.dli_fname, "libhdf5") != nullptr) return true;
+    if (::dladdr(frames[i], &info) == 0) continue;
+    if (std::strstr(info.dli_fname, "libhdf5") != nullptr) return true;
+    const auto offset = static_cast<std::size_t>(static_cast<char*>(frames[i]) - static_cast<char*>(info.dli_fbase));
+    if (info.dli_fbase == own.dli_fbase && is_hdf5_function(offset)) return true;
   }
   return false;
 }
@@ -61,11 +94,8 @@ int counted_main(int argc, char** argv, char** environment) {
   const char* const text = std::getenv("RESHARD_ALLOCATION_FAULT");
   if (text != nullptr && std::sscanf(text, "%ld %7s %4095s", &first, how, path) == 3) {
     all = std::strcmp(how, "all") == 0;
-    const int file = ::open(path, O_RDWR | O_CLOEXEC);
-    void* const shared = ::mmap(nullptr, 2 * sizeof *made, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
-    if (file < 0 || shared == MAP_FAILED) std::abort();
-    ::close(file);
-    made = static_cast<std::atomic<long>*>(shared);
+    program = static_cast<const char*>(map_file("/proc/self/exe", O_RDONLY));
+    made = static_cast<std::atomic<long>*>(map_file(path, O_RDWR));
   }
   return program_main(argc, argv, environment);
 }
