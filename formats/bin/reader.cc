@@ -162,7 +162,6 @@ Status BinReader::read_file(const std::string& name, const OpenOptions& options)
 }
 
 Status BinReader::open(const PathSnapshot& place, const OpenOptions& options) {
-  const TroubleWatch watch;
   catalog_.root = place.is_directory() ? place.path() : parent_path(place.path());
   if (place.is_directory())
     TRY(open_directory(place, ""));
@@ -172,9 +171,7 @@ Status BinReader::open(const PathSnapshot& place, const OpenOptions& options) {
     names_ = {place.name()};
   for (const std::string& name : names_) TRY(read_file(name, options));
   TRY(refuse_placeholders(catalog_, place));
-  if (index_)
-    if (const Status complete = index_->check(catalog_); !complete)
-      TRY(leave_out(watch, complete.error(), index_->absent()));
+  if (index_) TRY(check_index(*index_, catalog_.stale_files));
   if (!unreadable_.empty() && catalog_.tensors().empty() && catalog_.unread_files.empty())
     return unsupported(place.path() + ": its tensors are in instances of classes, which are not read: " +
                        names_text(unreadable_, "object") + "; save their state_dict() instead");

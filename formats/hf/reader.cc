@@ -441,9 +441,11 @@ Status HfReader::open(const PathSnapshot& place, const OpenOptions& options) {
   for (const std::string& name : sources_.files) TRY(read_file(name, options));
   TRY(refuse_placeholders(catalog_, place));
   TRY(check_shapes());
-  if (sources_.index)
-    if (const Status complete = sources_.index->check(catalog_); !complete)
-      TRY(leave_out(watch, complete.error(), sources_.index->absent()));
+  if (sources_.index) {
+    std::vector<std::string> unnamed = sources_.stale_files;
+    if (!sources_.whole.empty()) unnamed.push_back(sources_.whole);
+    TRY(check_index(*sources_.index, unnamed));
+  }
   if (has_shards() && TRY(path_exists(path_join(catalog_.root, kShardsConfig))))
     catalog_.metadata_files.emplace_back(kShardsConfig);
   drop_aliases();

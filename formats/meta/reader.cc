@@ -184,7 +184,6 @@ Status MetaReader::open_safetensors(const PathSnapshot& directory, const std::st
       return io_error(catalog_.root + ": expected one consolidated.safetensors, or " + std::string(kIndex) +
                       ", which names the files that belong together; got " + names_text(names, "file"));
   }
-  const TroubleWatch watch;
   for (const std::string& name : names) {
     const auto open = TRY(open_if_whole(name, options));
     if (!open) {
@@ -195,9 +194,7 @@ Status MetaReader::open_safetensors(const PathSnapshot& directory, const std::st
       if (!index || index->is_wanted(e.name, name)) TRY(add_tensor(e.name, e.path, open->file, e.tensor));
     for (const TensorFile::Object& o : open->content->objects()) TRY(add_object(o.name, o.path, open->file, o.value));
   }
-  if (!index) return {};
-  const Status complete = index->check(catalog_);
-  return complete ? complete : leave_out(watch, complete.error(), index->absent());
+  return index ? check_index(*index, {}) : Status();
 }
 
 // ---- the whole

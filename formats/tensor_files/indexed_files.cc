@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <iterator>
 
-#include "formats/tensor_files/reader.h"
+#include "lib/base/file.h"
 #include "lib/base/names.h"
 #include "lib/base/text.h"
 
@@ -36,7 +36,7 @@ std::vector<std::string> IndexedFiles::leave_out(std::optional<IndexedFiles>& in
 }
 
 std::vector<std::string> IndexedFiles::leave_out(const std::string& file) {
-  is_partial_ = true;
+  left_out_.insert(file);
   std::vector<std::string> tensors;
   for (std::size_t i = 0; i < seen_.size(); ++i) {
     if (index_.entries()[i].file != file) continue;
@@ -62,41 +62,37 @@ bool IndexedFiles::is_wanted(const std::string& tensor, const std::string& file,
   return is_piece;
 }
 
-std::vector<std::string> IndexedFiles::absent() const {
-  std::vector<std::string> out;
+std::map<std::string, std::vector<std::string>> IndexedFiles::absent() const {
+  std::map<std::string, std::vector<std::string>> out;
   for (std::size_t i = 0; i < seen_.size(); ++i)
-    if (!seen_[i]) out.push_back(index_.entries()[i].name);
-  std::sort(out.begin(), out.end(), natural_less);
+    if (!seen_[i]) out[index_.entries()[i].file].push_back(index_.entries()[i].name);
+  for (auto& [file, tensors] : out) std::sort(tensors.begin(), tensors.end(), natural_less);
   return out;
 }
 
-Status IndexedFiles::check(Catalog& catalog) const {
+std::string IndexedFiles::other_file(const std::vector<std::string>& tensors) const {
+  const bool are_there =
+      std::all_of(tensors.begin(), tensors.end(), [&](const std::string& name) { return copies_.contains(name); });
+  return are_there && !tensors.empty() ? copies_.at(tensors.front()) : std::string();
+}
+
+void IndexedFiles::describe(Catalog& catalog) const {
   catalog.metadata_files.push_back(base_name(index_.path()));
-  const std::vector<std::string> absent = this->absent();
-  if (!absent.empty()) {
-    const auto elsewhere = copies_.find(absent.front());
-    return corrupt(path_join(catalog.root, index_.entries()[*index_.find(absent.front())].file) + ": expected " +
-                   tensor_text(absent.front()) + ", as " + index_.path() + " says; it is missing (" +
-                   count_of(std::ssize(absent), "such tensor") + ")" +
-                   (elsewhere == copies_.end() ? ""
-                                               : "; it is in " + printable(elsewhere->second) +
-                                                     ": correct the index, or save the model again"));
-  }
   if (!unindexed_.empty())
     catalog.warnings.push_back("In the files but not in the index: " + names_text(unindexed_, "tensor") +
                                ". They are read.");
   std::vector<std::string> copies;
-  for (const auto& [name, file] : copies_) copies.push_back(name);
+  for (const auto& [name, file] : copies_)
+    if (seen_[*index_.find(name)] && !left_out_.contains(file_of(name))) copies.push_back(name);
   if (!copies.empty())
     catalog.warnings.push_back("In a file other than the index says: " + names_text(copies, "tensor") +
                                ". Only the copy that the index names is read.");
-  if (const Json& total = index_.total_size(); !total.is_null() && !is_partial_) {
-    const auto stated = total.as_index();
-    if (!stated || *stated != catalog.tensor_bytes())
-      catalog.warnings.push_back("The index gives a total_size of " + printable(to_text(total).substr(0, 64)) +
-                                 "; the tensors have " + bytes_of(catalog.tensor_bytes()) + ".");
-  }
-  return {};
+  const Json& total = index_.total_size();
+  if (total.is_null() || !left_out_.empty() || !absent().empty()) return;
+  const auto stated = total.as_index();
+  if (!stated || *stated != catalog.tensor_bytes())
+    catalog.warnings.push_back("The index gives a total_size of " + printable(to_text(total).substr(0, 64)) +
+                               "; the tensors have " + bytes_of(catalog.tensor_bytes()) + ".");
 }
 
 }  // namespace reshard

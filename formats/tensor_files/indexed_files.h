@@ -4,6 +4,7 @@
 
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -27,6 +28,8 @@ class IndexedFiles {
   bool contains(const std::string& file) const;
   std::size_t tensors() const { return index_.entries().size(); }
   const WeightIndex& index() const { return index_; }
+  // Returns the file that the index names for one of its tensors.
+  const std::string& file_of(const std::string& tensor) const { return index_.entries()[*index_.find(tensor)].file; }
 
   // Records that a tensor was found in a file, and returns whether to read it. A tensor that the index has in another
   // file is a stale copy and is skipped. A tensor that the index does not know is read, as loaders would read it. A
@@ -36,12 +39,13 @@ class IndexedFiles {
   // Makes check() not expect the tensors of a file that cannot be read. Returns their names, none without an index.
   static std::vector<std::string> leave_out(std::optional<IndexedFiles>& index, const std::string& file);
 
-  // Returns the tensors of the index that were not found in their files.
-  std::vector<std::string> absent() const;
+  // Returns the tensors of the index that were not found in their files, sorted, by file.
+  std::map<std::string, std::vector<std::string>> absent() const;
+  // If all of these tensors of the index were found in other files, returns the file of the first; otherwise nothing.
+  std::string other_file(const std::vector<std::string>& tensors) const;
 
-  // Fails with kCorrupt if a tensor of the index was not found in its file, and says where it is; otherwise, other
-  // differences become warnings. Adds the index to the catalog's metadata files.
-  Status check(Catalog& catalog) const;
+  // Warns of what is read although it differs from the index. Adds the index to the catalog's metadata files.
+  void describe(Catalog& catalog) const;
 
  private:
   explicit IndexedFiles(WeightIndex index) : index_(std::move(index)) {}
@@ -52,7 +56,7 @@ class IndexedFiles {
   std::vector<std::string> files_;
   std::vector<bool> seen_;                     // for each entry of the index, whether it was found
   std::vector<std::string> unindexed_;         // found, but not in the index
-  bool is_partial_ = false;                    // files were left out
+  std::set<std::string> left_out_;             // files
   std::map<std::string, std::string> copies_;  // found in another file than the index says, and that file
 };
 

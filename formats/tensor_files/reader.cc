@@ -99,6 +99,49 @@ Status TensorFileReader::leave_out(const TroubleWatch& watch, const Error& error
   return {};
 }
 
+// If these files together have all of the tensors, returns one that has the first; otherwise nothing.
+std::string TensorFileReader::file_with(const std::vector<std::string>& tensors,
+                                        const std::vector<std::string>& files) {
+  std::string first;
+  std::set<std::string_view> wanted(tensors.begin(), tensors.end());
+  for (const std::string& name : files) {
+    const auto file = files_.open(path_join(catalog_.root, name));
+    if (!file) continue;
+    const auto content = TensorFile::open(**file, SafetensorsEnd::kUnchecked, TensorFile::Parts::kDefer);
+    if (!content) continue;
+    for (const TensorFile::Entry& e : content->tensors())
+      if (wanted.erase(e.name) > 0 && e.name == tensors.front()) first = name;
+  }
+  return wanted.empty() ? first : std::string();
+}
+
+Status TensorFileReader::check_index(const IndexedFiles& index, const std::vector<std::string>& unnamed) {
+  index.describe(catalog_);
+  for (UnreadFile& unread : catalog_.unread_files) {
+    if (unread.tensors.empty() || TRY(path_exists(path_join(catalog_.root, index.file_of(unread.tensors.front())))))
+      continue;
+    const std::string named = index.other_file(unread.tensors);
+    const std::string other = named.empty() ? file_with(unread.tensors, unnamed) : "";
+    if (!named.empty())
+      unread.why = Error(unread.why.code(), unread.why.message() + "; its tensors are in " + printable(named) +
+                                                ": correct the index, or save the model again");
+    else if (!other.empty())
+      unread.why = Error(unread.why.code(), unread.why.message() + "; " + printable(other) +
+                                                ", which the index does not name, has its tensors: correct the index "
+                                                "if that file is of the same save");
+    unread.is_index_wrong = !named.empty();
+  }
+  for (const auto& [file, tensors] : index.absent()) {
+    const std::string other = index.other_file(tensors);
+    const Error why = corrupt(
+        path_join(catalog_.root, file) + ": expected " + tensor_text(tensors.front()) + ", as " + index.index().path() +
+        " says; it is missing (" + count_of(std::ssize(tensors), "such tensor") + ")" +
+        (other.empty() ? "" : "; it is in " + printable(other) + ": correct the index, or save the model again"));
+    catalog_.unread_files.push_back({why, tensors, false, !other.empty()});
+  }
+  return {};
+}
+
 Fragment TensorFileReader::in_file(const StoredTensor& stored, std::uint32_t file) {
   Fragment fragment = stored;
   fragment.extent.file = file;

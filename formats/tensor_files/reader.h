@@ -14,6 +14,7 @@
 
 #include "formats/encoding/pickle.h"
 #include "formats/encoding/tensor_file.h"
+#include "formats/tensor_files/indexed_files.h"
 #include "lib/base/json.h"
 #include "lib/base/parallel.h"
 #include "lib/base/trouble.h"
@@ -55,6 +56,9 @@ class TensorFileReader : public Reader {
   // Once a file could not be read: tries those of `names` that were not opened, so that all damaged files are known.
   Status find_more_damaged(const std::vector<std::string>& names);
   bool is_partial() const { return !catalog_.unread_files.empty(); }
+  // Compares the files that were read with their index. A file that lacks tensors becomes one of the unread files. If a
+  // file is missing and others have its tensors, its error says so; `unnamed` are files that the index does not name.
+  Status check_index(const IndexedFiles& index, const std::vector<std::string>& unnamed);
 
   // Adds a tensor that is stored in one piece. Fails with kCorrupt if the name is already used.
   Status add_tensor(const std::string& name, KeyPath path, std::uint32_t file, const StoredTensor& stored);
@@ -79,6 +83,8 @@ class TensorFileReader : public Reader {
   Status finish(const OpenOptions& options);
 
  private:
+  std::string file_with(const std::vector<std::string>& tensors, const std::vector<std::string>& files);
+
   std::vector<std::unique_ptr<const TensorFile>> open_;
   std::deque<pickle::Document> documents_;                 // values that are in no open file
   std::unordered_map<std::string, pickle::Value> values_;  // by blob

@@ -6,6 +6,7 @@
 #include "lib/audit/metadata_audits.h"
 #include "lib/base/names.h"
 #include "lib/base/text.h"
+#include "lib/checkpoint/format.h"
 #include "lib/checkpoint/key_paths.h"
 #include "lib/model/parts.h"
 
@@ -184,7 +185,9 @@ void report_unread_files(const Catalog& catalog, FindingList& findings) {
       "; only the rest was checked";
   for (const UnreadFile& file : files) f.why.push_back(file.why.message());
   f.tensors = tensors_without_data(catalog);
-  f.advice = "Restore " + std::string(files.size() == 1 ? "it" : "them") + " from another copy of the checkpoint.";
+  const std::string lost = files_to_restore(files);
+  f.advice = lost.empty() ? "Correct the index, or save the model again."
+                          : "Restore " + lost + " from another copy of the checkpoint.";
 }
 
 void report_leftovers(const Catalog& catalog, FindingList& findings) {

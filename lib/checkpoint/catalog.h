@@ -239,11 +239,12 @@ struct CatalogFile {
   Index writer = -1;  // the rank that wrote it; -1: unknown
 };
 
-// A file of tensors that could not be read.
+// A file of tensors that could not be read, or that lacks tensors.
 struct UnreadFile {
   Error why;                              // names the file
   std::vector<std::string> tensors = {};  // in it, as other files say; empty: unknown
   bool is_denied = false;                 // access was denied, so the file may be whole
+  bool is_index_wrong = false;            // other files have the tensors, as `why` says: there is nothing to restore
 };
 
 class Catalog {

@@ -30,6 +30,12 @@ Result<std::string> read_start_once(const std::string& path, Index length) {
 
 }  // namespace
 
+std::string files_to_restore(const std::vector<UnreadFile>& files) {
+  const Index wrong = std::count_if(files.begin(), files.end(), [](const UnreadFile& f) { return f.is_index_wrong; });
+  if (wrong == std::ssize(files)) return "";
+  return wrong > 0 ? "the others" : files.size() == 1 ? "it" : "them";
+}
+
 Status without_unread_files(Status opened, const Catalog& catalog, const OpenOptions& options) {
   constexpr std::size_t kShown = 100;
   const std::vector<UnreadFile>& files = catalog.unread_files;
@@ -42,10 +48,9 @@ Status without_unread_files(Status opened, const Catalog& catalog, const OpenOpt
                     (file.tensors.empty() ? "" : "; affected: " + names_text(file.tensors, "tensor")));
   const ErrorCode code = is_denied ? ErrorCode::kIo : files.front().why.code();
   const bool has_advice = is_of_use && !is_denied;  // verify, too, refuses a checkpoint if a file's access is denied
-  const std::string advice = has_advice ? "reshard verify lists what the other files have; restore " +
-                                              std::string(lines.size() == 1 ? "it" : "them") +
-                                              " from another copy of the checkpoint"
-                                        : "";
+  std::string advice = "reshard verify lists what the other files have";
+  if (const std::string lost = files_to_restore(files); !lost.empty())
+    advice += "; restore " + lost + " from another copy of the checkpoint";
   if (lines.size() == 1) return Error(code, lines.front() + (has_advice ? ". " + advice : ""));
   std::string text = catalog.root + ": " + count_of(std::ssize(lines), "file") + " cannot be read:";
   for (std::size_t i = 0; i < std::min(kShown, lines.size()); ++i) text += "\n  " + lines[i];

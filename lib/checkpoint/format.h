@@ -211,6 +211,9 @@ struct OpenOptions {
   const Family* own_family = nullptr;  // a family described by the user, tried before the built-in ones; may be null
 };
 
+// Returns which of `files` to restore, for a sentence: "it", "them" or "the others"; empty if none of them is lost.
+std::string files_to_restore(const std::vector<UnreadFile>& files);
+
 // Returns the error of a reader that has left files out, unless `options` allow that: it names all of them. `opened` is
 // the reader's own result, which may be a consequence.
 Status without_unread_files(Status opened, const Catalog& catalog, const OpenOptions& options);

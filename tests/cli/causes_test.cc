@@ -10,6 +10,7 @@
 #include <map>
 #include <set>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -25,6 +26,7 @@ namespace {
 namespace fs = std::filesystem;
 using testing::ElementsAre;
 using testing::HasSubstr;
+using testing::Not;
 
 std::vector<std::string> findings_of(const Json& report) {
   std::vector<std::string> out;
@@ -187,6 +189,76 @@ TEST(Causes, ADamagedFileOfAModelHidesNoOther) {
     const Json gap = report_of({"verify", bad});
     EXPECT_TRUE(tensors_of_finding(gap, "file-unreadable").empty());
     EXPECT_EQ(digests_of(gap).size(), healthy.size() - of_file.size());
+  }
+}
+
+// The texts of the only finding.
+std::string text_of_finding(const Json& report, const std::string& id) {
+  EXPECT_THAT(findings_of(report), testing::Contains(id));
+  const auto findings = *report.get_array("findings");
+  for (const Json& f : findings)
+    if (*f.get_string("id") == id) return to_text(f);
+  return "";
+}
+
+// If the files of an index have all tensors, and the index is wrong, there is nothing to restore.
+TEST(Causes, AWrongIndexIsNoLostFile) {
+  const TempDir dir;
+  const std::tuple<std::string, std::string, std::string> formats[] = {
+      {"hf", "model.safetensors.index.json", "model-00001-of-00009.safetensors"},
+      {"bin", "pytorch_model.bin.index.json", "pytorch_model-00001-of-00009.bin"}};
+  for (const auto& [format, index_name, new_name] : formats) {
+    SCOPED_TRACE(format);
+    const std::string good = dir / format, bad = dir / "bad", index = bad + "/" + index_name, out = dir / "out";
+    ASSERT_EQ(
+        reshard_cli({"convert", sample_checkpoint("tp8"), good, "--to", format, "--max-shard-size", "100kB"}).exit_code,
+        0);
+    fs::remove(good + "/reshard_manifest.json");
+    const std::string norm = "model.norm.weight";
+    const Json map = *must(parse_json(read_file(good + "/" + index_name), index_name)).find("weight_map");
+    const std::string file(must(map.get_string(norm))), lost(must(map.get_string("model.embed_tokens.weight")));
+    ASSERT_NE(file, lost);
+    const auto rename_in_index = [&](const std::string& from, const std::string& to) {
+      std::string text = read_file(index);
+      for (std::size_t at = 0; (at = text.find(from, at)) != std::string::npos; at += to.size())
+        text.replace(at, from.size(), to);
+      write_file(index, text);
+    };
+    const auto expect = [&](const std::string& why, const std::string& lost_files, int exit_code) {
+      const std::string finding = text_of_finding(report_of({"verify", bad}), "file-unreadable");
+      EXPECT_THAT(finding, HasSubstr(why));
+      const CommandResult refused = reshard_cli({"convert", bad, out, "--to", "dcp"});
+      EXPECT_EQ(refused.exit_code, exit_code);
+      EXPECT_THAT(refused.err, HasSubstr(why));
+      if (lost_files.empty()) {
+        EXPECT_THAT(finding, HasSubstr("Correct the index, or save the model again."));
+        EXPECT_THAT(finding, Not(HasSubstr("estore")));
+        EXPECT_THAT(refused.err, Not(HasSubstr("estore ")));
+      } else {
+        EXPECT_THAT(finding, HasSubstr("Restore " + lost_files + " from another copy"));
+        EXPECT_THAT(refused.err, HasSubstr("; restore " + lost_files + " from another copy"));
+      }
+      return finding + refused.err;
+    };
+    // The norm is in `file`, and the index names another file for it.
+    const std::string entry = "\"" + norm + "\": \"";
+    damage(good, bad, [&] { rename_in_index(entry + file, entry + lost); });
+    expect("; it is in " + file + ": correct the index, or save the model again", "", 3);
+    damage(good, bad, [&] { rename_in_index(entry + file, entry + "gone"); });
+    const std::string said =
+        expect("its tensors are in " + file + ": correct the index, or save the model again", "", 5);
+    EXPECT_THAT(said, Not(HasSubstr("Only the copy that the index names is read")));
+    // Another file is lost, too.
+    fs::remove(bad + "/" + lost);
+    expect("its tensors are in " + file + ": correct the index", "the others", 5);
+    // All of a file's entries name another file. Which of the two is of this save, the files do not tell.
+    damage(good, bad, [&] { fs::rename(bad + "/" + file, bad + "/" + new_name); });
+    expect(new_name + ", which the index does not name, has its tensors: correct the index if that file is of the same",
+           "it", 5);
+    // A lost file, of whose tensors others have a part.
+    damage(good, bad, [&] { fs::remove(bad + "/" + lost); });
+    rename_in_index(entry + file, entry + lost);
+    EXPECT_THAT(expect(lost + ": cannot open", "it", 5), Not(HasSubstr("correct the index")));
   }
 }
 

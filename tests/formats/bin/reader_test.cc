@@ -140,8 +140,11 @@ TEST_F(TorchFormat, ReadsHuggingFaceDirectories) {
   EXPECT_EQ(refusal(dir_ / "pytorch_model.bin.index.json"), "accepted");
   EXPECT_THAT(refusal(dir_ / "other.bin.index.json"), HasSubstr("absent.bin: cannot open: No such file"));
   std::filesystem::remove(dir_ / "other.bin.index.json");
-  EXPECT_THAT(with(R"({"w": "pytorch_model-00002-of-00002.bin"})"),
-              HasSubstr("cannot open: No such file or directory; affected: 1 tensor: 'w'"));
+  EXPECT_THAT(
+      with(R"({"w": "pytorch_model-00002-of-00002.bin"})"),
+      HasSubstr("cannot open: No such file or directory; pytorch_model-00001-of-00001.bin, which the index does "
+                "not name, has its tensors: correct the index if that file is of the same save; affected: 1 "
+                "tensor: 'w'"));
   EXPECT_THAT(with(R"({"w": "pytorch_model-00001-of-00001.bin", "v": "pytorch_model-00001-of-00001.bin"})"),
               HasSubstr("expected tensor 'v'"));
   dir_.write("single/pytorch_model.bin", bytes);

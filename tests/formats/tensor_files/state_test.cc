@@ -45,13 +45,16 @@ TEST(IndexedFiles, KnowWhatIsStaleMissingAndTooMuch) {
   EXPECT_TRUE(files->is_wanted("c", "2.bin")) << "loaders read it";
   Catalog catalog;
   catalog.root = dir.path();
-  const Status missing = files->check(catalog);
-  ASSERT_FALSE(missing);
-  EXPECT_THAT(missing.error().message(), HasSubstr("2.bin: expected tensor 'b'"));
+  EXPECT_THAT(files->absent(), ElementsAre(testing::Pair("2.bin", ElementsAre("b"))));
+  EXPECT_EQ(files->other_file({"b"}), "");
+  EXPECT_FALSE(files->is_wanted("b", "1.bin"));
+  EXPECT_EQ(files->other_file({"b"}), "1.bin");
+  EXPECT_EQ(files->other_file({"b", "c"}), "") << "c is not elsewhere";
   EXPECT_TRUE(files->is_wanted("b", "2.bin"));
-  ASSERT_TRUE(files->check(catalog));
+  EXPECT_THAT(files->absent(), testing::IsEmpty());
+  files->describe(catalog);
   EXPECT_THAT(catalog.warnings, ElementsAre(HasSubstr("not in the index: 1 tensor: 'c'"),
-                                            HasSubstr("other than the index says: 1 tensor: 'a'"),
+                                            HasSubstr("other than the index says: 2 tensors: 'a', 'b'"),
                                             HasSubstr("total_size of 8; the tensors have 0 bytes")));
 }
 
