@@ -97,6 +97,8 @@ Status read_tensors(const Catalog& view, const OpenedSource& opened, const Model
                     VerifyReport& report) {
   RunOptions run = options.run;
   run.progress = watch(options, view.tensor_bytes());
+  // Several ranks read on, so that all do the same. A single process stops at the first damage.
+  if (rank_count(run.ranks) == 1) run.damage = nullptr;
   std::vector<TensorProof> proofs;
   Index checksums = 0;
   if (options.values) {
@@ -129,7 +131,8 @@ Status read_tensors(const Catalog& view, const OpenedSource& opened, const Model
     const Tensor& t = view.tensors()[i];
     report.tensors.push_back({t.name, t.dtype, t.shape, proofs[i].source, std::nullopt});
   }
-  TRY(read_objects(opened.reader(), report));
+  const Status objects = read_objects(opened.reader(), report);
+  if (!objects && !skips_damage(options.run, objects.error())) return objects;
   report.fact("bytes", checksums_text(checksums, "the format records"));
   return {};
 }
@@ -251,40 +254,78 @@ Status read_everything(const OpenedSource& opened, const Model& model, const Ver
   return options.replicas ? check_replicas(chosen, opened.reader().files(), options, report) : Status();
 }
 
-// Reads the tensors that are not in `unreadable` one by one, adds those whose bytes are damaged to it, and returns a
-// finding about them; nothing if there are none.
-Result<std::optional<Finding>> find_damaged(const OpenedSource& opened, const RunOptions& run,
+// Reads the tensors that are not in `unreadable`. Returns the error about bytes that are damaged, if some are; of
+// several ranks, that of the lowest that has one.
+Result<std::optional<Error>> read_until_damage(const OpenedSource& opened, const Model& model,
+                                               const VerifyOptions& options, const std::set<std::size_t>& unreadable,
+                                               VerifyReport& report) {
+  Transport* const ranks = options.run.ranks;
+  DamageNote note;
+  VerifyOptions noting = options;
+  noting.run.damage = &note;
+  const Status read = read_everything(opened, model, noting, unreadable, report);
+  // One of several ranks must fail: the others wait for its part, or learn of a failure from the job.
+  const bool is_alone = rank_count(ranks) == 1;
+  if (!read && (!is_alone || read.error().code() != ErrorCode::kCorrupt)) return read.error();
+  if (!read) return std::optional(read.error());
+  const auto own = note.first();
+  std::string message;
+  for (const std::string& each : TRY(gather(ranks, own ? own->message() : "")))
+    if (message.empty()) message = each;
+  message = TRY(broadcast(ranks, std::move(message)));
+  return message.empty() ? std::nullopt : std::optional(corrupt(std::move(message)));
+}
+
+// Reads the tensors that are not in `unreadable` one by one, each on one of the ranks. Adds those whose bytes are
+// damaged to it, and returns a finding about them; nothing if there are none.
+Result<std::optional<Finding>> find_damaged(const OpenedSource& opened, RunOptions run,
                                             std::set<std::size_t>& unreadable) {
   const Catalog& catalog = opened.catalog();
-  Finding out{Severity::kError, "bytes-damaged", {}, "the stored bytes are damaged", {}, "", ""};
-  out.advice = "Restore the files from another copy of the checkpoint.";
-  for (const std::size_t i : readable_tensors(catalog, unreadable)) {
-    const Catalog one = TRY(chosen_tensors(catalog, {i}));
+  Transport* const ranks = std::exchange(run.ranks, nullptr);
+  const std::vector<std::size_t> tensors = readable_tensors(catalog, unreadable);
+  std::string mine;  // of each damaged tensor its number, a space, the error of the first few, and a zero
+  std::size_t count = 0;
+  for (std::size_t k = rank_of(ranks); k < tensors.size(); k += rank_count(ranks)) {
+    const Catalog one = TRY(chosen_tensors(catalog, {tensors[k]}));
     FileSource source(one, opened.reader().files());
     const auto read = digest_tensors({{0, one.tensors()[0].dtype}}, source, run);
     if (read) continue;
     if (read.error().code() != ErrorCode::kCorrupt) return read.error();
-    unreadable.insert(i);
-    out.tensors.push_back(catalog.tensors()[i].name);
-    if (out.why.size() < kShown) out.why.push_back(read.error().message());
+    mine += std::to_string(tensors[k]) + " " + (count++ < kShown ? read.error().message() : "") + '\0';
   }
-  return out.tensors.empty() ? std::nullopt : std::optional(std::move(out));
+  std::string all = TRY(broadcast(ranks, join(TRY(gather(ranks, mine)), "")));
+  std::map<std::size_t, std::string> damaged;
+  for (std::size_t at = 0, end = 0; (end = all.find('\0', at)) != std::string::npos; at = end + 1) {
+    const std::size_t space = all.find(' ', at);
+    damaged.emplace(*parse_number(std::string_view(all).substr(at, space - at)),
+                    all.substr(space + 1, end - space - 1));
+  }
+  if (damaged.empty()) return std::optional<Finding>();
+  Finding out{Severity::kError, "bytes-damaged", {}, "the stored bytes are damaged", {}, "", ""};
+  out.advice = "Restore the files from another copy of the checkpoint.";
+  for (const auto& [number, message] : damaged) {
+    unreadable.insert(number);
+    out.tensors.push_back(catalog.tensors()[number].name);
+    if (out.why.size() < kShown) out.why.push_back(message);
+  }
+  return std::optional(std::move(out));
 }
 
 // Reads the tensors that are not in `unreadable`. If bytes of some are damaged, reports these and reads the others.
-// Several ranks stop at the first, because they must do the same.
 Status read_undamaged(const OpenedSource& opened, const Model& model, const VerifyOptions& options,
                       std::set<std::size_t> unreadable, VerifyReport& report) {
   const VerifyReport before = report;
-  Status read = read_everything(opened, model, options, unreadable, report);
-  if (read || read.error().code() != ErrorCode::kCorrupt) return read;
-  if (rank_count(options.run.ranks) > 1)
-    return Error(read.error().code(), read.error().message() + "; without mpirun, verify lists all damaged tensors");
-  auto damaged = TRY(find_damaged(opened, options.run, unreadable));
-  if (!damaged) return read;
-  report = before;
-  report.add({*std::move(damaged)});
-  return read_everything(opened, model, options, std::move(unreadable), report);
+  auto damage = TRY(read_until_damage(opened, model, options, unreadable, report));
+  if (!damage) return {};
+  if (auto damaged = TRY(find_damaged(opened, options.run, unreadable))) {
+    report = before;
+    report.add({*std::move(damaged)});
+    damage = TRY(read_until_damage(opened, model, options, unreadable, report));
+  }
+  if (damage)
+    report.add_message("bytes-damaged", damage->message()).advice =
+        "Restore this file from another copy of the checkpoint.";
+  return {};
 }
 
 constexpr const char* kBytesTitle = "checksums and digests match";
@@ -318,12 +359,7 @@ Status check_bytes(const OpenedSource& opened, const Model& model, const Structu
   }
   report.read_data = true;
   report.checked("bytes", kBytesTitle, readable);
-  Status read = read_undamaged(opened, model, options, structure.unreadable, report);
-  // One of several ranks must fail: the others wait for its part, or learn of a failure from the job.
-  if (read || read.error().code() != ErrorCode::kCorrupt || rank_count(options.run.ranks) > 1) return read;
-  report.add_message("bytes-damaged", read.error().message()).advice =
-      "Reading stopped there. Restore this file from another copy of the checkpoint.";
-  return {};
+  return read_undamaged(opened, model, options, structure.unreadable, report);
 }
 
 }  // namespace reshard

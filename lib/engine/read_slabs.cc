@@ -17,9 +17,10 @@ Status read_slabs(const std::vector<WalkItem>& items, const SlabList& list, Inde
     const WalkSlab s = list.get(first + k);
     const Buffers& b = buffers[thread];
     fetched.begin();
-    const Side side = TRY(read_box(source, items[s.item].tensor, s.box, b.slab, b));
+    const auto side = read_box(source, items[s.item].tensor, s.box, b.slab, b);
+    if (!side && !skips_damage(options, side.error())) return side.error();
     fetched.end(s);
-    return visit(s, b.slab, side, b);
+    return side ? visit(s, b.slab, *side, b) : Status();
   });
 }
 

@@ -111,12 +111,14 @@ Status visit_pairs(const std::vector<PairRequest>& requests, TensorSource& a, Te
     const Box& box = seen.slab.box;
     const Tensor& tb = b.catalog().tensors()[requests[i].b];
     const auto other = buffers.extra.host.first(volume(box) * byte_size(tb.dtype));
-    TRY(b.read(requests[i].b, box, other, buffers.scratch));
+    if (const Status read = b.read(requests[i].b, box, other, buffers.scratch); !read)
+      return skips_damage(options, read.error()) ? Status() : read;
     visit(i, box, elements, other);
     return {};
   }));
   std::vector<std::byte> scratch(std::size_t{kMinSlab});
-  return b.finish(scratch, options.ranks);
+  const Status finished = b.finish(scratch, options.ranks);
+  return finished || skips_damage(options, finished.error()) ? Status() : finished;
 }
 
 }  // namespace reshard

@@ -17,6 +17,22 @@ constexpr Index kProcess = Index{12} << 20;  // code, stacks, and memory that th
 
 }  // namespace
 
+void DamageNote::add(const Error& error) {
+  const std::lock_guard lock(mutex_);
+  if (!first_) first_ = error;
+}
+
+std::optional<Error> DamageNote::first() const {
+  const std::lock_guard lock(mutex_);
+  return first_;
+}
+
+bool skips_damage(const RunOptions& options, const Error& error) {
+  if (!options.damage || error.code() != ErrorCode::kCorrupt) return false;
+  options.damage->add(error);
+  return true;
+}
+
 Status check_not_interrupted(const RunOptions& options) {
   if (options.interrupt && *options.interrupt) return io_error("interrupted");
   if (is_stopped(options.ranks)) return job_is_over();

@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <functional>
+#include <mutex>
 #include <optional>
 
 #include "lib/base/result.h"
@@ -14,6 +15,17 @@
 namespace reshard {
 
 inline constexpr Index kMinSlab = Index{256} << 10;  // bytes; every thread can hold a slab of this size
+
+// Notes that a run met bytes that cannot be right. Thread-safe.
+class DamageNote {
+ public:
+  void add(const Error& error);
+  std::optional<Error> first() const;
+
+ private:
+  mutable std::mutex mutex_;
+  std::optional<Error> first_;
+};
 
 struct RunOptions {
   Index memory = 256 << 20;  // bytes for the whole process, catalogs included, memory of drivers (CUDA, NCCL) excluded
@@ -32,9 +44,15 @@ struct RunOptions {
   // elements; null: `ranks` moves elements too.
   std::function<Result<Transport*>()> data;
   Device* device = nullptr;  // processes the elements; null: the CPU
+  // If set, a run that only reads notes here what is damaged (kCorrupt) and skips it, so that its ranks stay together;
+  // its results are then worth nothing. Not for exchanges between ranks.
+  DamageNote* damage = nullptr;
 };
 
 inline Device& device_of(const RunOptions& options) { return options.device ? *options.device : cpu_device(); }
+
+// Notes the error of a read if it is to be skipped. Returns whether that is so.
+bool skips_damage(const RunOptions& options, const Error& error);
 
 // Fails if the run must end: the user interrupted it, or another rank failed.
 Status check_not_interrupted(const RunOptions& options);

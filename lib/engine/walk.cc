@@ -174,7 +174,8 @@ Result<std::vector<TensorProof>> run_walk(const Walk& walk, const RunOptions& op
                    std::clamp<Index>(options.memory - memory.peak - kConnections, 0, kMostAhead)));
 
   // 5. Checksums, and the proofs of all ranks.
-  TRY(source.finish(buffers.front().scratch, options.ranks));
+  const Status checked = source.finish(buffers.front().scratch, options.ranks);
+  if (!checked && !skips_damage(options, checked.error())) return checked.error();
   return work.take_proofs();
 }
 
