@@ -77,9 +77,12 @@ Status DeepspeedReader::read_optimizers() {
                                              : find_parameters(ranks, shapes));
     const Index tensor_rank = part % tensor_ranks_;
     TRY(add_parameters(ranks, parameters, tensor_rank));
+    const OptimizerStates& states = ranks[0].states;
+    optimizer_ = states.stage             ? "ZeRO " + std::to_string(*states.stage)
+                 : states.cuts_parameters ? "ZeRO 3"
+                                          : "BF16_Optimizer";
     if (tensor_rank > 0) continue;  // the same groups
     // All ranks have the same options, and all stages of a pipeline have the same groups.
-    const OptimizerStates& states = ranks[0].states;
     left_out_.insert(states.left_out.begin(), states.left_out.end());
     if (part == 0) groups = states.param_groups;
     names.resize(groups.size());
@@ -89,9 +92,6 @@ Status DeepspeedReader::read_optimizers() {
       for (const FlatParameter& p : parameters)
         if (ids.contains(p.group)) names[g].push_back(p.parameter.name);
     }
-    optimizer_ = states.stage             ? "ZeRO " + std::to_string(*states.stage)
-                 : states.cuts_parameters ? "ZeRO 3"
-                                          : "BF16_Optimizer";
   }
   for (std::size_t g = 0; g < groups.size(); ++g)
     TRY(add_parameter_group(g, groups[g], model_files_.begin()->second, names[g]));
@@ -109,6 +109,7 @@ Status DeepspeedReader::add_parameters(const std::vector<RankStates>& ranks,
                                        const std::vector<FlatParameter>& parameters, Index part) {
   std::vector<std::string> without_weights;
   for (const FlatParameter& p : parameters) {
+    if (unplaced_.contains(p.parameter.name)) continue;
     const auto known = weights_.find(p.parameter.name);
     if (known == weights_.end()) {
       const std::size_t dot = p.parameter.name.find('.');

@@ -126,12 +126,20 @@ Status DeepspeedReader::join_parts_of(const std::vector<std::map<std::string, Di
                        "makes a universal checkpoint from them, which reshard reads");
   for (const auto& [name, shape] : all) {
     std::vector<Dims> parts;
-    for (const auto& rank : shapes) {
-      const auto found = rank.find(name);
-      if (found == rank.end() && !is_partial())
-        return corrupt(catalog_.root + ": " + tensor_text(name) + ": tensor-parallel rank " +
-                       std::to_string(parts.size()) + " has no part of it");
-      parts.push_back(found == rank.end() ? shape : found->second);  // unread: as long as another
+    bool is_known = true;
+    for (Index r = 0; r < std::ssize(shapes); ++r) {
+      const auto found = shapes[r].find(name);
+      if (found != shapes[r].end()) {
+        parts.push_back(found->second);
+        continue;
+      }
+      if (!is_partial())
+        return corrupt(catalog_.root + ": " + tensor_text(name) + ": tensor-parallel rank " + std::to_string(r) +
+                       " has no part of it");
+      // The part's file cannot be read. AutoTP's parts differ in length; a pipeline's are as long as each other.
+      const auto recorded = info ? info->shape_of(name, r) : std::optional(shape);
+      is_known = is_known && recorded;
+      parts.push_back(recorded.value_or(shape));
     }
     if (info && info->unsupported.contains(name))
       return unsupported(catalog_.root + ": " + tensor_text(name) + ": " + printable(info->unsupported.at(name)));
@@ -142,6 +150,11 @@ Status DeepspeedReader::join_parts_of(const std::vector<std::map<std::string, Di
       const TensorParallelCut by_family = parsed ? tensor_parallel_cut(*parsed) : TensorParallelCut();
       cut = {by_family.dim, by_family.sections};
     }
+    if (!is_known && cut.dim >= 0) {
+      unplaced_.insert(name);
+      catalog_.unread_files.back().tensors.push_back(name);
+      continue;
+    }
     joined_.emplace(name, TRY(join_parts(cut, parts).context(catalog_.root + ": " + tensor_text(name))));
   }
   return {};
@@ -151,6 +164,7 @@ Status DeepspeedReader::join_parts_of(const std::vector<std::map<std::string, Di
 Status DeepspeedReader::add_module(const ModelStates& states, std::uint32_t file, Index part) {
   for (const NamedTensor& entry : states.module) {
     const StoredTensor& tensor = entry.tensor;
+    if (unplaced_.contains(entry.name)) continue;
     Weight& weight = weights_[entry.name];
     const bool is_placeholder = universal_.contains(entry.name) || (tensor.shape() == Dims{0} && has_rank_models() &&
                                                                     !states.buffers.contains(entry.name));
@@ -276,6 +290,10 @@ Status DeepspeedReader::join_frozen() {
 // Gives aliases the values of their parameters, unless the file has values of their own.
 Status DeepspeedReader::resolve_shared() {
   for (const auto& [alias, name] : shared_) {
+    if (unplaced_.contains(name)) {
+      catalog_.unread_files.back().tensors.push_back(alias);
+      continue;
+    }
     const auto source = weights_.find(name);
     if (source == weights_.end() || alias == name)
       return corrupt(catalog_.root + ": shared_params: '" + printable(alias) + "' is another name of '" +
@@ -388,7 +406,7 @@ Status DeepspeedReader::add_extra() {
 void DeepspeedReader::describe_run(Weights wanted) {
   catalog_.attributes.emplace_back("format",
                                    "DeepSpeed" + (first().version.empty() ? std::string() : " " + first().version));
-  std::string text = optimizer_ + ", " + count_of(ranks_, "data-parallel rank");
+  std::string text = (optimizer_.empty() ? "" : optimizer_ + ", ") + count_of(ranks_, "data-parallel rank");
   if (!set_.layers.empty()) text += ", " + count_of(parts() / tensor_ranks_, "pipeline stage");
   if (tensor_ranks_ > 1) text += ", " + count_of(tensor_ranks_, "tensor-parallel rank");
   if (first().steps) text += ", step " + with_commas(*first().steps);

@@ -85,6 +85,7 @@ class DeepspeedReader : public TensorFileReader {
   Index ranks_ = 0;                            // data-parallel
   Index tensor_ranks_ = 1;                     // tensor-parallel; they count fastest among the parts
   std::map<std::string, JoinedParts> joined_;  // of each parameter, if there are several tensor-parallel ranks
+  std::set<std::string> unplaced_;             // parameters whose shape only a file that cannot be read shows
   bool has_masters_ = false;
 };
 

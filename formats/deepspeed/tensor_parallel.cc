@@ -99,6 +99,31 @@ Status read_sections(Value info, TensorParallelInfo& out) {
   return {};
 }
 
+// Reads "affine_map": {"params": {pattern: {"ranks": {0: {"shard_shape": [12, 8], ...}}}}}. It is needed only if a
+// rank's file cannot be read, so what is not of this form is ignored.
+void read_shapes(Value info, TensorParallelInfo& out) {
+  const auto dict = [](std::optional<Value> parent, std::string_view key) {
+    const auto found = parent ? parent->find(key) : std::nullopt;
+    return found && found->kind() == Kind::kDict ? found : std::nullopt;
+  };
+  const auto parameters = dict(dict(info, "affine_map"), "params");
+  for (std::size_t p = 0; parameters && p < parameters->size(); ++p) {
+    const auto pattern = parameters->key(p).as_string();
+    const auto name = pattern ? name_of_pattern(*pattern) : std::nullopt;
+    const Value parameter = parameters->value(p);
+    const auto ranks = name && parameter.kind() == Kind::kDict ? dict(parameter, "ranks") : std::nullopt;
+    for (std::size_t r = 0; ranks && r < ranks->size(); ++r) {
+      const auto rank = ranks->key(r).as_int();
+      const Value part = ranks->value(r);
+      const auto sizes = rank && part.kind() == Kind::kDict ? part.find("shard_shape") : std::nullopt;
+      if (!sizes || !sizes->is_sequence() || std::ssize(*sizes) > kMaxRank) continue;
+      Dims shape = Dims::filled(static_cast<int>(sizes->size()), -1);
+      for (std::size_t d = 0; d < sizes->size(); ++d) shape[static_cast<int>(d)] = (*sizes)[d].as_int().value_or(-1);
+      if (checked_volume(shape)) out.shapes[*name][*rank] = shape;
+    }
+  }
+}
+
 }  // namespace
 
 Result<TensorParallelInfo> read_tensor_parallel_info(Value info) {
@@ -107,6 +132,7 @@ Result<TensorParallelInfo> read_tensor_parallel_info(Value info) {
   TRY(read_names(info, "parameter_with_row_parallelism_patterns", out, out.rows));
   TRY(read_names(info, "tp_replicated_parameter_patterns", out, out.replicated));
   TRY(read_sections(info, out));
+  read_shapes(info, out);
   if (const auto reasons = info.find("autotp_unsupported_parameter_patterns");
       reasons && reasons->kind() == Kind::kDict)
     for (std::size_t i = 0; i < reasons->size(); ++i) {
@@ -129,6 +155,12 @@ PartCut TensorParallelInfo::cut_of(const std::string& name) const {
   PartCut cut;
   cut.dim = rows.contains(name) ? 1 : 0;
   return cut;
+}
+
+std::optional<Dims> TensorParallelInfo::shape_of(const std::string& name, Index rank) const {
+  const auto parts = shapes.find(name);
+  if (parts == shapes.end() || !parts->second.contains(rank)) return std::nullopt;
+  return parts->second.at(rank);
 }
 
 Result<JoinedParts> join_parts(const PartCut& cut, const std::vector<Dims>& shapes) {

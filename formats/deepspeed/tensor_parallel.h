@@ -31,11 +31,14 @@ struct PartCut {
 struct TensorParallelInfo {
   std::set<std::string> rows, replicated;
   std::map<std::string, PartCut> sections;
-  std::map<std::string, std::string> unsupported;  // and why
-  std::set<std::string> unknown_patterns;          // not single names: written by another trainer than AutoTP
+  std::map<std::string, std::string> unsupported;       // and why
+  std::set<std::string> unknown_patterns;               // not single names: written by another trainer than AutoTP
+  std::map<std::string, std::map<Index, Dims>> shapes;  // of the part of each rank, if recorded
 
   // Returns how a parameter is cut: along dimension 0 if it is not listed.
   PartCut cut_of(const std::string& name) const;
+  // Returns the recorded shape of a rank's part of a parameter, if there is one.
+  std::optional<Dims> shape_of(const std::string& name, Index rank) const;
 };
 // Fails with kCorrupt if a member is not what DeepSpeed writes.
 Result<TensorParallelInfo> read_tensor_parallel_info(pickle::Value info);

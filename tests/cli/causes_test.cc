@@ -361,7 +361,14 @@ TEST_P(RestOfRankFiles, IsRead) {
     }
     EXPECT_FALSE(lacking.empty());
     std::set<std::string> stored;  // the tensors with a piece in the damaged files
+    std::map<std::string, std::string> shapes;
     const Json inspected = report_of({"inspect", good_, "--shards"});
+    for (const Json& tensor : *inspected.get_array("tensors"))
+      shapes.emplace(*tensor.get_string("name"), to_text(*tensor.find("shape")));
+    const Json seen_rest = report_of({"inspect", bad});
+    for (const Json& tensor : *seen_rest.get_array("tensors"))
+      EXPECT_EQ(to_text(*tensor.find("shape")), shapes[std::string(*tensor.get_string("name"))])
+          << *tensor.get_string("name");
     for (const Json& tensor : *inspected.get_array("tensors"))
       for (const Json& shard : *tensor.get_array("shards"))
         for (const std::string& file : files)

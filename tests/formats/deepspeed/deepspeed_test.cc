@@ -13,6 +13,7 @@
 #include "formats/deepspeed/file_set.h"
 #include "formats/encoding/zip.h"
 #include "formats/open.h"
+#include "lib/base/json.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/digests.h"
 #include "tests/support/run_command.h"
@@ -25,6 +26,7 @@ namespace fs = std::filesystem;
 using testing::AllOf;
 using testing::AnyOf;
 using testing::HasSubstr;
+using testing::Not;
 
 // Saves of DeepSpeed 0.19.8 (make.py and make_autoep.py in tests/data/deepspeed), with digests of what they hold: the
 // model under Hugging Face names, and masters and moments ("fp32.NAME", "exp_avg.NAME").
@@ -345,6 +347,42 @@ TEST_F(Deepspeed, PartsOfTensorParallelRanksAreChecked) {
     for (std::size_t at; (at = payload.find("universal_checkpoint_info")) != std::string::npos;) payload[at] = 'X';
   });
   EXPECT_THAT(error_of(tp), HasSubstr("the files do not say how their parts join; ds_to_universal.py"));
+}
+
+// AutoTP's parts of the head have 12 and 11 rows. If a rank's file cannot be read, DeepSpeed's affine_map says how many
+// it has; without one, the shape is unknown.
+TEST_F(Deepspeed, NoShapeIsGuessedForAPartThatCannotBeRead) {
+  const std::string good = saved("z1_autotp");
+  const auto shapes_of = [](const std::string& path) {
+    std::map<std::string, std::string> out;
+    const Json report = *parse_json(reshard_cli({"inspect", path}, {"--json"}).out, "inspect");
+    const auto tensors = *report.get_array("tensors");
+    for (const Json& t : tensors) out.emplace(*t.get_string("name"), to_text(*t.find("shape")));
+    return out;
+  };
+  const auto healthy = shapes_of(good);
+  ASSERT_EQ(healthy.at("lm_head.weight"), "[23,8]");
+  for (const std::string rank : {"0", "1"}) {
+    SCOPED_TRACE(rank);
+    const std::string path = copy("z1_autotp"), other = rank == "0" ? "1" : "0";
+    write_file(path + "/global_step1/mp_rank_0" + rank + "_model_states.pt", "");
+    EXPECT_EQ(shapes_of(path), healthy);
+    EXPECT_THAT(reshard_cli({"inspect", path}).out, HasSubstr("saved       ZeRO 1, 2 data-parallel ranks"));
+    edit(path + "/global_step1/mp_rank_0" + other + "_model_states.pt",
+         [](const std::string& name, std::string& payload) {
+           const std::size_t at = payload.find("affine_map");
+           if (name.ends_with("data.pkl")) payload.at(at) = 'X';
+         });
+    auto rest = healthy;
+    std::erase_if(rest, [](const auto& t) {
+      return t.first.find("_proj") != std::string::npos || t.first.find("lm_head") != std::string::npos;
+    });
+    EXPECT_EQ(shapes_of(path), rest);
+    const CommandResult verified = reshard_cli({"verify", path});
+    EXPECT_EQ(verified.exit_code, 1);
+    EXPECT_THAT(verified.out, AllOf(HasSubstr("mp_rank_0" + rank + "_model_states.pt@"), HasSubstr("lm_head.weight"),
+                                    HasSubstr("1 error, 0 warnings"), Not(HasSubstr("shape"))));
+  }
 }
 
 TEST_F(Deepspeed, MissingFilesAreNamed) {
