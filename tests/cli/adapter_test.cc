@@ -284,6 +284,24 @@ TEST_P(ExpertAdapterTest, ThatFitsNoParameterIsRefused) {
 INSTANTIATE_TEST_SUITE_P(Experts, ExpertAdapterTest, testing::Values("qwen", "oss"),
                          [](const auto& experts) { return experts.param; });
 
+// PEFT saves a tied head and its embedding under two names (tests/data/lora_tied/make.py).
+TEST(Adapter, OfATiedHeadIsMergedIfItIsThatOfTheEmbedding) {
+  const TempDir dir;
+  const auto merge = [&](const std::string& adapter) {
+    return reshard_cli({"convert", test_data("lora_tied/base"), dir / adapter, "--to", "hf", "-q", "--merge-adapter",
+                        "--adapter", test_data("lora_tied/" + adapter)});
+  };
+  const CommandResult alike = merge("alike");
+  ASSERT_EQ(alike.exit_code, 0) << alike.err;
+  EXPECT_EQ(digests_of(load_checkpoint(dir / "alike")), read_digests(test_data("lora_tied/merged.json")));
+  const CommandResult apart = merge("apart");
+  EXPECT_EQ(apart.exit_code, 4);
+  EXPECT_THAT(apart.err, HasSubstr("tensor 'base_model.model.model.embed_tokens.weight' and tensor "
+                                   "'base_model.model.lm_head.weight' differ in [0:24, 0:16]: embedding and head of "
+                                   "the model are tied"));
+  EXPECT_FALSE(fs::exists(dir / "apart"));
+}
+
 TEST_F(AdapterTest, AnAlphaOfZeroIsNotedAndMayBeGiven) {
   set_config(R"({"r": 4, "lora_alpha": 0})");  // as verl writes it, for its users to correct
   const CommandResult base = reshard_cli({"convert", source_, dir_ / "base", "--to", "hf", "--merge-adapter"});

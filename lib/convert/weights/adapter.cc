@@ -5,6 +5,7 @@
 #include <functional>
 #include <map>
 #include <set>
+#include <utility>
 
 #include "lib/base/text.h"
 #include "lib/convert/weights/adapter_config.h"
@@ -245,8 +246,10 @@ class AdapterReader {
     std::vector<Replaced> out;
     for (const auto& [key, tensor] : operands_.whole) {
       const Tensor& t = catalog_.tensors()[*tensor];
-      TRY(check_untied(t, key, model));
+      const auto tied = find_tied(key, t, model);
+      if (!tied) TRY(check_untied(t, key, model));
       const auto weight = find_weight(key, view.catalog, model.family);
+      if (!weight && tied && find_weight(tied->first, view.catalog, model.family)) continue;
       if (!weight) return own_.unknown(t, "the model has no weight '" + printable(key) + "'; ");
       const Tensor& w = view.catalog.tensors()[*weight];
       if (w.shape != t.shape)
@@ -255,7 +258,7 @@ class AdapterReader {
                            ": the adapter belongs to another model, or its vocabulary was resized, which "
                            "--merge-adapter does not support");
       TRY(check_changeable(w));
-      out.push_back({*weight, *tensor});
+      out.push_back({*weight, *tensor, tied ? std::optional(tied->second) : std::nullopt});
     }
     return out;
   }
@@ -287,6 +290,17 @@ class AdapterReader {
   static bool is_tied(const std::string& key, const Model& model) {
     const auto name = model.family ? parse_name(*model.family, key) : std::nullopt;
     return name && name->rule->is_vocabulary() && model.config && model.config->tie_word_embeddings();
+  }
+
+  // Returns the weight that is tied to that of `key`, which `t` replaces, and the tensor that replaces it, if there is
+  // one.
+  std::optional<std::pair<std::string, std::size_t>> find_tied(const std::string& key, const Tensor& t,
+                                                               const Model& model) const {
+    if (!is_tied(key, model)) return std::nullopt;
+    for (const auto& [other, tensor] : operands_.whole)
+      if (other != key && is_tied(other, model) && catalog_.tensors()[*tensor].shape == t.shape)
+        return std::pair(other, *tensor);
+    return std::nullopt;
   }
 
   // Fails if `t` changes one of two tied weights, also if the adapter changes the other too: it may do so differently.
@@ -403,7 +417,10 @@ std::vector<std::size_t> Adapter::operands() const {
     out.insert(out.end(), {m.a, m.b});
     if (m.onto) out.push_back(*m.onto);
   }
-  for (const Replaced& r : replaced) out.push_back(r.by);
+  for (const Replaced& r : replaced) {
+    out.push_back(r.by);
+    if (r.equal) out.push_back(*r.equal);
+  }
   for (const TrainedRows& r : trained_rows) out.push_back(r.by);
   std::sort(out.begin(), out.end());
   out.erase(std::unique(out.begin(), out.end()), out.end());

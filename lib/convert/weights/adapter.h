@@ -49,8 +49,9 @@ struct LowRank {
 
 // A weight that the adapter replaces: one of a fully trained module (modules_to_save), or a bias.
 struct Replaced {
-  std::size_t weight = 0;  // in the view
-  std::size_t by = 0;      // in the adapter's catalog
+  std::size_t weight = 0;            // in the view
+  std::size_t by = 0;                // in the adapter's catalog
+  std::optional<std::size_t> equal;  // in the adapter's catalog: replaces the weight that is tied to this one
 };
 
 // Rows of a weight that the adapter replaces (trainable_token_indices).
@@ -79,7 +80,8 @@ enum class AdapterUse { kNone, kWritten, kMerged };
 // source, without what `selection` does not include either. Returns nothing if there is none. Fails (corrupt), naming
 // the tensor, if one matrix of a pair is missing, a rank contradicts the config, or matrices fit no weight of `view`;
 // (usage) if the alpha is unknown; (unsupported) for tensors that are neither a pair's, a whole weight's nor rows, and
-// for an embedding or head that is tied, because merging would untie them.
+// for a change of an embedding or head that are tied, because merging would untie them. If the adapter replaces both,
+// merging compares what it replaces them by.
 Result<std::optional<Adapter>> read_adapter(Reader& source, const AdapterOptions& options, AdapterUse use,
                                             const Selection& selection, const SourceView& view,
                                             const Translation& names);
@@ -88,8 +90,9 @@ Result<std::optional<Adapter>> read_adapter(Reader& source, const AdapterOptions
 // modules; base model: org/name". Empty if there is none.
 Result<std::string> describe_adapter(Reader& reader);
 
-// Sets the weights of `source`, in the view's numbering, to those with the adapter merged, in their own dtype. All
-// arguments must outlive `source`.
+// Sets the weights of `source`, in the view's numbering, to those with the adapter merged, in their own dtype. Reading
+// one that is tied fails (unsupported) if the adapter gives the other one other values. All arguments must outlive
+// `source`.
 void merge_adapter(const Adapter& adapter, TensorSource& stored, TensorSource& operands, ComputedSource& source);
 
 }  // namespace reshard

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Computes weights with an adapter added. See adapter.h.
+#include <algorithm>
 #include <utility>
 #include <vector>
 
+#include "lib/base/text.h"
 #include "lib/convert/weights/adapter.h"
 #include "lib/device/convert.h"
 #include "lib/device/low_rank.h"
@@ -67,6 +69,19 @@ Status add_product(const LowRank& m, const Box& box, DType dtype, TensorSource& 
   return {};
 }
 
+// Fails unless the adapter replaces a box of two tied weights by the same values, which are in `values`.
+Status check_tied(const Replaced& r, DType dtype, TensorSource& operands, const Box& box, Bytes values,
+                  MutableBytes scratch) {
+  std::vector<std::byte> others(values.size());
+  TRY(read_as(dtype, operands, *r.equal, box, others, scratch));
+  if (std::equal(values.begin(), values.end(), others.begin())) return {};
+  const Catalog& catalog = operands.catalog();
+  return unsupported(catalog.root + ": " + tensor_text(catalog.tensors()[r.by].name) + " and " +
+                     tensor_text(catalog.tensors()[*r.equal].name) + " differ in " + to_string(box) +
+                     ": embedding and head of the model are tied, so the merged model would not match its " +
+                     "config.json; add --exclude to leave both out");
+}
+
 }  // namespace
 
 void merge_adapter(const Adapter& adapter, TensorSource& stored, TensorSource& operands, ComputedSource& source) {
@@ -79,8 +94,9 @@ void merge_adapter(const Adapter& adapter, TensorSource& stored, TensorSource& o
   }
   for (const Replaced& r : adapter.replaced) {
     const DType dtype = stored.catalog().tensors()[r.weight].dtype;
-    source.set(r.weight, [&operands, r, dtype](const Box& box, MutableBytes out, MutableBytes scratch) {
-      return read_as(dtype, operands, r.by, box, out, scratch);
+    source.set(r.weight, [&operands, r, dtype](const Box& box, MutableBytes out, MutableBytes scratch) -> Status {
+      TRY(read_as(dtype, operands, r.by, box, out, scratch));
+      return r.equal ? check_tied(r, dtype, operands, box, out, scratch) : Status();
     });
   }
   for (const TrainedRows& r : adapter.trained_rows) {

@@ -155,6 +155,31 @@ TEST_F(AnAdapter, OfAHeadThatIsTheEmbeddingIsRefused) {
   EXPECT_EQ(error(), "");
 }
 
+// PEFT saves both if it saves embeddings: one weight under two names.
+TEST_F(AnAdapter, OfBothTiedWeightsIsMergedIfItChangesThemAlike) {
+  write_config(R"({"r": 1, "lora_alpha": 2})");
+  const std::string embedding = "model.embed_tokens.weight", head = "lm_head.weight";
+  for (const bool has_head : {false, true}) {
+    model_.add(has_head ? head : embedding, {3, 2}, counted(6));
+    model_.write();
+    view_ = {model_.catalog(), {}};
+    if (!has_head) {
+      add_pair();
+      add("base_model.model.lm_head.weight", {3, 2}, {5, 6, 7, 8, 9, 10});
+      EXPECT_THAT(error(), HasSubstr("the adapter changes only one of them"));
+      add("base_model.model.model.embed_tokens.weight", {3, 2}, {5, 6, 7, 8, 9, 10});
+    }
+    const Adapter adapter = must(read(AdapterUse::kMerged)).value();
+    EXPECT_EQ(adapter.replaced.size(), has_head ? 2U : 1U);
+    EXPECT_THAT(adapter.operands(), testing::ElementsAre(0, 1, 2, 3));
+    FileSource stored(view_.catalog, model_.files()), operands(adapter_.catalog(), adapter_.files());
+    ComputedSource merged(view_.catalog, stored);
+    merge_adapter(adapter, stored, operands, merged);
+    for (const std::string& name : has_head ? std::vector{embedding, head} : std::vector{embedding})
+      EXPECT_EQ(floats_of(merged, name), (std::vector<float>{5, 6, 7, 8, 9, 10}));
+  }
+}
+
 TEST_F(AnAdapter, OfAnotherKindIsRefused) {
   write_config(R"({"r": 1, "lora_alpha": 2})");
   add_pair();
