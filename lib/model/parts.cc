@@ -472,6 +472,13 @@ class PartFinder {
     });
   }
 
+  // Returns whether a name is next to several models of which none is chosen.
+  bool is_of_no_model(std::string_view name) const {
+    return chosen_.empty() && !models_.empty() && std::none_of(models_.begin(), models_.end(), [&](const Part& model) {
+             return name.starts_with(model.prefix);
+           });
+  }
+
   // Returns whether most of the names are those of `others`, in wrappers of their own.
   static bool are_alike(const NamePatterns& names, const NamePatterns& others) {
     const std::vector<std::string> prefixes = common_prefixes(others);
@@ -627,7 +634,7 @@ class PartFinder {
     if (!averages_.empty() && !has_weights_ && chosen_.empty()) return "extra_state." + name;
     if (is_beside_weights(name)) return adapter_key(name);
     std::string clean = without_wrappers(name);
-    if (is_of_average(clean)) return "extra_state." + name;
+    if (is_of_average(clean) || is_of_no_model(clean)) return "extra_state." + name;
     return clean.starts_with(model_wrapper_.prefix) ? unwrapped(std::move(clean), model_wrapper_)
                                                     : "extra_state." + name;
   }

@@ -25,7 +25,7 @@ namespace reshard {
 // A training state may contain several models with different prefixes: an average of the weights ("ema."), a reference
 // model. An average is other state, under a word that says so ("ema.") or that only suggests it ("shadow.") over a
 // family's names or those of the rest. If there are several other models, none of them is the model unless `changes`
-// chooses one.
+// chooses one, and names outside all of them are other state.
 //
 // Finds the parts and plain keys of a catalog. Plain keys and models that the reader sets are kept. A prefix is the
 // model's wrapper if most of the model's names begin with it and match a family without it; for a model of no known

@@ -208,9 +208,14 @@ TEST(Parts, TheErrorAboutTwoModelsNamesTheAverageAndTheOptions) {
   add_model(values, "current_model_state.model.", 'm');
   add_model(values, "state_dict.model.", 'e');
   values["averaging_state.n_averaged"] = {DType::kInt64, {}, std::string(8, '\1')};
+  values["callbacks.History.losses"] = {DType::kFloat32, {7}, std::string(28, 'l')};
   const SavedState run(values);
-  EXPECT_THAT(reshard_cli({"inspect", run.path}).out,
-              HasSubstr("state_dict with prefix 'state_dict.': the average of"));
+  const CommandResult inspected = reshard_cli({"inspect", run.path});
+  EXPECT_THAT(inspected.out, HasSubstr("state_dict with prefix 'state_dict.': the average of"));
+  // Both models are counted, and nothing else.
+  EXPECT_THAT(inspected.out,
+              AllOf(HasSubstr(" 78 tensors      462,208 parameters "),
+                    HasSubstr(" 2 tensors       averaging_state.n_averaged, callbacks.History.losses ")));
   for (const std::vector<std::string>& more : {std::vector<std::string>(), {"--config", run.dir / "ck/config.json"}}) {
     std::vector<std::string> options = {"--to", "hf"};
     options.insert(options.end(), more.begin(), more.end());
