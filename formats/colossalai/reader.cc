@@ -79,10 +79,12 @@ Error ColossalaiReader::no_index_error(const std::string& directory, const std::
   constexpr Index kPaddedTo = 64;
   Index rows = 0;  // rows of the embedding
   bool has_head = false, is_read = true;
+  const TroubleWatch watch;
   for (const std::string& name : shards) {
     const auto file = files_.open(path_join(directory, name));
     const auto content = file ? TensorFile::open(**file) : Result<TensorFile>(file.error());
-    is_read = is_read && content.has_value();
+    if (!content && !is_of_file(content.error(), watch)) return content.error();
+    is_read = content.has_value();
     if (!is_read) break;
     for (const TensorFile::Entry& e : content->tensors()) {
       if (e.tensor.shape().rank() != 2 || layer_number(e.name) >= 0) continue;
@@ -191,7 +193,8 @@ Status ColossalaiReader::add_copies() {
 // Returns those shards that the index does not name but counts: all of their tensors are in the index with another
 // file, and total_size includes them. Expert-parallel ranks each write what they share, the stages of a tied model each
 // write the state of the embedding, and a rank with nothing to store writes an empty shard. All other shards are stale.
-// If total_size exceeds what can be read, the unreadable shards are damaged ones that count.
+// If total_size exceeds what can be read, the unreadable shards are damaged ones that count. Fails if a shard cannot be
+// looked at, because nothing shows then which of these it is.
 Result<std::vector<std::string>> ColossalaiReader::counted_shards(
     const std::string& directory, const std::vector<std::string>& unnamed,
     const std::function<bool(const std::string&)>& is_indexed, double bytes_named, std::optional<double> total_size) {
@@ -206,6 +209,7 @@ Result<std::vector<std::string>> ColossalaiReader::counted_shards(
     const auto file = files_.open(path_join(at_root(directory), name));
     const auto content = file ? TensorFile::open(**file) : Result<TensorFile>(file.error());
     if (!content) {
+      if (!is_of_file(content.error(), watch)) return content.error();
       stale.push_back(name);
       damage.push_back(content.error());
       continue;

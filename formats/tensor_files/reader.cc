@@ -91,10 +91,14 @@ Status TensorFileReader::find_more_damaged(const std::vector<std::string>& names
   return {};
 }
 
+bool TensorFileReader::is_of_file(const Error& error, const TroubleWatch& watch) {
+  const ErrorCode code = error.code();
+  const bool is_known = code == ErrorCode::kCorrupt || code == ErrorCode::kUnsupported || code == ErrorCode::kIo;
+  return is_known && !watch.explains(error);
+}
+
 Status TensorFileReader::leave_out(const TroubleWatch& watch, const Error& error, std::vector<std::string> tensors) {
-  const bool is_of_file =
-      error.code() == ErrorCode::kCorrupt || error.code() == ErrorCode::kUnsupported || error.code() == ErrorCode::kIo;
-  if (!is_of_file || watch.explains(error)) return error;
+  if (!is_of_file(error, watch)) return error;
   catalog_.unread_files.push_back({error, std::move(tensors), watch.hides(error)});
   return {};
 }

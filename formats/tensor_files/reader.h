@@ -50,8 +50,10 @@ class TensorFileReader : public Reader {
   template <class T>
   Result<std::vector<std::optional<T>>> read_files(const std::vector<std::string>& names,
                                                    const std::function<Result<T>(const File&, std::uint32_t)>& read);
-  // Records that a file could not be read, with its tensors if they are known. Returns `error` if a device or a server
-  // may be the cause; `watch` was created before the file was opened.
+  // Returns whether a file is the cause of the error, and not a device, a server, or too little memory or too few
+  // descriptors. `watch` was created before the file was opened.
+  static bool is_of_file(const Error& error, const TroubleWatch& watch);
+  // Records that a file could not be read, with its tensors if they are known. Returns `error` unless is_of_file().
   Status leave_out(const TroubleWatch& watch, const Error& error, std::vector<std::string> tensors = {});
   // Once a file could not be read: tries those of `names` that were not opened, so that all damaged files are known.
   Status find_more_damaged(const std::vector<std::string>& names);

@@ -2,9 +2,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cerrno>
 #include <filesystem>
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "formats/colossalai/colossalai.h"
@@ -12,6 +14,7 @@
 #include "formats/encoding/torch_archive.h"
 #include "formats/open.h"
 #include "lib/base/json.h"
+#include "lib/base/syscalls.h"
 #include "lib/device/crc32.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/pickle_values.h"
@@ -23,6 +26,7 @@ namespace reshard::real_test {
 namespace {
 
 namespace fs = std::filesystem;
+using testing::AllOf;
 using testing::Contains;
 using testing::ElementsAre;
 using testing::HasSubstr;
@@ -140,6 +144,45 @@ TEST_F(RealColossalai, AShardThatTheIndexCountsAndDoesNotNameIsAReplica) {
   EXPECT_THAT(reader->catalog().stale_files, IsEmpty());
   EXPECT_THAT(reader->catalog().warnings, IsEmpty());
   EXPECT_EQ(reader->catalog().tensors()[*reader->catalog().find(state + "exp_avg")].replicas.size(), 2u);
+}
+
+// A shard that the index does not name and that cannot be opened for want of memory or descriptors may count.
+TEST_F(RealColossalai, AShardThatCannotBeOpenedIsNotTakenForAStaleOne) {
+  static const std::string kShard = "pytorch_model-stage-00001-00002-shard-00001.bin";
+  static int error = 0;
+  const std::string path = copy("mixtral_ep2") + "/modeling";
+  const auto real = sys().open;
+  static decltype(real) open_file = real;
+  Syscalls calls = sys();
+  calls.open = [](const char* name, int flags, mode_t mode) {
+    if (error == 0 || !std::string(name).ends_with(kShard)) return open_file(name, flags, mode);
+    errno = error;
+    return -1;
+  };
+  const ScopedSyscalls scoped(calls);
+  const auto expect_refused = [&](const OpenOptions& options) {
+    for (const auto& [code, text] : {std::pair(EMFILE, "Too many open files"), {ENOMEM, "Cannot allocate memory"}}) {
+      error = code;
+      const auto open = open_checkpoint(path, options);
+      error = 0;
+      ASSERT_FALSE(open);
+      EXPECT_EQ(open.error().code(), ErrorCode::kIo);
+      EXPECT_THAT(open.error().message(), AllOf(HasSubstr(kShard + ": cannot open: " + text), Not(HasSubstr("index"))));
+    }
+  };
+  expect_refused({});
+  expect_refused({.skip_damaged = true});
+  // A total_size that the named shards have shows that this one does not count, unless it is whole.
+  const std::string index = path + "/pytorch_model.bin.index.json";
+  const Json whole = index_of(index);
+  Json smaller = whole;
+  set_total_size(smaller, total_size(whole) / 2);
+  write_file(index, to_text(smaller));
+  expect_refused({.skip_damaged = true});
+  // Without an index, the shards tell which save it was.
+  fs::remove(index);
+  expect_refused({});
+  EXPECT_THAT(refusal(path), HasSubstr("expected an index next to"));
 }
 
 TEST_F(RealColossalai, ExpertsOfTwoRanksAndWhatBothWroteAreOneModel) {
