@@ -204,10 +204,13 @@ std::string text_of_finding(const Json& report, const std::string& id) {
 // If the files of an index have all tensors, and the index is wrong, there is nothing to restore.
 TEST(Causes, AWrongIndexIsNoLostFile) {
   const TempDir dir;
-  const std::tuple<std::string, std::string, std::string> formats[] = {
-      {"hf", "model.safetensors.index.json", "model-00001-of-00009.safetensors"},
-      {"bin", "pytorch_model.bin.index.json", "pytorch_model-00001-of-00009.bin"}};
-  for (const auto& [format, index_name, new_name] : formats) {
+  struct IndexedFormat {
+    std::string format, index_name, new_name;
+  };
+  for (const IndexedFormat& f :
+       {IndexedFormat{"hf", "model.safetensors.index.json", "model-00001-of-00009.safetensors"},
+        IndexedFormat{"bin", "pytorch_model.bin.index.json", "pytorch_model-00001-of-00009.bin"}}) {
+    const std::string &format = f.format, &index_name = f.index_name, &new_name = f.new_name;
     SCOPED_TRACE(format);
     const std::string good = dir / format, bad = dir / "bad", index = bad + "/" + index_name, out = dir / "out";
     ASSERT_EQ(
