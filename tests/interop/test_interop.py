@@ -1772,7 +1772,9 @@ class PackedWeights(Case):
                 wanted = {k.split(":")[0]: v for k, v in expected.items() if k.endswith(":" + dtype)}
                 self.assertEqual(got.keys(), wanted.keys(), name)
                 for key, value in wanted.items():
-                    self.assertTrue(same_bits(got[key], value), f"{name} {key} {dtype}")
+                    # bitsandbytes' kernels for different processors give zeros of different signs.
+                    zero = 0.0 if prefix == "bitsandbytes_" else -0.0
+                    self.assertTrue(same_bits(got[key] + zero, value + zero), f"{name} {key} {dtype}")
 
     def test_bitsandbytes(self):
         self.unpack("bitsandbytes_")
