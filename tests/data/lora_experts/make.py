@@ -3,26 +3,18 @@ training state as a DCP) and merged.json (digests of PEFT's merge_and_unload). g
 
     python make.py    in this directory
 """
-import copy, hashlib, json, pathlib, shutil, struct, torch
+import copy, json, pathlib, shutil, sys, torch
 import torch.distributed.checkpoint as dcp
 from peft import LoraConfig, get_peft_model
 from transformers import GptOssConfig, GptOssForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+sys.path.append("..")
+from file_digests import digests
 
 small = dict(vocab_size=24, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1, head_dim=8, num_experts_per_tok=1)
 qwen = Qwen3MoeConfig(**small, intermediate_size=24, moe_intermediate_size=8, num_experts=2, tie_word_embeddings=False)
 oss = GptOssConfig(**small, intermediate_size=16, num_local_experts=2)
 both = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
-
-
-def digests(path):
-    data = open(path, "rb").read()
-    n = struct.unpack("<Q", data[:8])[0]
-    header = json.loads(data[8:8 + n])
-    header.pop("__metadata__", None)
-    def entry(v):
-        a, b = v["data_offsets"]
-        return [v["dtype"], v["shape"], hashlib.sha256(data[8 + n + a:8 + n + b]).hexdigest()]
-    return {k: entry(v) for k, v in sorted(header.items())}
 
 
 for name, cls, config, parameters, modules in (("qwen", Qwen3MoeForCausalLM, qwen, both, ["q_proj"]), ("oss", GptOssForCausalLM, oss, both[1:], [])):

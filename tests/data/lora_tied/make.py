@@ -1,25 +1,17 @@
-"""LoRA on a model whose head is tied to the embedding (peft 0.21.2, transformers 5.24). PEFT saves both under their own names: alike/ has them
-equal (ensure_weight_tying), merged.json has the digests of its merge_and_unload; apart/ trained each by itself.
+"""LoRA on a model whose head is tied to the embedding (peft 0.21.2, transformers 5.24). PEFT saves both under their own
+names: alike/ has them equal (ensure_weight_tying), and merged.json the digests of its merge_and_unload; in apart/ each
+was trained by itself.
 
     python make.py    in this directory
 """
-import hashlib, json, pathlib, shutil, struct, torch
+import json, pathlib, shutil, sys, torch
 from peft import LoraConfig, get_peft_model
 from transformers import LlamaConfig, LlamaForCausalLM
 
+sys.path.append("..")
+from file_digests import digests
+
 config = LlamaConfig(vocab_size=24, hidden_size=16, intermediate_size=24, num_hidden_layers=1, num_attention_heads=2, tie_word_embeddings=True)
-
-
-def digests(path):
-    data = open(path, "rb").read()
-    n = struct.unpack("<Q", data[:8])[0]
-    header = json.loads(data[8:8 + n])
-    header.pop("__metadata__", None)
-    def entry(v):
-        a, b = v["data_offsets"]
-        return [v["dtype"], v["shape"], hashlib.sha256(data[8 + n + a:8 + n + b]).hexdigest()]
-    return {k: entry(v) for k, v in sorted(header.items())}
-
 
 torch.manual_seed(0)
 LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained("base")
