@@ -42,7 +42,7 @@ TEST(PackageTest, TheProgramLoadsNothingFromTheCurrentDirectoryAndNoMpi) { expec
 
 namespace fs = std::filesystem;
 
-constexpr std::uintmax_t kMaxProgramBytes = 18 << 20;  // of which architectures may take 1 MiB, and HDF5 takes 4
+constexpr std::uintmax_t kMaxProgramBytes = 18 << 20;  // HDF5 is 4 MiB of it, and tables of architectures may be 1
 
 CommandResult cmake(std::vector<std::string> args) {
   args.insert(args.begin(), RESHARD_CMAKE);

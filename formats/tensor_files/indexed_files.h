@@ -36,7 +36,7 @@ class IndexedFiles {
   // piece of a tensor may be in any file.
   bool is_wanted(const std::string& tensor, const std::string& file, bool is_piece = false);
 
-  // Makes check() not expect the tensors of a file that cannot be read. Returns their names, none without an index.
+  // Keeps the tensors of a file that cannot be read out of absent(). Returns their names, none without an index.
   static std::vector<std::string> leave_out(std::optional<IndexedFiles>& index, const std::string& file);
 
   // Returns the tensors of the index that were not found in their files, sorted, by file.

@@ -192,7 +192,7 @@ TEST(Causes, ADamagedFileOfAModelHidesNoOther) {
   }
 }
 
-// The texts of the only finding.
+// Returns the first finding with this id as JSON.
 std::string text_of_finding(const Json& report, const std::string& id) {
   EXPECT_THAT(findings_of(report), testing::Contains(id));
   const auto findings = *report.get_array("findings");
