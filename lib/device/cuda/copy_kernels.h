@@ -85,29 +85,61 @@ struct TransposeJob {
   CopyLoop a, b;
   Divisor tiles_a, tiles_b;
   std::uint32_t tiles = 0;
-  bool pairs = false;  // units of two bytes: two neighbours can be moved as one word
+  bool in_words = false;  // units of 1 or 2 bytes: neighbours can be moved as one word of 4 bytes
 };
+
+// Returns four bytes of two words, those that the digits of `selector` name, lowest first: 0 to 3 are x's, 4 to 7 y's.
+RESHARD_HD std::uint32_t choose_bytes(std::uint32_t x, std::uint32_t y, std::uint32_t selector) {
+#ifdef __CUDA_ARCH__
+  return __byte_perm(x, y, selector);
+#else
+  const std::uint64_t all = std::uint64_t{y} << 32 | x;
+  std::uint32_t chosen = 0;
+  for (int i = 0; i < 32; i += 8) chosen |= static_cast<std::uint32_t>(all >> 8 * (selector >> i / 2 & 7) & 0xff) << i;
+  return chosen;
+#endif
+}
+
+// Transposes a square of 2 x 2 units of two bytes, or of 4 x 4 units of one, each row of which is one word.
+RESHARD_HD void transpose_square(Word<4> (&row)[2]) {
+  const std::uint32_t x = row[0].single, y = row[1].single;
+  row[0].single = choose_bytes(x, y, 0x5410);
+  row[1].single = choose_bytes(x, y, 0x7632);
+}
+RESHARD_HD void transpose_square(Word<4> (&row)[4]) {
+  const std::uint32_t upper[2] = {choose_bytes(row[0].single, row[1].single, 0x5140),
+                                  choose_bytes(row[0].single, row[1].single, 0x7362)};
+  const std::uint32_t lower[2] = {choose_bytes(row[2].single, row[3].single, 0x5140),
+                                  choose_bytes(row[2].single, row[3].single, 0x7362)};
+  RESHARD_UNROLL
+  for (int i = 0; i < 2; ++i) {
+    row[2 * i].single = choose_bytes(upper[i], lower[i], 0x5410);
+    row[2 * i + 1].single = choose_bytes(upper[i], lower[i], 0x7632);
+  }
+}
 
 // A tile of kSide units along each loop. Its rows are padded so that the units of a column are in different banks of
 // shared memory (32 banks of 4 bytes).
 //
-// Full tiles of adjacent two-byte units are moved in pairs: a thread reads two words from two rows, rearranges them
-// into two words of two columns, and stores these in the tile by column.
+// Full tiles of adjacent units of 1 or 2 bytes are moved in words of 4 bytes: a thread reads squares of kInWord words
+// from as many rows, transposes them, and stores their words in the tile by column.
 template <int kWord>
 struct TransposeTile {
-  static constexpr std::uint32_t kSide = kWord <= 2 ? 64 : 32;
+  static constexpr std::uint32_t kSide = kWord == 1 ? 128 : kWord == 2 ? 64 : 32;
   static constexpr std::uint32_t kThreads = 256;
   static constexpr std::uint32_t kEach = kSide * kSide / kThreads;  // units per thread
   static constexpr std::uint32_t kRows = kThreads / kSide;          // rows that all threads read or write at once
   static constexpr std::uint32_t kPitch = kSide + (kWord < 4 ? 4 / kWord : 1);
 
-  static constexpr std::uint32_t kPairs = kSide / 2;             // per row or column
-  static constexpr std::uint32_t kPairRows = kThreads / kPairs;  // rows of pairs that all threads read or write at once
-  static constexpr std::uint32_t kPairsEach = kSide * kPairs / kThreads;
+  static constexpr std::uint32_t kInWord = kWord < 4 ? 4 / kWord : 1;  // units
+  static constexpr std::uint32_t kWords = kSide / kInWord;             // of 4 bytes, in a row or column
+  static constexpr std::uint32_t kWordRows = kThreads / kWords;        // rows of words that all threads write at once
+  static constexpr std::uint32_t kWordsEach = kSide * kWords / kThreads;
+  static constexpr std::uint32_t kSquaresEach = kWordsEach / kInWord;
 
   union {
     Word<kWord> unit[kSide * kPitch];
-    Word<4> pair[kWord == 2 ? kSide * (kPairs + 1) : 1];
+    Word<4> word[kWord < 4 ? kSide * (kWords + 1) : 1];
   };
 
   struct Place {
@@ -128,19 +160,19 @@ struct TransposeTile {
   // these a thread checks no bounds and advances by addition.
   RESHARD_HD void read(const TransposeJob& job, std::uint32_t tile, std::uint32_t thread) {
     const Place at = place(job, tile);
-    if constexpr (kWord == 2) {
-      if (job.pairs && at.is_full()) return read_pairs(job, at, thread);
+    if constexpr (kWord < 4) {
+      if (job.in_words && at.is_full()) return read_squares(job, at, thread);
     }
     const std::uint32_t a = thread % kSide, b = thread / kSide;
     const std::byte* from = job.from + (at.from + a * job.a.from + b * job.b.from);
     const Index step = Index{kRows} * job.b.from;
     Word<kWord>* to = unit + (b * kPitch + a);
     if (at.is_full()) {
-      Word<kWord> word[kEach];
+      Word<kWord> moved[kEach];
       RESHARD_UNROLL
-      for (Index i = 0; i < kEach; ++i, from += step) word[i] = load_aligned<Word<kWord>>(from);
+      for (Index i = 0; i < kEach; ++i, from += step) moved[i] = load_aligned<Word<kWord>>(from);
       RESHARD_UNROLL
-      for (Index i = 0; i < kEach; ++i) to[i * kRows * kPitch] = word[i];
+      for (Index i = 0; i < kEach; ++i) to[i * kRows * kPitch] = moved[i];
       return;
     }
     for (Index i = 0; i < kEach && a < at.rows_a && b + i * kRows < at.rows_b; ++i, from += step)
@@ -148,8 +180,8 @@ struct TransposeTile {
   }
   RESHARD_HD void write(const TransposeJob& job, std::uint32_t tile, std::uint32_t thread) const {
     const Place at = place(job, tile);
-    if constexpr (kWord == 2) {
-      if (job.pairs && at.is_full()) return write_pairs(job, at, thread);
+    if constexpr (kWord < 4) {
+      if (job.in_words && at.is_full()) return write_words(job, at, thread);
     }
     const std::uint32_t b = thread % kSide, a = thread / kSide;
     const Word<kWord>* from = unit + (b * kPitch + a);
@@ -165,32 +197,33 @@ struct TransposeTile {
   }
 
  private:
-  // Reads the units 2p and 2p+1 along a, at 2q and 2q+1 along b. Neighbouring threads' words are two columns apart in
-  // the tile, so each bank is accessed twice, which costs less than the global reads.
-  RESHARD_HD void read_pairs(const TransposeJob& job, const Place& at, std::uint32_t thread) {
-    const std::uint32_t p = thread % kPairs, q = thread / kPairs;
-    const std::byte* from = job.from + (at.from + 4 * Index{p} + 2 * Index{q} * job.b.from);
-    const Index step = 2 * Index{kPairRows} * job.b.from;
-    Word<4> even[kPairsEach / 2], odd[kPairsEach / 2];
+  // Reads squares: word p along a, of the kInWord rows from kInWord * q along b. Neighbouring threads' words are
+  // kInWord columns apart in the tile, so banks are accessed several times, which costs less than the global reads.
+  RESHARD_HD void read_squares(const TransposeJob& job, const Place& at, std::uint32_t thread) {
+    const std::uint32_t p = thread % kWords, q = thread / kWords;
+    const std::byte* from = job.from + (at.from + 4 * Index{p} + Index{kInWord} * q * job.b.from);
+    const Index step = Index{kInWord} * kWordRows * job.b.from;
+    Word<4> square[kSquaresEach][kInWord];
     RESHARD_UNROLL
-    for (std::uint32_t i = 0; i < kPairsEach / 2; ++i, from += step) {
-      even[i] = load_aligned<Word<4>>(from);
-      odd[i] = load_aligned<Word<4>>(from + job.b.from);
+    for (std::uint32_t i = 0; i < kSquaresEach; ++i, from += step) {
+      RESHARD_UNROLL
+      for (std::uint32_t row = 0; row < kInWord; ++row) square[i][row] = load_aligned<Word<4>>(from + row * job.b.from);
     }
-    Word<4>* to = pair + (2 * p * (kPairs + 1) + q);
+    Word<4>* to = word + (kInWord * p * (kWords + 1) + q);
     RESHARD_UNROLL
-    for (std::uint32_t i = 0; i < kPairsEach / 2; ++i, to += kPairRows) {
-      to[0].single = (even[i].single & 0xffffu) | odd[i].single << 16;
-      to[kPairs + 1].single = even[i].single >> 16 | (odd[i].single & 0xffff0000u);
+    for (std::uint32_t i = 0; i < kSquaresEach; ++i, to += kWordRows) {
+      transpose_square(square[i]);
+      RESHARD_UNROLL
+      for (std::uint32_t column = 0; column < kInWord; ++column) to[column * (kWords + 1)] = square[i][column];
     }
   }
-  RESHARD_HD void write_pairs(const TransposeJob& job, const Place& at, std::uint32_t thread) const {
-    const std::uint32_t q = thread % kPairs, a = thread / kPairs;
-    const Word<4>* from = pair + (a * (kPairs + 1) + q);
+  RESHARD_HD void write_words(const TransposeJob& job, const Place& at, std::uint32_t thread) const {
+    const std::uint32_t q = thread % kWords, a = thread / kWords;
+    const Word<4>* from = word + (a * (kWords + 1) + q);
     std::byte* to = job.to + (at.to + a * job.a.to + 4 * Index{q});
-    const Index step = Index{kPairRows} * job.a.to;
+    const Index step = Index{kWordRows} * job.a.to;
     RESHARD_UNROLL
-    for (std::size_t i = 0; i < kPairsEach; ++i, to += step) store_aligned(to, from[i * kPairRows * (kPairs + 1)]);
+    for (std::size_t i = 0; i < kWordsEach; ++i, to += step) store_aligned(to, from[i * kWordRows * (kWords + 1)]);
   }
 };
 
@@ -259,10 +292,10 @@ TransposeJob make_transpose_job(CopyShape shape, const std::byte* from, std::byt
   job.to = to;
   job.a = shape.loop[a];
   job.b = shape.loop[shape.loops - 1];
-  job.pairs = kWord == 2 && job.a.from == 2 && job.b.to == 2 && is_aligned(from, 4) && is_aligned(to, 4);
+  job.in_words = kWord < 4 && job.a.from == kWord && job.b.to == kWord && is_aligned(from, 4) && is_aligned(to, 4);
   for (int i = 0; i < shape.loops; ++i) {
-    if (i != a) job.pairs = job.pairs && shape.loop[i].from % 4 == 0;
-    if (i != shape.loops - 1) job.pairs = job.pairs && shape.loop[i].to % 4 == 0;
+    if (i != a) job.in_words = job.in_words && shape.loop[i].from % 4 == 0;
+    if (i != shape.loops - 1) job.in_words = job.in_words && shape.loop[i].to % 4 == 0;
   }
   std::copy(shape.loop + a + 1, shape.loop + shape.loops - 1, shape.loop + a);
   shape.loops -= 2;

@@ -95,12 +95,17 @@ struct DigestJob {
   std::uint32_t group_shift = 0;  // a group is 2^group_shift threads
 };
 
-// kLoad is 16 if every vector is aligned, else 1.
-template <int kLaneBytes, int kLoad>
+// What a kernel reads at once: a lane; a vector of 16 bytes, where every one is aligned; or a thread's vectors of
+// several blocks, where also 32 threads share each item.
+enum class DigestReads { kLanes, kVectors, kBlocks };
+
+template <int kLaneBytes, DigestReads kReads>
 struct DigestKernel {
   static constexpr int kVector = 16 / kLaneBytes;                            // lanes
   static constexpr int kVectors = static_cast<int>(kDigestBlock) / kVector;  // in a block
   static constexpr int kBatch = kVectors / 32;  // vectors per thread, if 32 threads share a block
+  static constexpr int kItems = 4 / kBatch;     // of which a thread reads its vectors at once
+  static constexpr bool kKeepsWeights = kLaneBytes == 1;
 
   union Lanes {
     Word<16> word;
@@ -122,7 +127,7 @@ struct DigestKernel {
   RESHARD_HD static Lanes load(const std::byte* data, Index block, int v, int lo, int hi) {
     const int first = v * kVector;
     Lanes lanes;
-    if (kLoad == 16 && first >= lo && first + kVector <= hi) {
+    if (kReads != DigestReads::kLanes && first >= lo && first + kVector <= hi) {
       lanes.word = load_aligned<Word<16>>(data + (block + Index{first} * kLaneBytes));
       return lanes;
     }
@@ -132,29 +137,44 @@ struct DigestKernel {
     return lanes;
   }
 
-  RESHARD_HD static void add(const Lanes& lanes, const DigestWeights& weights, int v, DigestSums& sums) {
+  // The weights of one vector.
+  struct VectorWeights {
+    Word<16> of[kDigestWords][kVector / 8];
+  };
+  RESHARD_HD static VectorWeights weights_of(const DigestWeights& weights, int v) {
+    VectorWeights out;
+    RESHARD_UNROLL
+    for (int k = 0; k < kDigestWords; ++k) {
+      RESHARD_UNROLL
+      for (Index i = 0; i < kVector / 8; ++i)
+        out.of[k][i] =
+            load_aligned<Word<16>>(reinterpret_cast<const std::byte*>(weights.of[k][Index{v} * (kVector / 8) + i]));
+    }
+    return out;
+  }
+
+  RESHARD_HD static void add(const Lanes& lanes, const VectorWeights& weights, DigestSums& sums) {
     const std::uint32_t(&x)[4] = lanes.word.single;
     RESHARD_UNROLL
     for (int k = 0; k < kDigestWords; ++k) {
       std::uint32_t low = sums.low[k], high = sums.high[k];
       RESHARD_UNROLL
       for (Index i = 0; i < kVector / 8; ++i) {
-        const auto w =
-            load_aligned<Word<16>>(reinterpret_cast<const std::byte*>(weights.of[k][Index{v} * (kVector / 8) + i]));
+        const std::uint32_t(&w)[4] = weights.of[k][i].single;
         if constexpr (kLaneBytes == 1) {
-          low = add_bytes<false>(x[2 * i], w.single[0], low);
-          low = add_bytes<false>(x[2 * i + 1], w.single[1], low);
-          high = add_bytes<true>(x[2 * i], w.single[2], high);
-          high = add_bytes<true>(x[2 * i + 1], w.single[3], high);
+          low = add_bytes<false>(x[2 * i], w[0], low);
+          low = add_bytes<false>(x[2 * i + 1], w[1], low);
+          high = add_bytes<true>(x[2 * i], w[2], high);
+          high = add_bytes<true>(x[2 * i + 1], w[3], high);
         } else {
-          low = add_halves<false, 0>(x[0], w.single[0], low);
-          low = add_halves<false, 1>(x[1], w.single[0], low);
-          low = add_halves<false, 0>(x[2], w.single[1], low);
-          low = add_halves<false, 1>(x[3], w.single[1], low);
-          high = add_halves<true, 0>(x[0], w.single[2], high);
-          high = add_halves<true, 1>(x[1], w.single[2], high);
-          high = add_halves<true, 0>(x[2], w.single[3], high);
-          high = add_halves<true, 1>(x[3], w.single[3], high);
+          low = add_halves<false, 0>(x[0], w[0], low);
+          low = add_halves<false, 1>(x[1], w[0], low);
+          low = add_halves<false, 0>(x[2], w[1], low);
+          low = add_halves<false, 1>(x[3], w[1], low);
+          high = add_halves<true, 0>(x[0], w[2], high);
+          high = add_halves<true, 1>(x[1], w[2], high);
+          high = add_halves<true, 0>(x[2], w[3], high);
+          high = add_halves<true, 1>(x[3], w[3], high);
         }
       }
       sums.low[k] = low;
@@ -162,40 +182,96 @@ struct DigestKernel {
     }
   }
 
-  // Adds the part of an item that belongs to thread `t` of `group` threads to `sum`.
-  RESHARD_HD static void add_item(const DigestJob& job, const DigestWeights& weights, std::uint32_t item, int t,
-                                  int group, std::uint32_t (&sum)[kDigestWords]) {
+  // The lanes [lo, hi) of a block.
+  struct Item {
+    Index number = 0;  // the block's, in the tensor
+    Index block = 0;   // offset in the data at which the block's lane 0 would be
+    int lo = 0, hi = 0;
+    RESHARD_HD bool is_whole() const { return hi - lo == kDigestBlock; }
+  };
+
+  // Returns an empty item if a run has no such block.
+  RESHARD_HD static Item locate(const DigestJob& job, std::uint32_t item) {
     std::uint32_t in_run = item;
     const CopyOffsets run = job.runs.locate(job.items_in_run.divide(in_run));
     const Index first = (job.first + run.to) / kLaneBytes, end = first + job.run_bytes / kLaneBytes;
-    const Index number = first / kDigestBlock + in_run;
-    const Index base = number * kDigestBlock;
-    if (base >= end) return;
-    const int lo = first > base ? static_cast<int>(first - base) : 0;
-    const int hi = end - base < kDigestBlock ? static_cast<int>(end - base) : static_cast<int>(kDigestBlock);
-    const Index block = run.from + (base - first) * kLaneBytes;
-    DigestSums part;
-    if (kLoad == 16 && hi - lo == kDigestBlock && group == 32) {
-      Lanes lanes[kBatch];
-      RESHARD_UNROLL
-      for (int i = 0; i < kBatch; ++i)
-        lanes[i].word = load_aligned<Word<16>>(job.data + (block + Index{t + i * 32} * 16));
-      RESHARD_UNROLL
-      for (int i = 0; i < kBatch; ++i) add(lanes[i], weights, t + i * 32, part);
-    } else {
-      for (int v = lo / kVector + t; v * kVector < hi; v += group)
-        add(load(job.data, block, v, lo, hi), weights, v, part);
-    }
+    Item out;
+    out.number = first / kDigestBlock + in_run;
+    const Index base = out.number * kDigestBlock;
+    out.block = run.from + (base - first) * kLaneBytes;
+    if (base >= end) return out;
+    out.lo = first > base ? static_cast<int>(first - base) : 0;
+    out.hi = end - base < kDigestBlock ? static_cast<int>(end - base) : static_cast<int>(kDigestBlock);
+    return out;
+  }
+
+  RESHARD_HD static void add_part(const DigestSums& part, Index number, std::uint32_t (&sum)[kDigestWords]) {
     RESHARD_UNROLL
     for (int k = 0; k < kDigestWords; ++k) sum[k] += (part.low[k] + (part.high[k] << 8)) * digest_key(k, number);
+  }
+
+  // Adds the part of an item that belongs to thread `t` of `group` threads to `sum`.
+  RESHARD_HD static void add_item(const DigestJob& job, const DigestWeights& weights, const Item& item, int t,
+                                  int group, std::uint32_t (&sum)[kDigestWords]) {
+    DigestSums part;
+    for (int v = item.lo / kVector + t; v * kVector < item.hi; v += group)
+      add(load(job.data, item.block, v, item.lo, item.hi), weights_of(weights, v), part);
+    add_part(part, item.number, sum);
   }
 
   // Adds one worker's part of the digest to `sum`. `workers` must be a multiple of 32.
   RESHARD_HD static void add_items(const DigestJob& job, const DigestWeights& weights, std::uint32_t worker,
                                    std::uint32_t workers, std::uint32_t (&sum)[kDigestWords]) {
-    const std::uint32_t group = 1u << job.group_shift;
-    for (std::uint32_t item = worker >> job.group_shift; item < job.items; item += workers >> job.group_shift)
-      add_item(job, weights, item, static_cast<int>(worker & (group - 1)), static_cast<int>(group), sum);
+    if constexpr (kReads == DigestReads::kBlocks) {
+      add_blocks(job, weights, worker, workers, sum);
+    } else {
+      const std::uint32_t group = 1u << job.group_shift;
+      for (std::uint32_t item = worker >> job.group_shift; item < job.items; item += workers >> job.group_shift)
+        add_item(job, weights, locate(job, item), static_cast<int>(worker & (group - 1)), static_cast<int>(group), sum);
+    }
+  }
+
+  // The same for kBlocks. A thread has the same vectors of every block. Where lanes are bytes, it keeps these vectors'
+  // weights in registers, because reading them takes longer than reading the lanes.
+  RESHARD_HD static void add_blocks(const DigestJob& job, const DigestWeights& weights, std::uint32_t worker,
+                                    std::uint32_t workers, std::uint32_t (&sum)[kDigestWords]) {
+    const auto t = static_cast<int>(worker % 32);
+    const std::uint32_t step = workers / 32;
+    VectorWeights kept[kBatch];
+    if constexpr (kKeepsWeights) {
+      RESHARD_UNROLL
+      for (int i = 0; i < kBatch; ++i) kept[i] = weights_of(weights, t + i * 32);
+    }
+    for (std::uint32_t first = worker / 32; first < job.items; first += kItems * step) {
+      Item item[kItems];
+      bool are_whole = true;
+      RESHARD_UNROLL
+      for (std::uint32_t j = 0; j < kItems; ++j) {
+        if (first + j * step < job.items) item[j] = locate(job, first + j * step);
+        are_whole = are_whole && item[j].is_whole();
+      }
+      if (!are_whole) {
+        RESHARD_NO_UNROLL
+        for (std::uint32_t j = 0; j < kItems && first + j * step < job.items; ++j)
+          add_item(job, weights, locate(job, first + j * step), t, 32, sum);
+        continue;
+      }
+      Lanes lanes[kItems][kBatch];
+      RESHARD_UNROLL
+      for (int j = 0; j < kItems; ++j) {
+        RESHARD_UNROLL
+        for (int i = 0; i < kBatch; ++i)
+          lanes[j][i].word = load_aligned<Word<16>>(job.data + (item[j].block + Index{t + i * 32} * 16));
+      }
+      RESHARD_UNROLL
+      for (int j = 0; j < kItems; ++j) {
+        DigestSums part;
+        RESHARD_UNROLL
+        for (int i = 0; i < kBatch; ++i)
+          add(lanes[j][i], kKeepsWeights ? kept[i] : weights_of(weights, t + i * 32), part);
+        add_part(part, item[j].number, sum);
+      }
+    }
   }
 };
 
@@ -245,18 +321,21 @@ inline DigestJob make_digest_job(const CopyShape& runs, const std::byte* data, I
 }
 
 // Splits the digest of a box into jobs of at most `most` bytes (at most kMaxCount / 4), and calls
-// run(DigestKernel<kLaneBytes, kLoad>(), job) for each; their digests add up.
+// run(DigestKernel<kLaneBytes, kReads>(), job) for each; their digests add up.
 template <class Run>
 void plan_digest(const Dims& tensor_shape, const Box& box, Index element_bytes, const std::byte* data, Index most,
                  const Run& run) {
   const CopyShape runs = digest_runs(tensor_shape, box, element_bytes);
   const Index first = first_byte(tensor_shape, box, element_bytes);
-  const Index lane_bytes = element_bytes == 1 ? 1 : 2;
   const bool aligned = digest_is_aligned(runs, data, first);
+  const auto run_part = [&]<int kLaneBytes>(const CopyShape& part, CopyOffsets at) {
+    const DigestJob job = make_digest_job(part, data + at.from, first + at.to, kLaneBytes);
+    if (!aligned) return run(DigestKernel<kLaneBytes, DigestReads::kLanes>(), job);
+    if (job.group_shift < 5) return run(DigestKernel<kLaneBytes, DigestReads::kVectors>(), job);
+    return run(DigestKernel<kLaneBytes, DigestReads::kBlocks>(), job);
+  };
   for_each_part(runs, element_bytes, most / element_bytes, [&](const CopyShape& part, CopyOffsets at) {
-    const DigestJob job = make_digest_job(part, data + at.from, first + at.to, lane_bytes);
-    if (lane_bytes == 1) return aligned ? run(DigestKernel<1, 16>(), job) : run(DigestKernel<1, 1>(), job);
-    return aligned ? run(DigestKernel<2, 16>(), job) : run(DigestKernel<2, 1>(), job);
+    return element_bytes == 1 ? run_part.template operator()<1>(part, at) : run_part.template operator()<2>(part, at);
   });
 }
 

@@ -141,6 +141,11 @@ struct Loader {
     (load(copy_kernel<kWords>), ...);
     (load(transpose_kernel<kWords>), ...);
   }
+  template <DigestReads... kReads>
+  void load_digests() {
+    (load(digest_kernel<DigestKernel<1, kReads>>), ...);
+    (load(digest_kernel<DigestKernel<2, kReads>>), ...);
+  }
   template <class From, class To>
   void load_conversion(Conversion<From, To>) {
     load(convert_kernel<From, To>);
@@ -155,10 +160,7 @@ int load_kernels() {
   for (const DType from : kFloats)
     for (const DType to : kFloats)
       with_conversion(from, to, [&](auto conversion) { loader.load_conversion(conversion); });
-  loader.load(digest_kernel<DigestKernel<1, 1>>);
-  loader.load(digest_kernel<DigestKernel<1, 16>>);
-  loader.load(digest_kernel<DigestKernel<2, 1>>);
-  loader.load(digest_kernel<DigestKernel<2, 16>>);
+  loader.load_digests<DigestReads::kLanes, DigestReads::kVectors, DigestReads::kBlocks>();
   return loader.error;
 }
 

@@ -73,7 +73,7 @@ TEST(Divisor, DividesAsTheProcessorDoes) {
 // Runs copies as a GPU does, with few threads.
 struct CopyOnCpu {
   std::uint32_t threads = 32;
-  int copies = 0, transposes = 0, in_pairs = 0, widest = 0;
+  int copies = 0, transposes = 0, in_words = 0, widest = 0;
 
   template <int kWord>
   void copy(const CopyJob& job) {
@@ -86,7 +86,7 @@ struct CopyOnCpu {
   template <int kWord>
   void transpose(const TransposeJob& job) {
     ++transposes;
-    in_pairs += job.pairs ? 1 : 0;
+    in_words += job.in_words ? 1 : 0;
     widest = std::max(widest, kWord);
     static TransposeTile<kWord> tile;
     for (std::uint32_t i = 0; i < job.tiles; ++i) {
@@ -153,8 +153,8 @@ TEST(CudaCopy, OfRandomBoxesEqualsCopyBox) {
 
 TEST(CudaCopy, TransposesAtSizesAroundATile) {
   Random random(43);
-  for (Index rows : {8, 31, 32, 33, 63, 64, 65})
-    for (Index columns : {9, 31, 32, 33, 64, 130})
+  for (Index rows : {8, 31, 32, 33, 63, 64, 65, 128})
+    for (Index columns : {9, 31, 32, 33, 64, 130, 256})
       for (Index element_bytes : {1, 2, 4, 8, 16}) {
         CopyOnCpu cpu;
         expect_equal_copies(random, {rows, columns}, element_bytes, {{columns, 1}, rows * columns},
@@ -164,27 +164,29 @@ TEST(CudaCopy, TransposesAtSizesAroundATile) {
       }
 }
 
-TEST(CudaCopy, TransposesTwoByteUnitsInPairsWhereAllLieOnWholeOnes) {
+TEST(CudaCopy, TransposesSmallUnitsInWordsWhereAllLieOnWholeOnes) {
   Random random(45);
   // Batches of matrices, with rows of `rows` and of `columns` elements, in memory that is slightly larger.
-  const auto pairs = [&](Index batch, Index rows, Index columns, Index more, Index offset_from, Index offset_to) {
+  const auto in_words = [&](Index element_bytes, Index batch, Index rows, Index columns, Index more, Index offset_from,
+                            Index offset_to) {
     CopyOnCpu cpu;
     const Index from_row = columns + more, to_row = rows + more;
-    expect_equal_copies(random, {batch, columns, rows}, 2, {{rows * from_row + more, 1, from_row}, 4 * rows * from_row},
-                        {{columns * to_row + more, to_row, 1}, 4 * columns * to_row}, offset_from, offset_to, kMaxCount,
-                        cpu);
+    expect_equal_copies(
+        random, {batch, columns, rows}, element_bytes, {{rows * from_row + more, 1, from_row}, 4 * rows * from_row},
+        {{columns * to_row + more, to_row, 1}, 4 * columns * to_row}, offset_from, offset_to, kMaxCount, cpu);
     EXPECT_EQ(cpu.transposes, 1);
-    return cpu.in_pairs;
+    return cpu.in_words;
   };
-  for (const Index rows : {64, 126, 128, 130})
-    for (const Index columns : {64, 66, 192})
-      for (const Index batch : {1, 3}) {
-        EXPECT_EQ(pairs(batch, rows, columns, 0, 0, 0), 1);
-        EXPECT_EQ(pairs(batch, rows, columns, 2, 4, 12), 1);
-        EXPECT_EQ(pairs(batch, rows, columns, 1, 0, 0), 0);
-        EXPECT_EQ(pairs(batch, rows, columns, 0, 2, 0), 0);
-        EXPECT_EQ(pairs(batch, rows, columns, 0, 0, 2), 0);
-      }
+  for (const Index bytes : {1, 2})
+    for (const Index rows : {64, 124, 128, 132})
+      for (const Index columns : {64, 68, 256})
+        for (const Index batch : {1, 3}) {
+          EXPECT_EQ(in_words(bytes, batch, rows, columns, 0, 0, 0), 1);
+          EXPECT_EQ(in_words(bytes, batch, rows, columns, 4 / bytes, 4, 12), 1);
+          EXPECT_EQ(in_words(bytes, batch, rows, columns, 2 / bytes, 0, 0), 0);
+          EXPECT_EQ(in_words(bytes, batch, rows, columns, 0, 2, 0), 0);
+          EXPECT_EQ(in_words(bytes, batch, rows, columns, 0, 0, 2), 0);
+        }
 }
 
 TEST(CudaCopy, MovesTheRowsOfAColumnShardInVectors) {
