@@ -35,9 +35,11 @@ Result<std::unique_ptr<Device>> open_nth(const Kind& kind, const std::string& or
     return usage_error("device: expected a number after '" + std::string(kind.name) + ":', got '" +
                        printable(ordinal_text) + "'");
   const int count = TRY(kind.count());
+  const std::string prefix = std::string(kind.name) + ":";
   if (*ordinal >= count)
-    return usage_error("device: expected " + std::string(kind.name) + ":0 to " + std::string(kind.name) + ":" +
-                       std::to_string(count - 1) + ", got " + std::string(kind.name) + ":" + ordinal_text);
+    return usage_error("device: expected " + prefix + "0" +
+                       (count == 1 ? ", the only one" : " to " + prefix + std::to_string(count - 1)) + ", got " +
+                       prefix + ordinal_text);
   return kind.open(static_cast<int>(*ordinal), memory_cap);
 }
 

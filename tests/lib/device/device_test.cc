@@ -80,7 +80,7 @@ TEST(OpenDevice, SaysWhatItExpects) {
   EXPECT_EQ(message("gpu"), "device: expected cpu, cuda, cuda:N or auto, got 'gpu'");
   EXPECT_EQ(message(""), "device: expected cpu, cuda, cuda:N or auto, got ''");
   EXPECT_EQ(message("auto:0"), "device: expected cpu, cuda, cuda:N or auto, got 'auto:0'");
-  EXPECT_EQ(message("cpu:1"), "device: expected cpu:0 to cpu:0, got cpu:1");
+  EXPECT_EQ(message("cpu:1"), "device: expected cpu:0, the only one, got cpu:1");
   EXPECT_EQ(message("cuda:"), "device: expected a number after 'cuda:', got ''");
   EXPECT_EQ(message("cuda:-1"), "device: expected a number after 'cuda:', got '-1'");
   EXPECT_EQ(message("cuda:99999999999"), "device: expected a number after 'cuda:', got '99999999999'");
