@@ -98,6 +98,16 @@ Result<std::optional<std::array<Index, 2>>> sides(const Json& json, std::string_
   return out;
 }
 
+// Returns whether one of compressed-tensors' groups of modules has only weights of another type than 8-bit floats.
+bool has_no_float8(const Json& group) {
+  const Json* const weights = group.is_object() ? group.find("weights") : nullptr;
+  if (!weights || !weights->is_object()) return false;
+  const Json *const type = weights->find("type"), *const bits = weights->find("num_bits");
+  const bool is_integer = type && type->is_string() && *type->as_string() == "int";
+  const bool is_narrow = bits && bits->as_index() && *bits->as_index() != 8;
+  return is_integer || is_narrow;
+}
+
 // Returns the scales of one of compressed-tensors' groups of modules, or nothing if they are not known.
 Result<std::optional<Float8Scales>> scales_of_group(const Json& group) {
   std::optional<Float8Scales> out;
@@ -123,6 +133,23 @@ Result<std::optional<Float8Scales>> scales_of_group(const Json& group) {
   }
   out = scales;
   return out;
+}
+
+// Returns the first group of compressed-tensors' TransformConfig that changes activations, and not only weights, where
+// its rotation is part of the stored values; empty if there is none.
+Result<std::string> find_online_transform(const Json& transforms) {
+  const Json* const groups = transforms.is_object() ? transforms.find("config_groups") : nullptr;
+  if (!groups || !groups->is_object()) return std::string();
+  for (const Json::Member& group : TRY(groups->as_object())) {
+    const Json* const applied = group.value.is_object() ? group.value.find("apply") : nullptr;
+    if (!applied || !applied->is_array()) continue;
+    for (const Json& place : TRY(applied->as_array())) {
+      const Json* const location = place.is_object() ? place.find("location") : nullptr;
+      if (location && location->is_string() && !TRY(location->as_string()).starts_with("weight_"))
+        return std::string(group.key);
+    }
+  }
+  return std::string();
 }
 
 }  // namespace
@@ -243,11 +270,15 @@ Status ModelConfig::read_numbered_layers(const Json& json, std::string_view memb
   return {};
 }
 
-// Reads compressed-tensors' QuantizationConfig: what all groups of modules have in common.
+// Reads compressed-tensors' QuantizationConfig: the scales that all groups with 8-bit floats have in common. Other
+// groups have packed weights, which their tensors describe.
 Status ModelConfig::read_compressed_tensors(const Json& json) {
+  if (const Json* const transforms = json.find("transform_config"))
+    online_transform = TRY(find_online_transform(*transforms));
   const Json* const groups = json.find("config_groups");
   if (!groups || !groups->is_object()) return {};
   for (const Json::Member& group : TRY(groups->as_object())) {
+    if (has_no_float8(group.value)) continue;
     const auto scales = TRY(scales_of_group(group.value));
     if (!scales || (float8 && *float8 != *scales)) {
       float8.reset();
@@ -261,6 +292,7 @@ Status ModelConfig::read_compressed_tensors(const Json& json) {
 Status ModelConfig::read_quantization(const Json& json) {
   quantization = std::string(TRY(json.get_string("quant_method")));
   float8.reset();
+  online_transform.clear();
   if (quantization == "fp8") {
     float8 = Float8Scales{"_scale_inv", 0, 0, true};
     if (const auto block = TRY(sides(json, "weight_block_size")))

@@ -52,6 +52,7 @@ class ModelConfig {
   std::string dtype;                   // "bfloat16", from torch_dtype or dtype; may be empty
   std::string quantization;            // "fp8", the quant_method of a quantized model; usually empty
   std::optional<Float8Scales> float8;  // if the quantization is a known one with float8 matrices
+  std::string online_transform;        // compressed-tensors' group that rotates activations; usually empty
 
   Json file;  // the file itself; null for a part
   // The configs inside this one that have a model_type, with what the file says about each.

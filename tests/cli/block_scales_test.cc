@@ -250,6 +250,62 @@ TEST_F(RowScalesTest, MoveWithTheirRows) {
   EXPECT_THAT(read_file(dir_ / "back/config.json"), HasSubstr("quantization_config"));
 }
 
+// llm-compressor's mixed precision: some modules are float8, others packed integers.
+TEST_F(RowScalesTest, AreAppliedNextToPackedIntegers) {
+  const std::string integers = kLayer + "self_attn.v_proj.weight";
+  values_[integers] = {DType::kInt8, {16, 32}, std::string(512, '\x03')};
+  values_[integers + "_scale"] = {DType::kBFloat16, {16, 1}, std::string(32, '\x40')};  // 3.0039
+  expected_[integers] = {DType::kBFloat16, {16, 32}, {}};
+  for (int i = 0; i < 16 * 32; ++i) expected_[integers].bytes += "\x10\x41";  // 9.0
+  const std::string integer_group = R"({"targets": ["re:.*v_proj"], "weights":
+                                         {"type": "int", "num_bits": 8, "strategy": "channel", "symmetric": true}})";
+  write_dcp(values_, dir_ / "source", Mesh({{"dp_shard", 3}}));
+  for (const bool is_first : {true, false}) {
+    std::string mixed = config();
+    mixed.replace(mixed.find("float-quantized"), 15, "mixed-precision");
+    const std::string name = is_first ? "group_0" : "group_1";
+    const std::size_t at = is_first ? mixed.find("\"group_0\": ") : mixed.find("}}}}") + 2;
+    mixed.insert(at, is_first ? "\"a\": " + integer_group + ", " : ", \"b\": " + integer_group);
+    write_file(dir_ / "source/config.json", mixed);
+    const std::string out = dir_ / ("out of " + name);
+    const CommandResult r = reshard_cli({"convert", dir_ / "source", out, "--to", "hf", "--dtype", "bfloat16", "-q"});
+    ASSERT_EQ(r.exit_code, 0) << r.err;
+    const TensorValues got = load_checkpoint(out);
+    for (const auto& [tensor, value] : expected_) EXPECT_TRUE(got.at(tensor) == value) << tensor;
+    EXPECT_THAT(read_file(out + "/config.json"), testing::Not(HasSubstr("quantization_config")));
+    const CommandResult verified = reshard_cli({"verify", out, "--fail-on", "warning"});
+    EXPECT_EQ(verified.exit_code, 0) << verified.out << verified.err;
+  }
+}
+
+// SpinQuant and QuIP rotate weights, and activations the other way as the model runs: the stored weights without the
+// second rotation are another model. Rotations of weights alone cancel each other.
+TEST_F(RowScalesTest, AreNotAppliedWithoutTheRotationsOfActivations) {
+  write_dcp(values_, dir_ / "source", Mesh({{"dp_shard", 3}}));
+  const auto with = [&](const std::string& location) {
+    std::string text = config();
+    const std::string transforms = R"("transform_config": {"config_groups": {
+        "R1": {"type": "hadamard", "apply": [{"targets": ["re:.*o_proj$"], "location": "weight_output"}]},
+        "R4": {"type": "hadamard", "apply": [{"targets": ["re:.*down_proj$"], "location": "weight_input"},
+                                             {"targets": ["re:.*down_proj$"], "location": ")" +
+                                   location + "\"}]}}}, ";
+    write_file(dir_ / "source/config.json", text.insert(text.find("\"format\""), transforms));
+  };
+  const std::vector<std::string> dense = {"convert", dir_ / "source", dir_ / "out", "--to", "hf",
+                                          "-q",      "--dtype",       "bfloat16"};
+  for (const char* const location : {"input", "output", "q_attn", "k_cache"}) {
+    with(location);
+    const CommandResult r = reshard_cli(dense);
+    EXPECT_EQ(r.exit_code, 4) << location << r.out << r.err;
+    EXPECT_THAT(r.err, HasSubstr("group 'R4' of transform_config"));
+  }
+  EXPECT_EQ(reshard_cli({"convert", dir_ / "source", dir_ / "copy", "--to", "hf", "-q"}).exit_code, 0);
+  EXPECT_THAT(read_file(dir_ / "copy/config.json"), HasSubstr("k_cache"));
+  with("weight_output");
+  const CommandResult r = reshard_cli(dense);
+  EXPECT_EQ(r.exit_code, 0) << r.err;
+}
+
 TEST_F(RowScalesTest, HaveNoNamesAmongThoseOfTrainers) {
   const CommandResult r = convert_it({"--to", "dcp", "--names", "torchtitan"});
   EXPECT_EQ(r.exit_code, 4);

@@ -106,6 +106,14 @@ Status check_understood(const Catalog& source, const PackedWeights& packed) {
                      "--dtype to keep the weights packed");
 }
 
+// Returns the error for a model that rotates activations as it runs (SpinQuant's R3 and R4, QuIP). Its stored weights
+// are rotated the other way, and loaders of a plain model would not know.
+Error rotates_activations(const std::string& root, const ModelConfig& config) {
+  return unsupported(root + ": its weights are correct only with the rotation of activations that group '" +
+                     printable(config.online_transform) + "' of transform_config in " + config.path +
+                     " describes, which a plain model does not apply; drop --dtype to keep the weights packed");
+}
+
 // Returns whether the plain model stores a weight [in, out], whose packed values are [out, in]. Fails (usage) if its
 // name leaves that open and there is no config.
 Result<bool> is_plain_transposed(const Catalog& source, const std::string& weight,
@@ -128,6 +136,8 @@ Result<std::unique_ptr<Unpacking>> Unpacking::make(Reader& source, const Request
   if (config.is_there())
     if (auto parsed = config.model()) model = *std::move(parsed);
   const PackedWeights packed = find_packed(stored, model ? &*model : nullptr);
+  const bool is_rotated = model && !model->online_transform.empty() && !packed.empty();
+  if (is_asked && is_rotated && !TRY(stay(stored, packed, typing))) return rotates_activations(stored.root, *model);
   const bool is_known = std::any_of(packed.weights.begin(), packed.weights.end(),
                                     [](const PackedWeight& w) { return can_unpack(w.packing); });
   if (!is_known || TRY(stay(stored, packed, typing))) return std::unique_ptr<Unpacking>();
@@ -178,7 +188,10 @@ Result<std::unique_ptr<Unpacking>> Unpacking::make(Reader& source, const Request
   // Find the wrapper's prefix again: it depends on the names of all parameters, some of which exist only now.
   out->catalog_.parts.clear();
   TRY(find_parts(out->catalog_, {}, stored.has_model_names, wanted.model.families));
-  if (!plain.is_null() && !quantization.is_null()) config.text = python_text(plain);
+  // quantization_config also describes the weights that are dequantized later; it is removed with their scales.
+  const bool is_plain = std::none_of(packed.weights.begin(), packed.weights.end(),
+                                     [](const PackedWeight& w) { return is_unpacked_elsewhere(w.packing); });
+  if (is_plain && !plain.is_null() && !quantization.is_null()) config.text = python_text(plain);
   notes.left_out.push_back(std::move(applied));
   return out;
 }
