@@ -31,8 +31,8 @@ void report_adapters(const Catalog& catalog, FindingList& findings) {
   f.why.push_back(count_of(std::ssize(adapters), "tensor") + " of adapters, " + with_commas(weights) + " of the model");
   f.tensors = std::move(adapters);
   f.advice =
-      "A loader of the model drops them, and with them what they learned. Merge them into the weights "
-      "(merge_and_unload), or save the adapters separately.";
+      "A loader of the model drops them, and with them what they learned. Merge them into the weights (PEFT: "
+      "merge_and_unload), or save the adapters separately.";
 }
 
 // Returns the shape that PEFT's config gives the prompt that replaces an adapter's matrices; nothing if it does not
@@ -70,7 +70,7 @@ void report_prompt(const Catalog& catalog, FindingList& findings) {
 // Returns the name of the other matrix of a pair whose product is an adapter: lora_B of lora_A. Empty if it is none.
 std::string other_of_pair(std::string_view key) {
   static constexpr std::pair<std::string_view, std::string_view> kPairs[] = {
-      {".lora_A", ".lora_B"}, {".lora_embedding_A", ".lora_embedding_B"}};
+      {".lora_A", ".lora_B"}, {".lora_embedding_A", ".lora_embedding_B"}, {".linear_in", ".linear_out"}};
   for (const auto& [a, b] : kPairs)
     for (const auto& [mine, other] : {std::pair(a, b), std::pair(b, a)}) {
       const std::size_t at = key.rfind(mine);
@@ -94,7 +94,8 @@ void report_adapter_pairs(const Catalog& catalog, FindingList& findings) {
     if (other.empty()) continue;
     const auto found = adapters.find(other);
     if (found == adapters.end()) alone.push_back(t.name);
-    if (found == adapters.end() || t.key().find("_A") == std::string::npos) continue;
+    const bool is_first = t.key().find("_A") != std::string::npos || t.key().find(".linear_in") != std::string::npos;
+    if (found == adapters.end() || !is_first) continue;
     const Tensor& b = *found->second;
     if (t.shape.rank() > 1 && b.shape.rank() > 1 && t.shape[0] != b.shape[1])
       differing.insert(differing.end(), {t.name, b.name});
@@ -106,8 +107,8 @@ void report_adapter_pairs(const Catalog& catalog, FindingList& findings) {
     f.tensors = std::move(tensors);
     f.advice = "An adapter is the product of both matrices. Look for another copy of it.";
   };
-  add(std::move(alone), "the other matrix of the pair (lora_A, lora_B) is missing");
-  add(std::move(differing), "the matrices of a pair have different ranks (rows of lora_A, columns of lora_B)");
+  add(std::move(alone), "the other matrix of the pair (lora_A and lora_B, or linear_in and linear_out) is missing");
+  add(std::move(differing), "the matrices of a pair have different ranks (rows of the first, columns of the second)");
 }
 
 void report_placeholders(const Catalog& catalog, const Model& model, FindingList& findings) {

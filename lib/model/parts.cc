@@ -707,8 +707,18 @@ std::string choice_of_part(const Catalog& catalog) {
                                              : "";
 }
 
+bool is_megatron_adapter(std::string_view key) {
+  constexpr std::string_view kModule = ".adapter.";
+  const std::size_t at = key.find(kModule);
+  if (at == std::string_view::npos) return false;
+  std::string_view rest = key.substr(at + kModule.size());
+  if (rest.starts_with("adapter_")) rest.remove_prefix(std::min(rest.find('.'), rest.size() - 1) + 1);
+  return rest.starts_with("linear_in.") || rest.starts_with("linear_out.");
+}
+
 bool is_adapter(std::string_view key) {
-  return key.starts_with("lora_") || key.find(".lora_") != std::string_view::npos || key.starts_with(kAdapterPrefix);
+  return key.starts_with("lora_") || key.find(".lora_") != std::string_view::npos || key.starts_with(kAdapterPrefix) ||
+         is_megatron_adapter(key);
 }
 
 Status find_parts(Catalog& catalog, const KeyChanges& changes, bool is_model, Families families) {

@@ -54,6 +54,9 @@ std::string choice_of_part(const Catalog& catalog);
 // weights are there too, adapters are other state, with the names of PEFT's own files after "peft_adapter."; so are
 // modules that adapters contain completely (modules_to_save).
 bool is_adapter(std::string_view key);
+// Returns whether a parameter is of an adapter as Megatron Bridge and NeMo 2 name it ("linear_qkv.adapter.linear_in",
+// "linear_qkv.adapter.adapter_q.linear_out"), which is not merged.
+bool is_megatron_adapter(std::string_view key);
 inline constexpr std::string_view kAdapterPrefix = "peft_adapter.";
 inline constexpr std::string_view kPeftPrefix = "base_model.model.";  // prefix of all names in PEFT's own files
 // The tensor of adapters that change no weight (prompt tuning, p-tuning, prefix tuning).

@@ -224,6 +224,11 @@ class ViewBuilder {
     const std::string what = from_.root + ": " + count_of(std::ssize(unknown_), "tensor") +
                              (unknown_.size() == 1 ? " has a name" : " have names") + " that family " +
                              std::string(options_.family->name) + " does not know";
+    if (const auto adapters = std::count_if(unknown_.begin(), unknown_.end(), is_adapter))
+      return unsupported(from_.root + ": " + count_of(adapters, "tensor") + " of adapters next to the weights that " +
+                         "they change, which reshard cannot merge under these names. Without them the output is the " +
+                         "model before its fine-tuning: merge them with the library that trained them, or add " +
+                         "--exclude to leave them out:" + list);
     const std::vector<std::string> missing = compare_names(*options_.family, from_, options_.config).missing;
     if (missing.empty())
       return unsupported(what + "; add --keep-unknown to copy them unchanged, or --exclude to leave them out:" + list);

@@ -8,6 +8,7 @@
 
 #include "lib/base/file.h"
 #include "lib/base/json.h"
+#include "lib/model/parts.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/digests.h"
 #include "tests/support/run_command.h"
@@ -374,6 +375,49 @@ TEST_F(AdapterTest, ModulesThatTargetModulesLeavesOutAreNoted) {
         EXPECT_THAT(said, HasSubstr("target_modules " + c.note));
       }
     }
+}
+
+TEST(MegatronAdapter, HasItsOwnNames) {
+  EXPECT_TRUE(is_adapter("decoder.layers.0.mlp.linear_fc1.adapter.linear_in.weight"));
+  EXPECT_TRUE(is_adapter("decoder.layers.0.mlp.linear_fc1.adapter.adapter_gate.linear_out.weight"));
+  EXPECT_FALSE(is_adapter("speech_encoder.adapter.layers.0.self_attn.linear_out.weight"));  // SeamlessM4T
+  EXPECT_FALSE(is_adapter("x.adapter.adapter_q"));
+}
+
+// Megatron Bridge and NeMo train adapters inside Megatron core's modules, under names of their own. A converted model
+// without them would be the one before its fine-tuning.
+TEST(MegatronAdapter, IsNotLeftOutUnnoticed) {
+  const TempDir dir;
+  ASSERT_EQ(reshard_cli({"convert", sample("tp8") + "/checkpoint", dir / "hf", "--to", "hf", "-q"}).exit_code, 0);
+  ASSERT_EQ(reshard_cli({"convert", dir / "hf", dir / "core", "--to", "dcp", "--names", "megatron", "-q"}).exit_code,
+            0);
+  TensorValues whole = load_checkpoint(dir / "core"), alone;
+  for (const std::string module : {"linear_qkv.adapter.", "linear_qkv.adapter.adapter_q.", "linear_proj.adapter."})
+    for (const std::string part : {"linear_in", "linear_out"})
+      alone["decoder.layers.0.self_attention." + module + part + ".weight"] = {
+          DType::kBFloat16, part == "linear_in" ? Dims{2, 8} : Dims{8, 2}, std::string(32, '\x3f')};
+  whole.insert(alone.begin(), alone.end());
+  for (const auto& [name, values] : {std::pair("whole", whole), {"alone", alone}}) {
+    write_dcp(values, dir / name, Mesh({{"dp_shard", 2}}));
+    fs::copy_file(dir / "hf/config.json", dir / (std::string(name) + "/config.json"));
+  }
+  const CommandResult r = reshard_cli({"convert", dir / "whole", dir / "out", "--to", "hf"});
+  EXPECT_EQ(r.exit_code, 4);
+  EXPECT_THAT(r.err, HasSubstr("6 tensors of adapters next to the weights that they change"));
+  EXPECT_THAT(r.err, Not(HasSubstr("--keep-unknown")));
+  const CommandResult verified = reshard_cli({"verify", dir / "whole"});
+  EXPECT_EQ(verified.exit_code, 1);
+  EXPECT_THAT(verified.out, HasSubstr("6 tensors of adapters, 27 of the model"));
+  EXPECT_THAT(verified.out, Not(HasSubstr("A misspelt name")));
+  EXPECT_EQ(reshard_cli({"convert", dir / "whole", dir / "out", "--to", "hf", "--exclude", "*.adapter.*"}).exit_code,
+            0);
+
+  const CommandResult only = reshard_cli({"convert", dir / "alone", dir / "out2", "--to", "hf"});
+  EXPECT_EQ(only.exit_code, 4);
+  EXPECT_THAT(only.err, HasSubstr("it contains only adapters of Megatron Bridge or NeMo"));
+  alone.erase("decoder.layers.0.self_attention.linear_proj.adapter.linear_out.weight");
+  write_dcp(alone, dir / "lost", Mesh());
+  EXPECT_THAT(reshard_cli({"verify", dir / "lost"}).out, HasSubstr("the other matrix of the pair"));
 }
 
 TEST_F(AdapterTest, ItsConfigIsFoundWhereTrainersPutIt) {

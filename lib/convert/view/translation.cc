@@ -278,6 +278,11 @@ bool has_only_adapters(const Unrecognised& known) {
 
 // Returns the error for a source that is not a model under names that loaders know.
 Error no_model(const Catalog& source, const Unrecognised& known, const std::string& config_path, Families families) {
+  if (has_only_adapters(known) && is_megatron_adapter(known.adapters.front()->key()))
+    return unsupported(source.root + ": it contains only adapters of Megatron Bridge or NeMo (" +
+                       names_of(known.adapters) + "), without the weights that they change, and reshard cannot merge " +
+                       "them. Merge them with the library that trained them, and convert what it saves. Add " +
+                       "--family none to write them under their own names");
   if (has_only_adapters(known))
     return unsupported(source.root + ": it contains only adapters (" + names_of(known.adapters) +
                        "). To merge them, convert the model that they change, with --merge-adapter --adapter " +

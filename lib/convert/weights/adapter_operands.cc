@@ -62,7 +62,8 @@ AdapterTensors::AdapterTensors(const Catalog& catalog, bool is_separate, const S
 bool AdapterTensors::is_own(const Tensor& t) const {
   const bool is_selected = is_separate_ ? !any_glob_matches(selection_.exclude, t.name) : selects(selection_, t.name);
   if (!is_selected || state_kind(t.key()) == StateKind::kOptimizer) return false;
-  return is_beside_weights_ ? t.key().starts_with(kAdapterPrefix) : is_separate_ || is_adapter(t.key());
+  if (is_beside_weights_) return t.key().starts_with(kAdapterPrefix);
+  return is_separate_ || (is_adapter(t.key()) && !is_megatron_adapter(t.key()));
 }
 
 bool AdapterTensors::is_there() const {
@@ -75,7 +76,7 @@ Error AdapterTensors::unknown(const Tensor& t, const std::string& why) const {
   return unsupported(catalog_.root + ": " + tensor_text(t.name) + ": " + why +
                      "unsupported part of an adapter; expected lora_A or lora_B of a linear layer or embedding, a "
                      "whole weight, or rows of an embedding. " +
-                     (is_separate_ ? "Merge the adapter with PEFT's merge_and_unload"
+                     (is_separate_ ? "Merge the adapter with the library that trained it (PEFT: merge_and_unload)"
                                    : "Add --exclude '*lora_*' to leave the adapter out"));
 }
 
