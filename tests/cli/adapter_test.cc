@@ -377,6 +377,25 @@ TEST_F(AdapterTest, ModulesThatTargetModulesLeavesOutAreNoted) {
     }
 }
 
+// verl notes the alpha next to the files of its ranks, without a PEFT config.
+TEST_F(AdapterTest, ItsAlphaIsFoundInVerlsNote) {
+  fs::remove(source_ + "/adapter_config.json");
+  write_file(source_ + "/lora_train_meta.json", R"({"r": 4, "lora_alpha": 8, "task_type": "CAUSAL_LM"})");
+  const CommandResult inspected = reshard_cli({"inspect", source_});
+  EXPECT_THAT(inspected.out, HasSubstr("LoRA, rank 4, 6 modules, alpha 8.0; base model: not recorded"))
+      << inspected.err;
+  const CommandResult r = convert({"--merge-adapter"});
+  ASSERT_EQ(r.exit_code, 0) << r.err;
+  EXPECT_EQ(digests_of(load_checkpoint(dir_ / "out")), read_digests(test_data("lora.merged.json")));
+  const CommandResult given = convert({"--merge-adapter", "--force", "--lora-alpha", "4"});
+  EXPECT_EQ(given.exit_code, 2);
+  EXPECT_THAT(given.err, HasSubstr("lora_train_meta.json: lora_alpha differs from --lora-alpha"));
+  write_file(source_ + "/lora_train_meta.json", R"({"r": 4, "lora_alpha": "8"})");
+  const CommandResult wrong = convert({"--merge-adapter", "--force"});
+  EXPECT_EQ(wrong.exit_code, 3);
+  EXPECT_THAT(wrong.err, HasSubstr("lora_train_meta.json: lora_alpha"));
+}
+
 TEST(MegatronAdapter, HasItsOwnNames) {
   EXPECT_TRUE(is_adapter("decoder.layers.0.mlp.linear_fc1.adapter.linear_in.weight"));
   EXPECT_TRUE(is_adapter("decoder.layers.0.mlp.linear_fc1.adapter.adapter_gate.linear_out.weight"));

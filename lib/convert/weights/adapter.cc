@@ -407,6 +407,8 @@ Result<std::string> describe_adapter(Reader& reader) {
   if (is_set("use_rslora")) out += ", rsLoRA";
   if (const auto tokens = config.get_index("num_virtual_tokens")) out += ", " + count_of(*tokens, "virtual token");
   if (!modules.empty()) out += ", " + count_of(std::ssize(modules), "module");
+  if (found && found->trainers_alpha())
+    return out + ", alpha " + to_text(Json(*found->trainers_alpha())) + "; base model: not recorded";
   if (found && !found->is_there()) return out + "; no adapter_config.json gives its alpha and base model";
   return out + "; base model: " + (base.empty() ? "not recorded" : base);
 }

@@ -106,10 +106,23 @@ std::string made_config(const AdapterOperands& operands, const AdapterRanks& ran
 Result<AdapterConfig> AdapterConfig::find(const Catalog& catalog) {
   AdapterConfig out;
   out.path_ = TRY(find_path(catalog));
-  if (out.path_.empty()) return out;
+  if (out.path_.empty()) {
+    TRY(out.read_trainers_alpha(catalog));
+    return out;
+  }
   out.text_ = TRY(read_whole_file(out.path_, kMaxConfigBytes));
   out.json_ = TRY(parse_json(out.text_, out.path_));
   return out;
+}
+
+// verl: {"r": 4, "lora_alpha": 16, "task_type": "CAUSAL_LM"} (utils/checkpoint/fsdp_checkpoint_manager.py).
+Status AdapterConfig::read_trainers_alpha(const Catalog& catalog) {
+  trainers_path_ = TRY(find_beside(catalog, "lora_train_meta.json"));
+  if (trainers_path_.empty()) return {};
+  const Json json = TRY(parse_json(TRY(read_whole_file(trainers_path_, kMaxConfigBytes)), trainers_path_));
+  const Json* const alpha = json.find("lora_alpha");
+  if (alpha) trainers_alpha_ = TRY(alpha_of(*alpha).context(trainers_path_ + ": lora_alpha"));
+  return {};
 }
 
 bool AdapterConfig::allows_parameter(const std::string& parameter) const {
@@ -129,11 +142,14 @@ Status AdapterConfig::read(const std::string& root, const AdapterOperands& opera
   if (!operands.rows.empty())
     return usage_error(root + ": its adapter has rows of '" + printable(operands.rows.begin()->first) +
                        "', but no adapter_config.json next to it to tell which rows");
-  if (!use.alpha)
+  const auto alpha = use.alpha ? use.alpha : trainers_alpha_;
+  if (trainers_alpha_ && *alpha != *trainers_alpha_)
+    return usage_error(trainers_path_ + ": lora_alpha differs from --lora-alpha; drop the option");
+  if (!alpha)
     return usage_error(root + ": its adapter has rank " + std::to_string(ranks.begin()->first) +
                        ", but no adapter_config.json next to it gives the alpha; add --lora-alpha");
-  text_ = made_config(operands, ranks, *use.alpha);
-  alpha_ = *use.alpha;
+  text_ = made_config(operands, ranks, *alpha);
+  alpha_ = *alpha;
   return {};
 }
 

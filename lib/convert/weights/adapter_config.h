@@ -25,6 +25,8 @@ class AdapterConfig {
   static Result<AdapterConfig> find(const Catalog& catalog);
 
   bool is_there() const { return !path_.empty(); }
+  // Returns the alpha that a trainer noted next to a checkpoint without the file.
+  std::optional<double> trainers_alpha() const { return trainers_alpha_; }
   const std::optional<Json>& json() const { return json_; }
   // Returns the file's text, with changes that PEFT needs.
   const std::string& text() const { return text_; }
@@ -56,12 +58,15 @@ class AdapterConfig {
  private:
   Status use_json(const Json& json, const AdapterRanks& ranks, const Use& use);
   Status read_alpha(const Json::Member& member);
+  Status read_trainers_alpha(const Catalog& catalog);
   std::optional<double> own_alpha(const std::string& changed) const;
   std::vector<std::string> notes_on_zeros(const AdapterOperands& operands) const;
   std::optional<std::string> note_on_unnamed_modules(const AdapterOperands& operands, bool merges) const;
 
   std::string path_, text_;
   std::optional<Json> json_;
+  std::string trainers_path_;  // verl's note of the alpha, if there is no config
+  std::optional<double> trainers_alpha_;
   double alpha_ = 0;
   std::vector<std::pair<ModulePattern, double>> alphas_;  // of modules that have another
   bool knows_alphas_ = true;  // false if a member of alpha_pattern cannot be read, which matters only to a merge
