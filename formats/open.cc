@@ -9,6 +9,7 @@
 #include "formats/bin/bin.h"
 #include "formats/dcp/dcp.h"
 #include "formats/megatron/fsdp_dtensor.h"
+#include "formats/ranks/ranks.h"
 #include "formats/training_run.h"
 #include "lib/base/file.h"
 #include "lib/base/names.h"
@@ -32,6 +33,17 @@ bool is_model(const Catalog& catalog) {
          std::all_of(tensors.begin(), tensors.end(), [](const Tensor& t) { return t.path.size() < 2; });
 }
 
+// Adds a warning if the file is one of several ranks', whose plain tensors may be parts.
+Status doubt_single_rank(const PathSnapshot& place, Catalog& catalog) {
+  if (!catalog.shape_doubt.empty()) return {};
+  const std::string other = TRY(ranks::other_rank_of(place));
+  if (other.empty()) return {};
+  catalog.warnings.push_back(catalog.shape_doubt = "This is the file of one rank, next to " + printable(other) +
+                                                   ": if each rank saved a part of a tensor, only one part is read. " +
+                                                   "Open the directory to join the parts (docs/formats/ranks.md).");
+  return {};
+}
+
 Result<std::optional<OpenCheckpoint>> open_snapshot(const PathSnapshot& place, const OpenOptions& options) {
   std::optional<OpenCheckpoint> open = TRY(open_parts(place, options));
   if (!open)
@@ -48,6 +60,7 @@ Result<std::optional<OpenCheckpoint>> open_snapshot(const PathSnapshot& place, c
   if (open->format == &kDcpFormat) open->reader = TRY(megatron::with_config_of_args(std::move(open->reader)));
   TRY(join_optimizers(place, *open));
   Catalog& catalog = open->reader->catalog();
+  if (open->format->sharding == Sharding::kNone && catalog.files.size() == 1) TRY(doubt_single_rank(place, catalog));
   catalog.has_model_names = open->format->hf_names;
   TRY(adopt_provenance(*open->reader));
   TRY(find_parts(catalog, options.keys, is_model(catalog), Families(options.own_family)));
@@ -127,6 +140,34 @@ Result<std::string> gap_of_checkpoint(const std::string& path) {
   return files ? std::string() : files.error().message();
 }
 
+namespace {
+
+// Returns the directory of one tensor-parallel rank in fairseq2's tree (step_4/model/pp_00/tp_00/sdp_00.pt), in or
+// below that of a run, a step or a model. Null if there is none.
+Result<const PathSnapshot*> fairseq2_rank(const PathSnapshot& place) {
+  if (!place.is_directory()) return nullptr;
+  if (place.has_file("sdp_00.pt")) return &place;
+  for (const std::string_view inner : {"tp_00", "pp_00", "model", "checkpoints"})
+    if (place.has_directory(inner)) return fairseq2_rank(*TRY(place.inside(inner)));
+  const auto is_step = [](const DirectoryEntry& e) { return e.is_directory && e.name.starts_with("step_"); };
+  const auto step = std::find_if(place.entries().rbegin(), place.entries().rend(), is_step);
+  return step == place.entries().rend() ? nullptr : fairseq2_rank(*TRY(place.inside(step->name)));
+}
+
+// Says what to open instead of fairseq2's tree. Its files do not record how their tensors were cut.
+Result<std::string> advice_for_fairseq2(const PathSnapshot& rank) {
+  const PathSnapshot *const stage = TRY(rank.parent()), *const stages = TRY(stage->parent());
+  if (stage->has_directory("tp_01") || stages->has_directory("pp_01"))
+    return std::string(
+        "its files hold parts of tensors and do not record how they were cut. Open the Hugging Face model that "
+        "fairseq2 exports (export_hugging_face)");
+  if (!rank.has_file("sdp_01.pt")) return "open " + printable(path_join(rank.path(), "sdp_00.pt"));
+  return "open " + printable(rank.path()) +
+         " with a --source-layout that cuts dimension 0 of each tensor over dp_shard (docs/formats/ranks.md)";
+}
+
+}  // namespace
+
 Result<std::string> newest_complete(const std::vector<std::string>& checkpoints) {
   std::string gap_of_last;
   for (auto c = checkpoints.rbegin(); c != checkpoints.rend(); ++c) {
@@ -167,6 +208,8 @@ Result<OpenCheckpoint> open_checkpoint(const std::string& path, const OpenOption
   if (place.is_directory() && place.entries().empty())
     return io_error(path + ": an empty directory, or one whose file system is not mounted");
   if (auto open = TRY(open_named(place, options))) return std::move(*open);
+  if (const PathSnapshot* const rank = TRY(fairseq2_rank(place)))
+    return unsupported(path + ": a fairseq2 checkpoint; " + TRY(advice_for_fairseq2(*rank)));
   if (const std::string advice = TRY(advice_for_run(place)); !advice.empty()) return unsupported(path + ": " + advice);
   if (!place.is_directory()) TRY(File::open(path));  // fails for a dangling link or a device
   std::vector<std::string> titles;

@@ -15,7 +15,7 @@ namespace {
 
 constexpr std::array<std::string_view, 5> kExtensions = {".safetensors", ".bin", ".pt", ".pth", ".ckpt"};
 // The words before the number of a rank.
-constexpr std::array<std::string_view, 4> kMarks = {"rank_", "rank-", "rank", "tp_"};
+constexpr std::array<std::string_view, 5> kMarks = {"rank_", "rank-", "rank", "tp_", "sdp_"};
 
 // A file name, split at the number of its rank.
 struct RankName {
@@ -24,8 +24,6 @@ struct RankName {
 };
 
 std::optional<RankName> parse_rank_name(std::string_view name) {
-  if (std::none_of(kExtensions.begin(), kExtensions.end(), [&](auto e) { return name.ends_with(e); }))
-    return std::nullopt;
   std::size_t best = std::string_view::npos;  // position of the digits after the last mark
   for (const std::string_view mark : kMarks)
     for (std::size_t at = name.find(mark); at != std::string_view::npos; at = name.find(mark, at + 1)) {
@@ -44,7 +42,35 @@ std::optional<RankName> parse_rank_name(std::string_view name) {
   return out;
 }
 
+bool may_be_rank_file(std::string_view name) {
+  return std::any_of(kExtensions.begin(), kExtensions.end(), [&](auto e) { return name.ends_with(e); });
+}
+
+// Returns another entry of a directory, of the same kind, whose name differs from `name` only in the rank's number.
+std::optional<std::string> other_number(const PathSnapshot& directory, const std::string& name, bool is_directory) {
+  const auto own = parse_rank_name(name);
+  if (!own) return std::nullopt;
+  for (const DirectoryEntry& e : directory.entries()) {
+    const auto other = e.is_directory == is_directory ? parse_rank_name(e.name) : std::nullopt;
+    if (other && other->rank != own->rank && other->before == own->before && other->after == own->after) return e.name;
+  }
+  return std::nullopt;
+}
+
 }  // namespace
+
+Result<std::string> other_rank_of(const PathSnapshot& file) {
+  if (!file.is_file() || !may_be_rank_file(file.name())) return std::string();
+  const bool is_of_directory = parse_rank_name(base_name(parent_path(file.path()))).has_value();
+  if (!is_of_directory && !parse_rank_name(file.name())) return std::string();
+  const PathSnapshot* const directory = TRY(file.parent());
+  if (const auto other = other_number(*directory, file.name(), false)) return path_join(directory->path(), *other);
+  if (!is_of_directory) return std::string();
+  const PathSnapshot* const above = TRY(directory->parent());
+  const auto other = other_number(*above, directory->name(), true);
+  if (!other || !TRY(above->inside(*other))->has_file(file.name())) return std::string();
+  return path_join(path_join(above->path(), *other), file.name());
+}
 
 RankFiles find_files(const PathSnapshot& directory) {
   RankFiles out;
@@ -53,10 +79,10 @@ RankFiles find_files(const PathSnapshot& directory) {
     if (e.is_directory) continue;
     out.has_layout = out.has_layout || e.name == kLayoutFile;
     out.has_index = out.has_index || e.name.ends_with(".index.json");
-    if (const auto parsed = parse_rank_name(e.name)) {
+    if (const auto parsed = may_be_rank_file(e.name) ? parse_rank_name(e.name) : std::nullopt) {
       out.is_ambiguous = out.is_ambiguous || !out.by_rank.emplace(parsed->rank, e.name).second;
       patterns.emplace(parsed->before, parsed->after);
-    } else if (std::any_of(kExtensions.begin(), kExtensions.end(), [&](auto x) { return e.name.ends_with(x); })) {
+    } else if (may_be_rank_file(e.name)) {
       out.others.push_back(e.name);
     }
   }

@@ -25,7 +25,7 @@ namespace ranks {
 inline constexpr std::string_view kLayoutFile = "reshard_layout.json";
 
 // The files of a directory of ranks. Their names differ only in the number of the rank ("rank3", "rank_03", "tp_1",
-// "mp_rank_01").
+// "mp_rank_01", fairseq2's "sdp_00").
 struct RankFiles {
   std::map<Index, std::string> by_rank;
   std::vector<std::string> others;  // files of tensors that do not belong to a rank
@@ -34,6 +34,9 @@ struct RankFiles {
   bool is_ambiguous = false;  // names of two patterns, or two files of one rank
 };
 RankFiles find_files(const PathSnapshot& directory);
+// Returns another rank's file of the same save as `file`: its name, or its directory's, differs only in the number of
+// the rank. Empty if there is none.
+Result<std::string> other_rank_of(const PathSnapshot& file);
 
 // Opens a directory of ranks and joins the tensors under options.layout, the directory's descriptor, or a layout
 // inferred from the model's family (lib/infer/rank_layout.h), which uses a config.json next to the files or one level

@@ -99,6 +99,66 @@ TEST(RankFilesByProgram, DumpsOfRanksJoinByTheFamilysTable) {
       HasSubstr("the file of rank 2 and those after it are missing"));
 }
 
+// Opens the file of one rank in each way that a rank's number appears in paths.
+TEST(RankFilesByProgram, TheFileOfOneRankIsNotTakenForTheModel) {
+  const TempDir dir;
+  expect_success(convert_quietly(sample_checkpoint("tp8"), dir / "ranks", {"--to", "ranks", "--mesh", "tp=2"}));
+  expect_success(convert_quietly(sample_checkpoint("tp8"), dir / "hf", {"--to", "hf"}));
+  const auto put = [&](const std::string& from, const std::string& to) {
+    fs::create_directories(fs::path(dir / to).parent_path());
+    fs::copy_file(dir / from, dir / to);
+  };
+  for (const int rank : {0, 1}) {
+    const std::string from = "ranks/rank-0000" + std::to_string(rank) + ".safetensors", n = std::to_string(rank);
+    put(from, "plain/model_rank_" + n + ".safetensors");
+    put(from, "trees/tp_0" + n + "/model.safetensors");
+    put("hf/model.safetensors", "copies/model_rank_" + n + ".safetensors");
+  }
+  for (const std::string file : {"plain/model_rank_1.safetensors", "trees/tp_00/model.safetensors"}) {
+    const CommandResult r = reshard_cli({"verify", dir / file});
+    EXPECT_EQ(r.exit_code, 1) << file << r.out;
+    EXPECT_THAT(r.out, HasSubstr("This is the file of one rank, next to")) << file;
+    const CommandResult converted =
+        reshard_cli({"convert", dir / file, dir / "out", "--to", "hf", "--family", "none", "--force"});
+    EXPECT_THAT(converted.out, HasSubstr("warning   This is the file of one rank")) << converted.err;
+  }
+  // Copies of the whole model, as its config confirms.
+  fs::copy_file(dir / "hf/config.json", dir / "copies/config.json");
+  const CommandResult whole = reshard_cli({"verify", dir / "copies/model_rank_1.safetensors"});
+  EXPECT_EQ(whole.exit_code, 0) << whole.out;
+  fs::remove(dir / "plain/model_rank_0.safetensors");
+  EXPECT_THAT(reshard_cli({"inspect", dir / "plain/model_rank_1.safetensors"}).out,
+              testing::Not(HasSubstr("the file of one rank")));
+}
+
+// fairseq2's tree: checkpoints/step_4/{model,optimizer}/pp_00/tp_00/sdp_00.pt, trainer/rank_00.pt (its
+// checkpoint/manager.py), with what each rank holds as plain tensors.
+TEST(RankFilesByProgram, OfFairseq2AreJoinedByALayout) {
+  const TempDir dir;
+  expect_success(convert_quietly(sample_checkpoint("tp8"), dir / "ranks", {"--to", "ranks", "--mesh", "dp_shard=3"}));
+  const std::string step = dir / "run/checkpoints/step_4", rank = step + "/model/pp_00/tp_00";
+  fs::create_directories(rank);
+  for (const std::string n : {"0", "1", "2"}) {
+    fs::copy_file(dir / ("ranks/rank-0000" + n + ".safetensors"), rank + "/sdp_0" + n + ".pt");
+    dir.write("run/checkpoints/step_4/trainer/rank_0" + n + ".pt", "x");
+  }
+  for (const std::string& path : {dir / "run", step, step + "/model", step + "/model/pp_00"})
+    expect_refusal(reshard_cli({"inspect", path}), 4,
+                   AllOf(HasSubstr(path + ": a fairseq2 checkpoint; open " + rank), HasSubstr("--source-layout")));
+  const std::string layout = dir.write("l.json", R"({"reshard_layout": 1, "name": "fairseq2", "files": "shards",
+      "mesh": [{"axis": "dp_shard", "size": 3}],
+      "tensors": [{"names": ["*"], "splits": [{"axes": ["dp_shard"], "dim": 0}]}]})");
+  fs::copy_file(sample("tp8") + "/config.json", rank + "/config.json");
+  expect_success(convert_quietly(rank, dir / "hf", {"--to", "hf", "--source-layout", layout}));
+  expect_success(reshard_cli({"verify", dir / "hf", "--against", sample_checkpoint("tp8")}));
+  fs::create_directories(step + "/model/pp_00/tp_01");
+  expect_refusal(reshard_cli({"inspect", step}), 4, HasSubstr("Open the Hugging Face model that fairseq2 exports"));
+  fs::remove(step + "/model/pp_00/tp_01");
+  fs::remove(rank + "/sdp_01.pt");
+  fs::remove(rank + "/sdp_02.pt");
+  expect_refusal(reshard_cli({"inspect", step}), 4, HasSubstr("; open " + rank + "/sdp_00.pt"));
+}
+
 TEST(RankFilesByProgram, DamagedRankFilesAreErrors) {
   const TempDir dir;
   expect_success(convert_quietly(sample_checkpoint("tp8"), dir / "ranks",

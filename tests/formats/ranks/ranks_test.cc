@@ -287,6 +287,7 @@ TEST(Ranks, NamesOfRankFilesAreRecognised) {
   EXPECT_TRUE(recognised({"tp_0.pt", "tp_1.pt"}));
   EXPECT_TRUE(recognised({"mp_rank_00.pt", "mp_rank_01.pt", "config.json"}));
   EXPECT_TRUE(recognised({"rank0_of_2.pth", "rank1_of_2.pth"}));
+  EXPECT_TRUE(recognised({"sdp_00.pt", "sdp_01.pt"}));
   EXPECT_FALSE(recognised({"model-rank0.bin"}));
   EXPECT_FALSE(recognised({"model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"}));
   EXPECT_FALSE(recognised({"model-rank0.bin", "optim-rank0.bin", "model-rank1.bin", "optim-rank1.bin"}));
