@@ -92,7 +92,34 @@ Result<std::optional<OpenCheckpoint>> open_named(const PathSnapshot& place, cons
 
 // Names of files in which other programs store models: the end of the name, and the program.
 constexpr std::pair<std::string_view, std::string_view> kOthers[] = {
-    {"tf_model.h5", "TensorFlow's"}, {".ckpt.index", "TensorFlow's"}, {".msgpack", "Flax's"}, {".onnx", "ONNX's"}};
+    {"tf_model.h5", "TensorFlow's"}, {".ckpt.index", "TensorFlow's"},
+    {".msgpack", "Flax's"},          {".onnx", "ONNX's"},
+    {".keras", "Keras's"},           {".npz", "NumPy's"}};
+
+// The first bytes of files that hold a checkpoint only after another program has unpacked or fetched it.
+struct Signature {
+  std::string_view bytes, advice;
+};
+constexpr Signature kWrapped[] = {
+    {"\x1f\x8b", "compressed by gzip; unpack it with gunzip"},
+    {"\x28\xb5\x2f\xfd", "compressed by zstd; unpack it with unzstd"},
+    {"\xfd\x37zXZ", "compressed by xz; unpack it with unxz"},
+    {"BZh", "compressed by bzip2; unpack it with bunzip2"},
+    {"\x04\x22\x4d\x18", "compressed by lz4; unpack it with unlz4"},
+    {"version https://git-lfs", "a pointer of Git LFS to the file; git lfs pull gets it"},
+    {"<!DOCTYPE html", "a web page, perhaps an error of the server it came from; download the file again"},
+    {"<!doctype html", "a web page, perhaps an error of the server it came from; download the file again"},
+    {"<html", "a web page, perhaps an error of the server it came from; download the file again"},
+    {"<?xml", "XML, perhaps an error of the server it came from; download the file again"},
+    {"\x93NUMPY", "a NumPy array without a name; save the arrays with safetensors.numpy.save_file"},
+};
+
+// Returns a clause about a file that must be unpacked or fetched first; empty if it is none.
+std::string_view wrapping_of(const PathSnapshot& place) {
+  const auto is_it = [&](const Signature& s) { return std::string_view(place.head()).starts_with(s.bytes); };
+  const auto found = std::find_if(std::begin(kWrapped), std::end(kWrapped), is_it);
+  return place.is_file() && found != std::end(kWrapped) ? found->advice : std::string_view();
+}
 
 std::string others_text(const PathSnapshot& place) {
   std::vector<std::string> names, told;
@@ -212,6 +239,8 @@ Result<OpenCheckpoint> open_checkpoint(const std::string& path, const OpenOption
     return unsupported(path + ": a fairseq2 checkpoint; " + TRY(advice_for_fairseq2(*rank)));
   if (const std::string advice = TRY(advice_for_run(place)); !advice.empty()) return unsupported(path + ": " + advice);
   if (!place.is_directory()) TRY(File::open(path));  // fails for a dangling link or a device
+  if (const std::string_view wrapping = wrapping_of(place); !wrapping.empty())
+    return unsupported(path + ": " + std::string(wrapping));
   std::vector<std::string> titles;
   for (const Format* f : formats())
     if (f->open && !f->write_view) titles.emplace_back(f->title);  // a view is read as the format that it presents

@@ -125,6 +125,9 @@ Result<std::string> read_json_text(const File& file, Index offset, Index length)
   if (std::memcmp(&stated, kPointer.data(), sizeof stated) == 0)
     return corrupt(where +
                    ": expected tensors, got a pointer of Git LFS to the file that has them; git lfs pull gets it");
+  if (stated > std::uint64_t{kMaxSafetensorsHeader} && (stated & 0xFF) == '<')
+    return corrupt(where + ": expected tensors, got a web page or XML, perhaps an error of the server that the file " +
+                   "came from; download it again");
   if (stated > std::uint64_t{kMaxSafetensorsHeader})
     return corrupt(where + ": expected at most " + std::to_string(kMaxSafetensorsHeader) + " bytes, got " +
                    std::to_string(stated));

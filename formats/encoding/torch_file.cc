@@ -437,9 +437,10 @@ Result<TorchFile> TorchFile::open(const File& file, Index offset, Index length, 
     return unsupported(
         place + ": the container of PyTorch 1.5's preview (PYTORCH1); load it with that version and save it again");
   if (is_tar(head))
-    return unsupported(place +
-                       ": a tar archive, as torch.save wrote them before 0.1.10; load it with torch.load and save it "
-                       "again");
+    return unsupported(
+        place +
+        ": a tar archive; unpack it with tar -xf and open what it contains. If torch.save wrote it, before "
+        "0.1.10, load it with torch.load and save it again");
   if (is_stream(head)) return open_stream(file, offset, length, max_pickle_bytes);
   return open_zip(file, offset, length, max_pickle_bytes);
 }

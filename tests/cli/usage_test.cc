@@ -201,6 +201,30 @@ TEST_F(UsageTest, APathThatIsMistypedNamesANearOne) {
   EXPECT_THAT(reshard_cli({"inspect", dir_ / "something else"}).err, Not(HasSubstr("did you mean")));
 }
 
+// Trainers compress checkpoints (Composer's .pt.gz, .tar.gz), and downloads end in pages and pointers.
+TEST_F(UsageTest, AFileThatIsWrappedSaysInWhat) {
+  const std::vector<std::pair<std::string, std::string>> rows = {
+      {"\x1f\x8b\x08", "compressed by gzip; unpack it with gunzip"},
+      {"\x28\xb5\x2f\xfd", "compressed by zstd; unpack it with unzstd"},
+      {"\xfd\x37zXZ", "compressed by xz; unpack it with unxz"},
+      {"BZh9", "compressed by bzip2; unpack it with bunzip2"},
+      {"\x04\x22\x4d\x18", "compressed by lz4; unpack it with unlz4"},
+      {"version https://git-lfs.github.com/spec/v1\n", "a pointer of Git LFS to the file; git lfs pull gets it"},
+      {"<!DOCTYPE html>", "a web page, perhaps an error"},
+      {"<?xml version=\"1.0\"?>", "XML, perhaps an error"},
+      {"\x93NUMPY\x01", "a NumPy array without a name"},
+  };
+  for (const auto& [head, expected] : rows) {
+    const std::string file = dir_.write("wrapped.pt", head + std::string(600, 'x'));
+    const CommandResult r = reshard_cli({"inspect", file});
+    EXPECT_EQ(r.exit_code, 4) << r.err;
+    EXPECT_THAT(r.err, HasSubstr(file + ": " + expected));
+    EXPECT_THAT(r.err, Not(HasSubstr("supported:")));
+  }
+  for (const std::string name : {"model.keras", "arrays.npz"})
+    EXPECT_THAT(reshard_cli({"inspect", dir_.write(name, "PK\3\4")}).err, HasSubstr("(" + name + " is ")) << name;
+}
+
 // Otherwise SRC and DST after `--include a` would be read as names too.
 TEST_F(UsageTest, OptionsOfSeveralValuesTakeOneEachTime) {
   const std::string to = dir_ / "to";

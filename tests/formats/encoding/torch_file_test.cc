@@ -114,7 +114,8 @@ TEST_F(TorchFileTest, NamesTheContainersItRefuses) {
   std::string tar(1024, '\0');
   tar.replace(257, 5, "ustar");
   EXPECT_EQ(refusal(open(tar)),
-            "@0x0: a tar archive, as torch.save wrote them before 0.1.10; load it with torch.load and save it again");
+            "@0x0: a tar archive; unpack it with tar -xf and open what it contains. If torch.save wrote it, before "
+            "0.1.10, load it with torch.load and save it again");
   EXPECT_FALSE(TorchFile::recognises("PK\x03\x04 of something else, with a name that is not torch's"));
   EXPECT_FALSE(TorchFile::recognises(""));
 }

@@ -228,6 +228,13 @@ TEST_F(SafetensorsReadTest, APointerOfGitLfsIsSaidToBeOne) {
             "has them; git lfs pull gets it");
 }
 
+TEST_F(SafetensorsReadTest, AWebPageIsSaidToBeOne) {
+  dir_.write("model.safetensors", "<!DOCTYPE html><html><body>502 Bad Gateway</body></html>");
+  EXPECT_EQ(refusal(),
+            "D/model.safetensors@0x0: safetensors header: expected tensors, got a web page or XML, perhaps an error of "
+            "the server that the file came from; download it again");
+}
+
 // ---- The index
 
 TEST_F(SafetensorsReadTest, TheIndexNamesTheFiles) {
