@@ -452,8 +452,16 @@ std::optional<Index> number_after(std::string_view name, std::string_view word) 
   return std::nullopt;
 }
 
+// Returns the number of batches in the name of a file that Composer's rank 0 saves for all ("ep0-ba20-rank0.pt",
+// composer/callbacks/checkpoint_saver.py).
+std::optional<Index> batches_of_composer(std::string_view name) {
+  if (!name.starts_with("ep") || name.find("-rank0") == std::string_view::npos) return std::nullopt;
+  return number_after(name, "-ba");
+}
+
 // Returns whether a file's name is that of a step, and not of one rank's part of it.
 bool names_step(std::string_view name) {
+  if (batches_of_composer(name)) return true;
   constexpr std::string_view kWords[] = {"step", "iter", "iteration", "epoch", "ckpt", "checkpoint"};
   return name.find("rank") == std::string_view::npos &&
          std::any_of(std::begin(kWords), std::end(kWords),
@@ -518,6 +526,7 @@ Result<bool> holds_one_step(const std::string& directory) {
 
 Index step_in_name(std::string_view name) {
   if (const auto step = number_after(name, "step")) return *step;
+  if (const auto batches = batches_of_composer(name)) return *batches;
   const std::size_t end = name.find_last_of("0123456789");
   if (end == std::string_view::npos) return -1;
   std::size_t begin = end;

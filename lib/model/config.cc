@@ -98,7 +98,7 @@ Result<std::optional<std::array<Index, 2>>> sides(const Json& json, std::string_
   return out;
 }
 
-// Returns whether one of compressed-tensors' groups of modules has only weights of another type than 8-bit floats.
+// Returns whether the weights of one of compressed-tensors' groups of modules are of another type than 8-bit floats.
 bool has_no_float8(const Json& group) {
   const Json* const weights = group.is_object() ? group.find("weights") : nullptr;
   if (!weights || !weights->is_object()) return false;

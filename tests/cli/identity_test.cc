@@ -120,6 +120,16 @@ TEST(Identity, TheNewestStepOfTheNewestVersionOfALightningRunIsFound) {
   EXPECT_EQ(reshard_cli({"latest", dir / "run"}).out, dir / "run/loss=1.5-step=20" + "\n");
 }
 
+TEST(Identity, TheNewestFileOfAComposerRunIsFound) {
+  const TempDir dir;
+  for (const char* file : {"ep0-ba9-rank0.pt", "ep0-ba10-rank0.pt", "ep0-ba2-rank0.pt"})
+    fs::copy(sample("colossalai/unsharded_tied.bin"), dir / file);
+  fs::create_symlink("ep0-ba10-rank0.pt", dir / "latest-rank0.pt");
+  EXPECT_EQ(reshard_cli({"latest", dir.path()}).out, dir / "ep0-ba10-rank0.pt" + "\n");
+  EXPECT_THAT(reshard_cli({"inspect", dir.path()}).err,
+              HasSubstr("a directory of 3 checkpoints; the newest complete one is " + dir / "ep0-ba10-rank0.pt"));
+}
+
 TEST(Identity, AFileOfADcpCheckpointStandsForAllOfIt) {
   for (const char* file : {"/.metadata", "/__0_0.distcp"}) {
     const CommandResult r = reshard_cli({"inspect", sample("tp8") + "/checkpoint" + file});
