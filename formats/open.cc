@@ -96,6 +96,9 @@ constexpr std::pair<std::string_view, std::string_view> kOthers[] = {
     {".msgpack", "Flax's"},          {".onnx", "ONNX's"},
     {".keras", "Keras's"},           {".npz", "NumPy's"}};
 
+constexpr std::string_view kWebPage =
+    "a web page, perhaps an error of the server it came from; download the file again";
+
 // The first bytes of files that hold a checkpoint only after another program has unpacked or fetched it.
 struct Signature {
   std::string_view bytes, advice;
@@ -107,9 +110,9 @@ constexpr Signature kWrapped[] = {
     {"BZh", "compressed by bzip2; unpack it with bunzip2"},
     {"\x04\x22\x4d\x18", "compressed by lz4; unpack it with unlz4"},
     {"version https://git-lfs", "a pointer of Git LFS to the file; git lfs pull gets it"},
-    {"<!DOCTYPE html", "a web page, perhaps an error of the server it came from; download the file again"},
-    {"<!doctype html", "a web page, perhaps an error of the server it came from; download the file again"},
-    {"<html", "a web page, perhaps an error of the server it came from; download the file again"},
+    {"<!DOCTYPE html", kWebPage},
+    {"<!doctype html", kWebPage},
+    {"<html", kWebPage},
     {"<?xml", "XML, perhaps an error of the server it came from; download the file again"},
     {"\x93NUMPY", "a NumPy array without a name; save the arrays with safetensors.numpy.save_file"},
 };

@@ -79,10 +79,11 @@ RankFiles find_files(const PathSnapshot& directory) {
     if (e.is_directory) continue;
     out.has_layout = out.has_layout || e.name == kLayoutFile;
     out.has_index = out.has_index || e.name.ends_with(".index.json");
-    if (const auto parsed = may_be_rank_file(e.name) ? parse_rank_name(e.name) : std::nullopt) {
+    if (!may_be_rank_file(e.name)) continue;
+    if (const auto parsed = parse_rank_name(e.name)) {
       out.is_ambiguous = out.is_ambiguous || !out.by_rank.emplace(parsed->rank, e.name).second;
       patterns.emplace(parsed->before, parsed->after);
-    } else if (may_be_rank_file(e.name)) {
+    } else {
       out.others.push_back(e.name);
     }
   }

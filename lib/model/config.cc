@@ -98,37 +98,43 @@ Result<std::optional<std::array<Index, 2>>> sides(const Json& json, std::string_
   return out;
 }
 
-// Returns whether the weights of one of compressed-tensors' groups of modules are of another type than 8-bit floats.
-bool has_no_float8(const Json& group) {
-  const Json* const weights = group.is_object() ? group.find("weights") : nullptr;
-  if (!weights || !weights->is_object()) return false;
-  const Json *const type = weights->find("type"), *const bits = weights->find("num_bits");
-  const bool is_integer = type && type->is_string() && *type->as_string() == "int";
-  const bool is_narrow = bits && bits->as_index() && *bits->as_index() != 8;
-  return is_integer || is_narrow;
+// Returns whether a member is this word.
+bool says(const Json& json, std::string_view member, std::string_view word) {
+  const Json* const value = json.find(member);
+  return value && value->is_string() && *value->as_string() == word;
 }
 
-// Returns the scales of one of compressed-tensors' groups of modules, or nothing if they are not known.
+// Returns what one of compressed-tensors' groups of modules says of its weights; null if it says nothing.
+const Json* weights_of_group(const Json& group) {
+  const Json* const weights = group.is_object() ? group.find("weights") : nullptr;
+  return weights && weights->is_object() ? weights : nullptr;
+}
+
+// Returns whether the weights of a group are of another type than 8-bit floats.
+bool has_no_float8(const Json& group) {
+  const Json* const weights = weights_of_group(group);
+  if (!weights) return false;
+  const Json* const bits = weights->find("num_bits");
+  return says(*weights, "type", "int") || (bits && bits->as_index() && *bits->as_index() != 8);
+}
+
+// Returns the scales of a group, or nothing if they are not known.
 Result<std::optional<Float8Scales>> scales_of_group(const Json& group) {
   std::optional<Float8Scales> out;
-  const Json* const weights = group.is_object() ? group.find("weights") : nullptr;
-  if (!weights || !weights->is_object()) return out;
-  const auto says = [&](std::string_view member, std::string_view word) {
-    const Json* const value = weights->find(member);
-    return value && value->is_string() && *value->as_string() == word;
-  };
+  const Json* const weights = weights_of_group(group);
+  if (!weights) return out;
   const Json *const bits = weights->find("num_bits"), *const symmetric = weights->find("symmetric");
   const bool is_8_bit = bits && bits->as_index() && *bits->as_index() == 8;
-  if (!says("type", "float") || !is_8_bit) return out;
+  if (!says(*weights, "type", "float") || !is_8_bit) return out;
   if (symmetric && symmetric->is_bool() && !TRY(symmetric->as_bool())) return out;
   Float8Scales scales{"_scale", 0, 0, true, true};
-  if (says("strategy", "channel")) scales.block_rows = 1;
-  if (says("strategy", "block")) {
+  if (says(*weights, "strategy", "channel")) scales.block_rows = 1;
+  if (says(*weights, "strategy", "block")) {
     const auto block = TRY(sides(*weights, "block_structure"));
     if (!block) return out;
     scales.block_rows = (*block)[0];
     scales.block_columns = (*block)[1];
-  } else if (!says("strategy", "channel") && !says("strategy", "tensor")) {
+  } else if (!says(*weights, "strategy", "channel") && !says(*weights, "strategy", "tensor")) {
     return out;
   }
   out = scales;

@@ -100,7 +100,7 @@ RESHARD_HD std::uint32_t choose_bytes(std::uint32_t x, std::uint32_t y, std::uin
 #endif
 }
 
-// Transposes a square of 2 x 2 units of two bytes, or of 4 x 4 units of one, each row of which is one word.
+// Transposes 2 x 2 units of two bytes, or 4 x 4 units of one byte. A word is a row.
 RESHARD_HD void transpose_square(Word<4> (&row)[2]) {
   const std::uint32_t x = row[0].single, y = row[1].single;
   row[0].single = choose_bytes(x, y, 0x5410);

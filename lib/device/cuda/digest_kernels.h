@@ -104,7 +104,7 @@ struct DigestKernel {
   static constexpr int kVector = 16 / kLaneBytes;                            // lanes
   static constexpr int kVectors = static_cast<int>(kDigestBlock) / kVector;  // in a block
   static constexpr int kBatch = kVectors / 32;  // vectors per thread, if 32 threads share a block
-  static constexpr int kItems = 4 / kBatch;     // of which a thread reads its vectors at once
+  static constexpr int kItems = 4 / kBatch;     // items that a thread takes at once: four vectors
   static constexpr bool kKeepsWeights = kLaneBytes == 1;
 
   union Lanes {
@@ -331,6 +331,7 @@ void plan_digest(const Dims& tensor_shape, const Box& box, Index element_bytes, 
   const auto run_part = [&]<int kLaneBytes>(const CopyShape& part, CopyOffsets at) {
     const DigestJob job = make_digest_job(part, data + at.from, first + at.to, kLaneBytes);
     if (!aligned) return run(DigestKernel<kLaneBytes, DigestReads::kLanes>(), job);
+    // Fewer than 32 threads share an item.
     if (job.group_shift < 5) return run(DigestKernel<kLaneBytes, DigestReads::kVectors>(), job);
     return run(DigestKernel<kLaneBytes, DigestReads::kBlocks>(), job);
   };

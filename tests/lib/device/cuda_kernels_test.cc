@@ -177,16 +177,18 @@ TEST(CudaCopy, TransposesSmallUnitsInWordsWhereAllLieOnWholeOnes) {
     EXPECT_EQ(cpu.transposes, 1);
     return cpu.in_words;
   };
-  for (const Index bytes : {1, 2})
-    for (const Index rows : {64, 124, 128, 132})
-      for (const Index columns : {64, 68, 256})
+  for (const Index bytes : {1, 2}) {
+    const Index word = 4 / bytes;  // units
+    for (const Index rows : {Index{64}, 128 - word, Index{128}, 128 + word})
+      for (const Index columns : {Index{64}, 64 + word, Index{192}, Index{256}})
         for (const Index batch : {1, 3}) {
           EXPECT_EQ(in_words(bytes, batch, rows, columns, 0, 0, 0), 1);
-          EXPECT_EQ(in_words(bytes, batch, rows, columns, 4 / bytes, 4, 12), 1);
-          EXPECT_EQ(in_words(bytes, batch, rows, columns, 2 / bytes, 0, 0), 0);
+          EXPECT_EQ(in_words(bytes, batch, rows, columns, word, 4, 12), 1);
+          EXPECT_EQ(in_words(bytes, batch, rows, columns, word / 2, 0, 0), 0);
           EXPECT_EQ(in_words(bytes, batch, rows, columns, 0, 2, 0), 0);
           EXPECT_EQ(in_words(bytes, batch, rows, columns, 0, 0, 2), 0);
         }
+  }
 }
 
 TEST(CudaCopy, MovesTheRowsOfAColumnShardInVectors) {
