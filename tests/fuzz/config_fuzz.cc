@@ -9,11 +9,11 @@
 #include "lib/model/family.h"
 #include "lib/model/olmo_core.h"
 #include "lib/model/parameters.h"
+#include "tests/fuzz/fuzz_target.h"
 #include "tests/fuzz/input_file.h"
 
-using namespace reshard;
-
-extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+namespace reshard::config_fuzz {
+FUZZ_TARGET(config)(const std::uint8_t* data, std::size_t size) {
   const auto json = parse_json({reinterpret_cast<const char*>(data), size}, "input");
   if (!json) return 0;
   if (is_config_of_olmo_core(*json)) {
@@ -42,3 +42,5 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   }
   return 0;
 }
+
+}  // namespace reshard::config_fuzz

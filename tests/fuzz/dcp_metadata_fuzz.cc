@@ -7,11 +7,11 @@
 
 #include "formats/dcp/metadata.h"
 #include "lib/base/text.h"
+#include "tests/fuzz/fuzz_target.h"
 #include "tests/fuzz/input_file.h"
 #include "tests/support/dcp_metadata.h"
 
-using namespace reshard;
-
+namespace reshard::dcp_metadata_fuzz {
 namespace {
 
 bool is_tensor_box(const Box& box, const Dims& shape) {
@@ -80,7 +80,7 @@ void write_again(const Catalog& catalog) {
 
 }  // namespace
 
-extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+FUZZ_TARGET(dcp_metadata)(const std::uint8_t* data, std::size_t size) {
   Catalog catalog;
   const Status done = read(std::string(reinterpret_cast<const char*>(data), size), catalog);
   const auto by_rows = dcp::read_by_rows(input_file(data, size));
@@ -107,3 +107,5 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   write_again(catalog);
   return 0;
 }
+
+}  // namespace reshard::dcp_metadata_fuzz

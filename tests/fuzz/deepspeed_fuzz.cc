@@ -7,9 +7,10 @@
 
 #include "formats/deepspeed/rank_files.h"
 #include "lib/base/checked.h"
+#include "tests/fuzz/fuzz_target.h"
 #include "tests/fuzz/input_file.h"
 
-using namespace reshard;
+namespace reshard::deepspeed_fuzz {
 using namespace reshard::deepspeed;
 
 namespace {
@@ -34,7 +35,7 @@ void check(const OptimizerStates& states) {
 
 }  // namespace
 
-extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+FUZZ_TARGET(deepspeed)(const std::uint8_t* data, std::size_t size) {
   const File& file = input_file(data, size);
   if (const auto content = TensorFile::open(file)) {
     const auto states = read_model_states(*content, "input");
@@ -50,3 +51,5 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   }
   return 0;
 }
+
+}  // namespace reshard::deepspeed_fuzz

@@ -6,11 +6,11 @@
 #include <vector>
 
 #include "lib/convert/weights/expression.h"
+#include "tests/fuzz/fuzz_target.h"
 #include "tests/fuzz/input_file.h"
 
-using namespace reshard;
-
-extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+namespace reshard::expression_fuzz {
+FUZZ_TARGET(expression)(const std::uint8_t* data, std::size_t size) {
   const std::string text(reinterpret_cast<const char*>(data), size);
   static const std::vector<std::vector<std::string>> kSources = {{"a"}, {"a", "b"}, {"base", "tuned", "c-1"}};
   for (const auto& sources : kSources) {
@@ -31,3 +31,5 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   }
   return 0;
 }
+
+}  // namespace reshard::expression_fuzz

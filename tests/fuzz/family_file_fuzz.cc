@@ -8,10 +8,10 @@
 #include "lib/model/family_file.h"
 #include "lib/model/formula.h"
 #include "lib/model/parameters.h"
+#include "tests/fuzz/fuzz_target.h"
 #include "tests/fuzz/input_file.h"
 
-using namespace reshard;
-
+namespace reshard::family_file_fuzz {
 namespace {
 
 void ask(const Family& family, const std::string& name) {
@@ -24,7 +24,7 @@ void ask(const Family& family, const std::string& name) {
 
 }  // namespace
 
-extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+FUZZ_TARGET(family_file)(const std::uint8_t* data, std::size_t size) {
   const auto family = parse_family({reinterpret_cast<const char*>(data), size}, "input");
   if (!family) {
     require(!family.error().message().empty());
@@ -51,3 +51,5 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   }
   return 0;
 }
+
+}  // namespace reshard::family_file_fuzz

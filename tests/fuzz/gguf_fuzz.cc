@@ -3,11 +3,11 @@
 #include <cstdint>
 
 #include "formats/gguf/gguf.h"
+#include "tests/fuzz/fuzz_target.h"
 #include "tests/fuzz/input_file.h"
 
-using namespace reshard;
-
-extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+namespace reshard::gguf_fuzz {
+FUZZ_TARGET(gguf)(const std::uint8_t* data, std::size_t size) {
   const auto header = gguf::read_header(input_file(data, size));
   if (!header) return 0;
   Catalog catalog;
@@ -24,3 +24,5 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   require(made.config.has_value() == made.why_not.empty());
   return 0;
 }
+
+}  // namespace reshard::gguf_fuzz

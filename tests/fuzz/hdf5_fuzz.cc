@@ -2,29 +2,28 @@
 // parses files in a separate process.) The first byte chooses: 0 is a key path, others the number of filters, one byte
 // each; two more bytes give the chunk's size.
 #include <cstdint>
-#include <cstdlib>
 #include <string>
 
 #include "formats/encoding/key_path.h"
 #include "formats/hdf5/names.h"
 #include "lib/device/codec.h"
+#include "tests/fuzz/fuzz_target.h"
 
-using namespace reshard;
-
+namespace reshard::hdf5_fuzz {
 namespace {
 
 void try_key_path(const std::string& text) {
   const auto path = parse_key_path(text, "input");
   if (!path) return;
   const auto again = parse_key_path(key_path_text(*path), "input");
-  if (!again || *again != *path) std::abort();
+  require(again && *again == *path);
 }
 
 void try_names(const std::string& text) {
   const std::string half = text.substr(0, text.size() / 2);
   hdf5::PathMaker paths({text, half});
   const std::string a = paths.path_of(text);
-  if (text != half && a == paths.path_of(half)) std::abort();
+  require(text == half || a != paths.path_of(half));
 }
 
 void try_chunk(int count, Bytes bytes) {
@@ -40,12 +39,12 @@ void try_chunk(int count, Bytes bytes) {
   std::string stored(as_string(bytes.subspan(at)));
   ChunkDecoder decoder;
   const auto out = decoder.decode({reinterpret_cast<std::byte*>(stored.data()), stored.size()}, encoding, "input");
-  if (out && static_cast<Index>(out->size()) != encoding.decoded_bytes) std::abort();
+  require(!out || static_cast<Index>(out->size()) == encoding.decoded_bytes);
 }
 
 }  // namespace
 
-extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+FUZZ_TARGET(hdf5)(const std::uint8_t* data, std::size_t size) {
   if (size == 0) return 0;
   const Bytes bytes(reinterpret_cast<const std::byte*>(data) + 1, size - 1);
   if (data[0] == 0) {
@@ -56,3 +55,5 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   }
   return 0;
 }
+
+}  // namespace reshard::hdf5_fuzz

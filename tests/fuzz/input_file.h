@@ -1,17 +1,13 @@
-// Shared by the fuzz targets: the input as an unnamed file, and a check that is active in every build.
+// The input of a fuzz target as an unnamed file.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 
 #include "lib/base/file.h"
+#include "tests/fuzz/fuzz_target.h"
 
 namespace reshard {
-
-inline void require(bool fact) {
-  if (!fact) std::abort();
-}
 
 // Returns the same file at each call, with these bytes and no others.
 inline const File& input_file(const std::uint8_t* data, std::size_t size) {

@@ -3,11 +3,11 @@
 #include <cstdint>
 
 #include "lib/output/journal.h"
+#include "tests/fuzz/fuzz_target.h"
 #include "tests/fuzz/input_file.h"
 
-using namespace reshard;
-
-extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+namespace reshard::journal_fuzz {
+FUZZ_TARGET(journal)(const std::uint8_t* data, std::size_t size) {
   const auto text = read_journal(input_file(data, size));
   require(text.has_value());
   if (!*text) return 0;
@@ -29,3 +29,5 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   require((*same)->finished.bytes == finished.bytes && (*same)->finished.read.size() == finished.read.size());
   return 0;
 }
+
+}  // namespace reshard::journal_fuzz

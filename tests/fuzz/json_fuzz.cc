@@ -1,21 +1,13 @@
 // Fuzzes JSON: parsing terminates, and accepted documents are equal after writing and reading them.
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <string_view>
 
 #include "lib/base/json.h"
+#include "tests/fuzz/fuzz_target.h"
 
-namespace {
-
-void require(bool fact) {
-  if (!fact) std::abort();
-}
-
-}  // namespace
-
-extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
-  using namespace reshard;
+namespace reshard::json_fuzz {
+FUZZ_TARGET(json)(const std::uint8_t* data, std::size_t size) {
   const std::string_view text(reinterpret_cast<const char*>(data), size);
   const auto json = parse_json(text, "input");
   require(json || json.error().message().size() < 1000);
@@ -38,3 +30,5 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   }
   return 0;
 }
+
+}  // namespace reshard::json_fuzz

@@ -5,10 +5,10 @@
 #include <string_view>
 
 #include "lib/layout/descriptor.h"
+#include "tests/fuzz/fuzz_target.h"
 #include "tests/fuzz/input_file.h"
 
-using namespace reshard;
-
+namespace reshard::layout_fuzz {
 namespace {
 
 void ask(const LayoutDescriptor& layout) {
@@ -32,7 +32,7 @@ void ask(const LayoutDescriptor& layout) {
 
 }  // namespace
 
-extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+FUZZ_TARGET(layout)(const std::uint8_t* data, std::size_t size) {
   const auto layout = LayoutDescriptor::parse({reinterpret_cast<const char*>(data), size}, "input");
   if (!layout) {
     require(!layout.error().message().empty());
@@ -47,3 +47,5 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   }
   return 0;
 }
+
+}  // namespace reshard::layout_fuzz

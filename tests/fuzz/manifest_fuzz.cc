@@ -13,11 +13,11 @@
 #include "lib/convert/source_manifest.h"
 #include "lib/plan/plan.h"
 #include "lib/source/tensor_source.h"
+#include "tests/fuzz/fuzz_target.h"
 #include "tests/fuzz/input_file.h"
 #include "tests/support/temp_dir.h"
 
-using namespace reshard;
-
+namespace reshard::manifest_fuzz {
 namespace {
 
 // q has rows that families order differently.
@@ -50,7 +50,7 @@ const std::string& model_directory() {
 
 }  // namespace
 
-extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+FUZZ_TARGET(manifest)(const std::uint8_t* data, std::size_t size) {
   const std::string& directory = model_directory();
   const std::string_view text(reinterpret_cast<const char*>(data), size);
   require(write(path_join(directory, kManifestFile), text));
@@ -89,3 +89,5 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   require(held ? *held >= 0 : !held.error().message().empty());
   return 0;
 }
+
+}  // namespace reshard::manifest_fuzz

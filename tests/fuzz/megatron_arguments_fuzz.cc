@@ -5,9 +5,10 @@
 #include <string>
 
 #include "formats/megatron/arguments.h"
+#include "tests/fuzz/fuzz_target.h"
 #include "tests/fuzz/input_file.h"
 
-using namespace reshard;
+namespace reshard::megatron_arguments_fuzz {
 using namespace reshard::megatron;
 
 namespace {
@@ -28,7 +29,7 @@ const Catalog& catalog() {
 
 }  // namespace
 
-extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+FUZZ_TARGET(megatron_arguments)(const std::uint8_t* data, std::size_t size) {
   const auto document = pickle::parse(std::string(reinterpret_cast<const char*>(data), size), "input");
   if (!document) return 0;
   for (const auto& [name, value] : sample_counts(document->root())) require(!name.empty());
@@ -53,3 +54,5 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     require(read.number(name) == same->number(name));
   return 0;
 }
+
+}  // namespace reshard::megatron_arguments_fuzz

@@ -5,11 +5,11 @@
 
 #include "formats/meta/meta.h"
 #include "lib/model/config.h"
+#include "tests/fuzz/fuzz_target.h"
 #include "tests/fuzz/input_file.h"
 
-using namespace reshard;
-
-extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+namespace reshard::meta_params_fuzz {
+FUZZ_TARGET(meta_params)(const std::uint8_t* data, std::size_t size) {
   const auto params = parse_json({reinterpret_cast<const char*>(data), size}, "input");
   if (!params) return 0;
   (void)meta::unknown_part(*params);
@@ -22,3 +22,5 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   require(model || !model.error().message().empty());
   return 0;
 }
+
+}  // namespace reshard::meta_params_fuzz

@@ -7,12 +7,13 @@
 #include <string_view>
 
 #include "formats/nanotron/nanotron.h"
+#include "tests/fuzz/fuzz_target.h"
 #include "tests/fuzz/input_file.h"
 
-using namespace reshard;
+namespace reshard::nanotron_fuzz {
 using namespace reshard::nanotron;
 
-extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+FUZZ_TARGET(nanotron)(const std::uint8_t* data, std::size_t size) {
   std::string_view text(reinterpret_cast<const char*>(data), size);
   std::array<std::string_view, 4> lines;
   for (std::string_view& line : lines) {
@@ -34,3 +35,5 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   }
   return 0;
 }
+
+}  // namespace reshard::nanotron_fuzz

@@ -5,13 +5,14 @@
 
 #include "formats/orbax/ocdbt.h"
 #include "lib/base/text.h"
+#include "tests/fuzz/fuzz_target.h"
 #include "tests/fuzz/input_file.h"
 #include "tests/support/ocdbt.h"
 
-using namespace reshard;
+namespace reshard::ocdbt_manifest_fuzz {
 using namespace reshard::orbax;
 
-extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+FUZZ_TARGET(ocdbt_manifest)(const std::uint8_t* data, std::size_t size) {
   const std::string_view body(reinterpret_cast<const char*>(data), size);
   for (const int compression : {0, 1}) {
     const std::string object = ocdbt_object(kOcdbtManifest, body, compression);
@@ -26,3 +27,5 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   require(!parse_manifest(as_bytes(body), "manifest.ocdbt") || size > 18);  // uncompressed
   return 0;
 }
+
+}  // namespace reshard::ocdbt_manifest_fuzz

@@ -5,13 +5,14 @@
 
 #include "formats/orbax/ocdbt.h"
 #include "lib/base/text.h"
+#include "tests/fuzz/fuzz_target.h"
 #include "tests/fuzz/input_file.h"
 #include "tests/support/ocdbt.h"
 
-using namespace reshard;
+namespace reshard::ocdbt_node_fuzz {
 using namespace reshard::orbax;
 
-extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+FUZZ_TARGET(ocdbt_node)(const std::uint8_t* data, std::size_t size) {
   if (size == 0) return 0;
   const int height = data[0] % 4;
   const std::string body(reinterpret_cast<const char*>(data), size);
@@ -34,3 +35,5 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   for (const Child& child : node->children) require(child.file < node->files.size() && child.length >= 0);
   return 0;
 }
+
+}  // namespace reshard::ocdbt_node_fuzz

@@ -2,18 +2,13 @@
 // printed.
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <string>
 
 #include "formats/encoding/pickle.h"
+#include "tests/fuzz/fuzz_target.h"
 
+namespace reshard::pickle_fuzz {
 namespace {
-
-using namespace reshard;
-
-void require(bool fact) {
-  if (!fact) std::abort();
-}
 
 // Calls every accessor of a value and of its parts, down to some depth, because the tree may have cycles.
 void visit(pickle::Value v, int depth, int& budget) {
@@ -38,7 +33,7 @@ void visit(pickle::Value v, int depth, int& budget) {
 
 }  // namespace
 
-extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+FUZZ_TARGET(pickle)(const std::uint8_t* data, std::size_t size) {
   const auto document = pickle::parse(std::string(reinterpret_cast<const char*>(data), size), "input");
   if (!document) {
     require(document.error().message().size() < 1000);
@@ -52,3 +47,5 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   require(document->root().mismatch("fuzz", "nothing").code() == ErrorCode::kCorrupt);
   return 0;
 }
+
+}  // namespace reshard::pickle_fuzz

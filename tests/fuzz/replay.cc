@@ -8,10 +8,9 @@
 #include <string>
 #include <string_view>
 
-// The entry point of each target, which is LLVMFuzzerTestOneInput where the target is a program of its own.
-#define FUZZ_TARGET(name) extern "C" int fuzz_##name(const std::uint8_t* data, std::size_t size);
-#include "fuzz_targets.inc"  // a FUZZ_TARGET(name) for each, from CMakeLists.txt
-#undef FUZZ_TARGET
+#define REPLAYED(name) extern "C" int fuzz_##name(const std::uint8_t* data, std::size_t size);
+#include "fuzz_targets.inc"  // REPLAYED(name) for each target, from CMakeLists.txt
+#undef REPLAYED
 
 namespace {
 
@@ -19,10 +18,10 @@ using FuzzTarget = int(const std::uint8_t* data, std::size_t size);
 
 // Returns null if there is no target of this name.
 FuzzTarget* find_target(std::string_view wanted) {
-#define FUZZ_TARGET(name) \
+#define REPLAYED(name) \
   if (wanted == #name) return fuzz_##name;
 #include "fuzz_targets.inc"
-#undef FUZZ_TARGET
+#undef REPLAYED
   return nullptr;
 }
 

@@ -6,12 +6,12 @@
 
 #include "formats/encoding/safetensors_header.h"
 #include "formats/hf/hf.h"
+#include "tests/fuzz/fuzz_target.h"
 #include "tests/fuzz/input_file.h"
 #include "tests/support/temp_dir.h"
 
+namespace reshard::safetensors_fuzz {
 namespace {
-
-using namespace reshard;
 
 void check(const SafetensorsHeader& header, Index size) {
   Index end = header.data_start;
@@ -24,7 +24,7 @@ void check(const SafetensorsHeader& header, Index size) {
 
 }  // namespace
 
-extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+FUZZ_TARGET(safetensors)(const std::uint8_t* data, std::size_t size) {
   static const TempDir directory;
   const Bytes bytes(reinterpret_cast<const std::byte*>(data), size);
   const File& file = input_file(data, size);
@@ -49,3 +49,5 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   if (reader) require((*reader)->catalog().tensor_bytes() == header->end - header->data_start);
   return 0;
 }
+
+}  // namespace reshard::safetensors_fuzz

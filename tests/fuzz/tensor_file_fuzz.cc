@@ -5,10 +5,10 @@
 #include <unordered_set>
 
 #include "formats/encoding/tensor_file.h"
+#include "tests/fuzz/fuzz_target.h"
 #include "tests/fuzz/input_file.h"
 
-using namespace reshard;
-
+namespace reshard::tensor_file_fuzz {
 namespace {
 
 // Also checks a rank's part, which must be inside the whole tensor.
@@ -27,7 +27,7 @@ void check(const TensorFile::Entry& e, std::size_t size) {
 
 }  // namespace
 
-extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+FUZZ_TARGET(tensor_file)(const std::uint8_t* data, std::size_t size) {
   (void)TensorFile::open(input_file(data, size));
   const auto file = TensorFile::open(input_file(data, size), SafetensorsEnd::kExact, TensorFile::Parts::kRead);
   if (!file) return 0;
@@ -43,3 +43,5 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   }
   return 0;
 }
+
+}  // namespace reshard::tensor_file_fuzz

@@ -3,11 +3,11 @@
 #include <cstdint>
 
 #include "formats/encoding/torch_archive.h"
+#include "tests/fuzz/fuzz_target.h"
 #include "tests/fuzz/input_file.h"
 
-using namespace reshard;
-
-extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+namespace reshard::torch_archive_fuzz {
+FUZZ_TARGET(torch_archive)(const std::uint8_t* data, std::size_t size) {
   const File& file = input_file(data, size);
   const auto length = static_cast<Index>(size);
   if (const auto object = torch_archive::read_object_item(file, 0, length)) (void)pickle::print(object->root());
@@ -24,3 +24,5 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   require(fits_inside(tensor->start + last * width, width, tensor->extent.length));
   return 0;
 }
+
+}  // namespace reshard::torch_archive_fuzz

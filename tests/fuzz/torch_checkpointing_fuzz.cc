@@ -8,9 +8,10 @@
 #include "formats/torch_checkpointing/metadata.h"
 #include "lib/base/checked.h"
 #include "lib/base/text.h"
+#include "tests/fuzz/fuzz_target.h"
 #include "tests/fuzz/input_file.h"
 
-using namespace reshard;
+namespace reshard::torch_checkpointing_fuzz {
 using namespace reshard::torch_checkpointing;
 
 namespace {
@@ -46,7 +47,7 @@ void require_same(const Item& a, const Item& b) {
 
 }  // namespace
 
-extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+FUZZ_TARGET(torch_checkpointing)(const std::uint8_t* data, std::size_t size) {
   const auto read = parse_metadata(std::string(reinterpret_cast<const char*>(data), size), "input");
   if (!read) {
     require(!read.error().message().empty());
@@ -68,3 +69,5 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   }
   return 0;
 }
+
+}  // namespace reshard::torch_checkpointing_fuzz

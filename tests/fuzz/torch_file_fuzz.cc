@@ -5,10 +5,10 @@
 
 #include "formats/encoding/pickle_writer.h"
 #include "formats/encoding/torch_file.h"
+#include "tests/fuzz/fuzz_target.h"
 #include "tests/fuzz/input_file.h"
 
-using namespace reshard;
-
+namespace reshard::torch_file_fuzz {
 namespace {
 
 void check(const StoredTensor& tensor, Index length) {
@@ -25,7 +25,7 @@ void check(const StoredTensor& tensor, Index length) {
 
 }  // namespace
 
-extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+FUZZ_TARGET(torch_file)(const std::uint8_t* data, std::size_t size) {
   const File& file = input_file(data, size);
   const auto length = static_cast<Index>(size);
   const auto torch = TorchFile::open(file, 0, length);
@@ -42,3 +42,5 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   }
   return 0;
 }
+
+}  // namespace reshard::torch_file_fuzz

@@ -5,11 +5,11 @@
 
 #include "formats/encoding/weight_index.h"
 #include "lib/base/text.h"
+#include "tests/fuzz/fuzz_target.h"
 #include "tests/fuzz/input_file.h"
 
-using namespace reshard;
-
-extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+namespace reshard::weight_index_fuzz {
+FUZZ_TARGET(weight_index)(const std::uint8_t* data, std::size_t size) {
   const auto index = WeightIndex::parse(std::string_view(reinterpret_cast<const char*>(data), size), "index.json");
   if (!index) return 0;
   for (std::size_t i = 0; i < index->entries().size(); ++i) {
@@ -19,3 +19,5 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   require(index->files().size() <= index->entries().size());
   return 0;
 }
+
+}  // namespace reshard::weight_index_fuzz

@@ -5,9 +5,10 @@
 #include <string_view>
 
 #include "formats/orbax/zarr.h"
+#include "tests/fuzz/fuzz_target.h"
 #include "tests/fuzz/input_file.h"
 
-using namespace reshard;
+namespace reshard::zarr_fuzz {
 using namespace reshard::orbax;
 
 namespace {
@@ -35,7 +36,7 @@ void check_shard(const ZarrArray& array, std::string_view bytes) {
 
 }  // namespace
 
-extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+FUZZ_TARGET(zarr)(const std::uint8_t* data, std::size_t size) {
   const std::string_view input(reinterpret_cast<const char*>(data), size);
   const std::size_t end = std::min(input.find('\0'), size);
   const std::string_view text = input.substr(0, end), shard = input.substr(std::min(end + 1, size));
@@ -51,3 +52,5 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   }
   return 0;
 }
+
+}  // namespace reshard::zarr_fuzz

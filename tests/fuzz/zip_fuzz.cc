@@ -3,11 +3,11 @@
 #include <cstdint>
 
 #include "formats/encoding/zip.h"
+#include "tests/fuzz/fuzz_target.h"
 #include "tests/fuzz/input_file.h"
 
-using namespace reshard;
-
-extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+namespace reshard::zip_fuzz {
+FUZZ_TARGET(zip)(const std::uint8_t* data, std::size_t size) {
   const File& file = input_file(data, size);
   const auto length = static_cast<Index>(size);
   const auto archive = zip::Archive::open(file, 0, length);
@@ -23,3 +23,5 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   require(payloads <= length);
   return 0;
 }
+
+}  // namespace reshard::zip_fuzz
