@@ -24,7 +24,7 @@ namespace reshard {
 namespace {
 
 constexpr std::string_view kState = "optimizer.state.";
-constexpr std::string_view kGroups = "optimizer.param_groups.";
+constexpr std::string_view kGroupPrefix = "optimizer.param_groups.";
 constexpr std::string_view kParameters = ".params";
 constexpr Index kMaxConfigBytes = Index{16} << 20;
 
@@ -43,7 +43,7 @@ std::optional<std::pair<Index, std::string>> number_of(std::string_view name) {
 
 // Returns the group whose parameters an object lists.
 std::optional<Index> group_of(std::string_view name) {
-  if (!take(name, kGroups) || !name.ends_with(kParameters)) return std::nullopt;
+  if (!take(name, kGroupPrefix) || !name.ends_with(kParameters)) return std::nullopt;
   name.remove_suffix(kParameters.size());
   return is_digits(name) ? parse_number(name) : std::nullopt;
 }

@@ -261,12 +261,18 @@ TEST(Architecture, EverySourceNamesItsLicence) {
     EXPECT_TRUE(file.text.starts_with("# " + kLicence)) << file.path;
 }
 
-// Files that are compiled as one may then use the same names for helpers.
+// Files of all directories are compiled as one, and may use the same names for helpers.
 TEST(Architecture, EveryTestFileHasANamespaceOfItsOwn) {
-  for (const SourceFile& file : files_under({"tests"}, {"_test.cc"})) {
+  const std::regex first_namespace("\nnamespace (reshard::[a-z0-9_:]+) \\{\n");
+  std::map<std::string, std::string> files;
+  for (const SourceFile& file : files_under({"tests"}, {"_test.cc", "_fuzz.cc"})) {
     if (file.path.starts_with("tests/cuda/")) continue;
-    const std::string own = "::" + std::filesystem::path(file.path).stem().string() + " {\n";
-    EXPECT_NE(file.text.find(own), std::string::npos) << file.path << ": no namespace reshard" << own;
+    const std::string stem = std::filesystem::path(file.path).stem().string();
+    std::smatch found;
+    ASSERT_TRUE(std::regex_search(file.text, found, first_namespace)) << file.path;
+    EXPECT_TRUE(found[1].str().ends_with(stem)) << file.path << ": " << found[1] << " does not end with " << stem;
+    const auto [other, is_new] = files.emplace(found[1], file.path);
+    EXPECT_TRUE(is_new) << file.path << " and " << other->second << " share " << found[1] << ": prefix the directory";
   }
 }
 

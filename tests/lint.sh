@@ -1,9 +1,9 @@
 #!/bin/bash
 # Checks the format of every source (clang-format) and the program (clang-tidy).
 #
-#   tests/lint.sh                    all of lib, formats and tools, each directory as one file: a quarter of the time,
+#   tests/lint.sh                    all of lib, formats and tools, directories as one file: a quarter of the time,
 #                                    but without clang-analyzer, which does not look into sources that another includes
-#   tests/lint.sh --quarter 0|1|2|3  the same for every fourth directory
+#   tests/lint.sh --quarter 0|1|2|3  the same for every fourth of these files
 #   tests/lint.sh --each             every source by itself, with clang-analyzer: 45 minutes of CPU
 #   tests/lint.sh FILE.cc ...        these sources by themselves, with clang-analyzer
 set -u -o pipefail

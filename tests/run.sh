@@ -74,7 +74,7 @@ run_ctest() {
 }
 
 # With sanitizers, tests take twice as long, and clang-tidy takes 13 minutes of CPU. So a run compiles and runs a quarter
-# of the tests' files, and checks every fourth directory. Which ones depends on the commit, and tests/soak.sh does all.
+# of the tests' files, and checks a quarter of the sources. Which ones depends on the commit, and tests/soak.sh does all.
 quarter() {
   local commit
   commit=$(git rev-parse HEAD 2> /dev/null)

@@ -21,7 +21,7 @@ namespace {
 
 constexpr std::string_view kOptimizer = "opt_state.", kAux = "nnx_aux.", kOther = "extra_state.";
 constexpr std::string_view kRoot = "params.params.";
-constexpr std::string_view kEmbedding = "token_embedder.", kStep = "optimizer.param_groups.0.step";
+constexpr std::string_view kEmbedder = "token_embedder.", kStepState = "optimizer.param_groups.0.step";
 constexpr std::string_view kModel = "model.", kEasyDelOptimizer = "tx.", kValue = ".value";
 constexpr std::string_view kGemmaRoot = "transformer/";
 constexpr std::string_view kLevanterEmbedding = "model.embeddings.token_embeddings.";
@@ -30,7 +30,7 @@ constexpr std::string_view kLevanterEmbedding = "model.embeddings.token_embeddin
 std::optional<std::string> root_of_maxtext(const Catalog& catalog) {
   for (const Tensor& t : catalog.tensors()) {
     if (t.name.starts_with(kOptimizer) || t.name.starts_with(kAux)) continue;
-    const std::size_t at = t.name.find(kEmbedding);
+    const std::size_t at = t.name.find(kEmbedder);
     if (at == 0 || (at != std::string::npos && t.name[at - 1] == '.')) return t.name.substr(0, at);
   }
   return std::nullopt;
@@ -89,7 +89,7 @@ class StateKeys {
       const std::string parameter = is_around_model_ ? without_value(moment->of) : usual_spelling(moment->of);
       return "optimizer.state." + parameter + std::string(moment->suffix);
     }
-    if (name == count_) return std::string(kStep);
+    if (name == count_) return std::string(kStepState);
     if (is_around_model_) return name.starts_with(kModel) ? std::string() : std::string(kOther) + name;
     if (name == "step" || name.starts_with(kOptimizer)) return std::string(kOther) + name;
     if (name.starts_with(kAux)) return aux_key(name);
@@ -126,7 +126,7 @@ std::string tree_name(const std::string& key) {
     const std::string rest = key.substr(kOther.size());
     return rest == "step" || rest.starts_with(kOptimizer) || rest.starts_with(kAux) ? rest : std::string();
   }
-  if (key == kStep) return "opt_state.0.count";
+  if (key == kStepState) return "opt_state.0.count";
   if (parts.suffix == kMomentSuffix) return "opt_state.0.mu.params." + parts.parameter;
   if (parts.suffix == kSecondMomentSuffix) return "opt_state.0.nu.params." + parts.parameter;
   return {};

@@ -8,13 +8,14 @@
 namespace reshard {
 namespace {
 
-constexpr std::string_view kStep = "global_step";
+constexpr std::string_view kStepDirectory = "global_step";
 
 // Returns the last step in a directory, or an empty text.
 std::string last_step(const PathSnapshot& directory) {
   std::string last;
   for (const DirectoryEntry& e : directory.entries())
-    if (e.is_directory && e.name.starts_with(kStep) && (last.empty() || natural_less(last, e.name))) last = e.name;
+    if (e.is_directory && e.name.starts_with(kStepDirectory) && (last.empty() || natural_less(last, e.name)))
+      last = e.name;
   return last.empty() ? last : path_join(directory.path(), last);
 }
 
@@ -29,7 +30,7 @@ Status refuse_placeholders(const Catalog& catalog, const PathSnapshot& place) {
   }
   if (2 * empty <= weights) return {};
   const PathSnapshot& directory = *TRY(place.directory());
-  std::string where = directory.name().starts_with(kStep) ? directory.path() : last_step(directory);
+  std::string where = directory.name().starts_with(kStepDirectory) ? directory.path() : last_step(directory);
   if (where.empty())
     TRY(look_if_possible([&]() -> Status {
       where = last_step(*TRY(directory.parent()));

@@ -14,7 +14,7 @@
 #include "tests/support/run_command.h"
 #include "tests/support/temp_dir.h"
 
-namespace reshard::adapter_test {
+namespace reshard::cli_adapter_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -462,4 +462,4 @@ TEST_F(AdapterTest, ItsConfigIsFoundWhereTrainersPutIt) {
 }
 
 }  // namespace
-}  // namespace reshard::adapter_test
+}  // namespace reshard::cli_adapter_test

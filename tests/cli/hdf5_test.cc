@@ -10,7 +10,7 @@
 #include "tests/support/soak.h"
 #include "tests/support/temp_dir.h"
 
-namespace reshard::hdf5_test {
+namespace reshard::cli_hdf5_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -101,4 +101,4 @@ TEST(Hdf5Cli, OtherFilesAreNotTakenForOne) {
 }
 
 }  // namespace
-}  // namespace reshard::hdf5_test
+}  // namespace reshard::cli_hdf5_test

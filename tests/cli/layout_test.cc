@@ -16,7 +16,7 @@
 #include "tests/support/soak.h"
 #include "tests/support/temp_dir.h"
 
-namespace reshard::layout_test {
+namespace reshard::cli_layout_test {
 namespace {
 
 using testing::HasSubstr;
@@ -229,4 +229,4 @@ TEST(Layout, ATensorWithoutANameIsWhatNoOtherRuleMatches) {
 }
 
 }  // namespace
-}  // namespace reshard::layout_test
+}  // namespace reshard::cli_layout_test

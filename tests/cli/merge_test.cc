@@ -14,7 +14,7 @@
 #include "tests/support/run_command.h"
 #include "tests/support/temp_dir.h"
 
-namespace reshard::merge_test {
+namespace reshard::cli_merge_test {
 namespace {
 
 using testing::AllOf;
@@ -160,4 +160,4 @@ TEST_F(MergeTest, RefusesWhatDoesNotFit) {
 }
 
 }  // namespace
-}  // namespace reshard::merge_test
+}  // namespace reshard::cli_merge_test

@@ -16,7 +16,7 @@
 #include "tests/support/soak.h"
 #include "tests/support/temp_dir.h"
 
-namespace reshard::names_test {
+namespace reshard::cli_names_test {
 namespace {
 
 using testing::AllOf;
@@ -345,4 +345,4 @@ TEST(FamilyNone, KeepsNamesAsStoredInEveryFormat) {
 }
 
 }  // namespace
-}  // namespace reshard::names_test
+}  // namespace reshard::cli_names_test

@@ -10,7 +10,7 @@
 #include "tests/support/run_command.h"
 #include "tests/support/temp_dir.h"
 
-namespace reshard::parts_test {
+namespace reshard::cli_parts_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -555,4 +555,4 @@ TEST(Parts, WeightsBesideTheModelAreNotLeftOutWithoutAWord) {
 }
 
 }  // namespace
-}  // namespace reshard::parts_test
+}  // namespace reshard::cli_parts_test

@@ -7,7 +7,7 @@
 #include "tests/support/run_command.h"
 #include "tests/support/temp_dir.h"
 
-namespace reshard::sandbox_test {
+namespace reshard::cli_sandbox_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -33,4 +33,4 @@ TEST(SandboxCli, ReadsWhatTheLinksOfASnapshotLeadTo) {
 }
 
 }  // namespace
-}  // namespace reshard::sandbox_test
+}  // namespace reshard::cli_sandbox_test

@@ -28,7 +28,7 @@ struct ConvertJob {
 };
 
 template <class From, class To>
-struct Conversion {
+struct DTypeConversion {
   // The elements that a thread reads and writes at once: as many of the wider type as fit in 16 bytes, so that
   // neighbouring threads access adjacent memory.
   static constexpr int kVector = 16 / static_cast<int>(std::max(sizeof(From), sizeof(To)));
@@ -112,7 +112,7 @@ struct Conversion {
   }
 };
 
-// Calls body(Conversion<From, To>()) for two different types. Requires can_convert(from, to).
+// Calls body(DTypeConversion<From, To>()) for two different types. Requires can_convert(from, to).
 template <class Body>
 void with_conversion(DType from, DType to, const Body& body) {
   const auto with = [](DType dtype, const auto& then) {
@@ -133,7 +133,7 @@ void with_conversion(DType from, DType to, const Body& body) {
   };
   with(from, [&]<class From>(From) {
     with(to, [&]<class To>(To) {
-      if constexpr (!std::is_same_v<From, To>) body(Conversion<From, To>());
+      if constexpr (!std::is_same_v<From, To>) body(DTypeConversion<From, To>());
     });
   });
 }

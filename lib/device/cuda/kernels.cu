@@ -79,7 +79,7 @@ struct CopyLauncher {
 
 template <class From, class To>
 __global__ void __launch_bounds__(kThreads) convert_kernel(const ConvertJob job) {
-  using C = Conversion<From, To>;
+  using C = DTypeConversion<From, To>;
   constexpr std::uint32_t kTile = C::kBatch * kThreads;
   const auto tiles = static_cast<std::uint32_t>((job.span.vectors + (kTile - 1)) / kTile);
   for (std::uint32_t tile = blockIdx.x; tile < tiles; tile += gridDim.x)
@@ -88,8 +88,8 @@ __global__ void __launch_bounds__(kThreads) convert_kernel(const ConvertJob job)
 }
 
 template <class From, class To>
-int start_conversion(Conversion<From, To>, const LaunchPlace& place, const ConvertJob& job) {
-  using C = Conversion<From, To>;
+int start_conversion(DTypeConversion<From, To>, const LaunchPlace& place, const ConvertJob& job) {
+  using C = DTypeConversion<From, To>;
   const Index tiles = ceil_div(std::max(job.span.vectors, ceil_div(job.span.n, C::kVector)), C::kBatch * kThreads);
   return start_kernel(place, convert_kernel<From, To>, kThreads, tiles, job);
 }
@@ -147,7 +147,7 @@ struct Loader {
     (load(digest_kernel<DigestKernel<2, kReads>>), ...);
   }
   template <class From, class To>
-  void load_conversion(Conversion<From, To>) {
+  void load_conversion(DTypeConversion<From, To>) {
     load(convert_kernel<From, To>);
   }
 };

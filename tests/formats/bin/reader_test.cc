@@ -10,7 +10,7 @@
 #include "tests/support/checkpoints.h"
 #include "tests/support/temp_dir.h"
 
-namespace reshard::reader_test {
+namespace reshard::bin_reader_test {
 namespace {
 
 using testing::Contains;
@@ -162,4 +162,4 @@ TEST_F(TorchFormat, IsRecognisedByItsBytes) {
 }
 
 }  // namespace
-}  // namespace reshard::reader_test
+}  // namespace reshard::bin_reader_test

@@ -5,7 +5,7 @@
 #include "tests/support/checkpoints.h"
 #include "tests/support/temp_dir.h"
 
-namespace reshard::target_test {
+namespace reshard::bin_target_test {
 namespace {
 
 using testing::ElementsAre;
@@ -71,4 +71,4 @@ TEST(TorchWrite, RefusesRanks) {
 }
 
 }  // namespace
-}  // namespace reshard::target_test
+}  // namespace reshard::bin_target_test

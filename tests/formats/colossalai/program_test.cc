@@ -9,7 +9,7 @@
 #include "tests/support/expect_run.h"
 #include "tests/support/temp_dir.h"
 
-namespace reshard::program_test {
+namespace reshard::colossalai_program_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -34,4 +34,4 @@ TEST(ColossalaiByProgram, StagesFollowItsOwnRule) {
 }
 
 }  // namespace
-}  // namespace reshard::program_test
+}  // namespace reshard::colossalai_program_test

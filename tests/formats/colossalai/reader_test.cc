@@ -14,7 +14,7 @@
 #include "tests/support/checkpoints.h"
 #include "tests/support/temp_dir.h"
 
-namespace reshard::reader_test {
+namespace reshard::colossalai_reader_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -258,4 +258,4 @@ TEST_F(ColossalaiReader, ReadsTheAsynchronousDialect) {
 }
 
 }  // namespace
-}  // namespace reshard::reader_test
+}  // namespace reshard::colossalai_reader_test

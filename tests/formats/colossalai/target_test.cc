@@ -5,7 +5,7 @@
 #include "tests/support/checkpoints.h"
 #include "tests/support/temp_dir.h"
 
-namespace reshard::target_test {
+namespace reshard::colossalai_target_test {
 namespace {
 
 using testing::ElementsAre;
@@ -89,4 +89,4 @@ TEST(ColossalaiWrite, RefusesAxesThatItsLoaderCutsAlong) {
 }
 
 }  // namespace
-}  // namespace reshard::target_test
+}  // namespace reshard::colossalai_target_test

@@ -11,7 +11,7 @@
 #include "tests/support/dcp_metadata.h"
 #include "tests/support/temp_dir.h"
 
-namespace reshard::reader_test {
+namespace reshard::dcp_reader_test {
 namespace {
 
 std::string compressed(const std::string& bytes) {
@@ -77,4 +77,4 @@ TEST(DcpReader, DecodesItemsInSeveralThreads) {
 }
 
 }  // namespace
-}  // namespace reshard::reader_test
+}  // namespace reshard::dcp_reader_test

@@ -9,7 +9,7 @@
 #include "formats/encoding/torch_archive.h"
 #include "lib/layout/layout.h"
 
-namespace reshard::target_test {
+namespace reshard::dcp_target_test {
 namespace {
 
 // Returns a request with many similar tensors, on a mesh of up to 12 ranks.
@@ -125,4 +125,4 @@ TEST(DcpTarget, RanksFilesHoldTheirBoxesOneAfterTheOther) {
 }
 
 }  // namespace
-}  // namespace reshard::target_test
+}  // namespace reshard::dcp_target_test

@@ -12,7 +12,7 @@
 #include "tests/support/checkpoints.h"
 #include "tests/support/temp_dir.h"
 
-namespace reshard::reader_test {
+namespace reshard::hf_reader_test {
 namespace {
 
 using testing::ElementsAre;
@@ -428,4 +428,4 @@ TEST_F(SafetensorsReadTest, ShardsThatDoNotFitTogetherAreRefused) {
 }
 
 }  // namespace
-}  // namespace reshard::reader_test
+}  // namespace reshard::hf_reader_test

@@ -8,7 +8,7 @@
 #include "tests/support/checkpoints.h"
 #include "tests/support/temp_dir.h"
 
-namespace reshard::target_test {
+namespace reshard::hf_target_test {
 namespace {
 
 using testing::ElementsAre;
@@ -162,4 +162,4 @@ TEST(SafetensorsWrite, RefusesWhatItCannotHold) {
 }
 
 }  // namespace
-}  // namespace reshard::target_test
+}  // namespace reshard::hf_target_test

@@ -17,7 +17,7 @@
 #include "tests/support/run_command.h"
 #include "tests/support/soak.h"
 
-namespace reshard::target_test {
+namespace reshard::megatron_target_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -347,4 +347,4 @@ TEST_F(MegatronTarget, ExpertsThatRanksShareOutHaveTheirOwnGroups) {
 }
 
 }  // namespace
-}  // namespace reshard::target_test
+}  // namespace reshard::megatron_target_test

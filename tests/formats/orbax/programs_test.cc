@@ -13,7 +13,7 @@
 #include "tests/support/run_command.h"
 #include "tests/support/temp_dir.h"
 
-namespace reshard::programs_test {
+namespace reshard::orbax_programs_test {
 namespace {
 
 // A sample: the program, which is also --names; its name; where the checkpoint is below it; what all names of the model
@@ -129,4 +129,4 @@ TEST(EasyDelIndex, NamesArraysThatWereLost) {
 }
 
 }  // namespace
-}  // namespace reshard::programs_test
+}  // namespace reshard::orbax_programs_test

@@ -13,7 +13,7 @@
 #include "tests/support/soak.h"
 #include "tests/support/temp_dir.h"
 
-namespace reshard::target_test {
+namespace reshard::orbax_target_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -273,4 +273,4 @@ TEST_F(OrbaxTarget, DamagedObjectsAreNamed) {
 }
 
 }  // namespace
-}  // namespace reshard::target_test
+}  // namespace reshard::orbax_target_test

@@ -11,7 +11,7 @@
 #include "tests/support/expect_run.h"
 #include "tests/support/temp_dir.h"
 
-namespace reshard::program_test {
+namespace reshard::ranks_program_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -181,4 +181,4 @@ TEST(RankFilesByProgram, DamagedRankFilesAreErrors) {
 }
 
 }  // namespace
-}  // namespace reshard::program_test
+}  // namespace reshard::ranks_program_test

@@ -12,7 +12,7 @@
 #include "lib/device/crc32.h"
 #include "tests/support/temp_dir.h"
 
-namespace reshard::target_test {
+namespace reshard::tensor_files_target_test {
 namespace {
 
 FileTensor tensor(const std::string& name, DType dtype, const Dims& shape) {
@@ -139,4 +139,4 @@ TEST(TensorFilesTarget, RefusesWhatTheContainerCannotHold) {
 }
 
 }  // namespace
-}  // namespace reshard::target_test
+}  // namespace reshard::tensor_files_target_test

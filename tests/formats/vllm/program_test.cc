@@ -10,7 +10,7 @@
 #include "tests/support/expect_run.h"
 #include "tests/support/temp_dir.h"
 
-namespace reshard::program_test {
+namespace reshard::vllm_program_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -61,4 +61,4 @@ TEST(VllmByProgram, ShardsThatAreMadeUpAreThoseOfTheModel) {
 }
 
 }  // namespace
-}  // namespace reshard::program_test
+}  // namespace reshard::vllm_program_test

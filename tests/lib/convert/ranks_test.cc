@@ -22,7 +22,7 @@
 #include "tests/support/soak.h"
 #include "tests/support/temp_dir.h"
 
-namespace reshard::ranks_test {
+namespace reshard::convert_ranks_test {
 namespace {
 
 struct Request {
@@ -469,4 +469,4 @@ TEST_F(ManySlabs, ACompressedFileIsThatOfOneProcess) {
 }
 
 }  // namespace
-}  // namespace reshard::ranks_test
+}  // namespace reshard::convert_ranks_test

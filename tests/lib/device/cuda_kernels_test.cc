@@ -393,7 +393,7 @@ TEST(CudaConvert, TakesOfInstructionsWhatIsElementsToo) {
   for (DType from : {DType::kFloat8E4M3, DType::kFloat8E5M2, DType::kFloat16, DType::kBFloat16, DType::kFloat32})
     for (DType to : {DType::kFloat8E4M3, DType::kFloat8E5M2, DType::kFloat16, DType::kBFloat16, DType::kFloat32}) {
       SCOPED_TRACE(std::string(info(from).torch_name) + " to " + std::string(info(to).torch_name));
-      with_conversion(from, to, []<class From, class To>(Conversion<From, To>) {
+      with_conversion(from, to, []<class From, class To>(DTypeConversion<From, To>) {
         if constexpr (kHasInstructions<DocumentedInstructions, From, To>) expect_instructions_as_elements<From, To>();
       });
     }

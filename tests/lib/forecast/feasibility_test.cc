@@ -20,13 +20,13 @@ using testing::IsEmpty;
 
 ModelConfig config_of(const std::string& name) { return *read_config(RESHARD_TEST_DATA "/configs/" + name + ".json"); }
 
-const Family& family_of(const ModelConfig& config) { return *family_of_model_type(config.model_type); }
+const Family& builtin_family(const ModelConfig& config) { return *family_of_model_type(config.model_type); }
 
 Feasibility check(const std::string& model, const std::string& mesh, std::optional<Index> world = {},
                   std::optional<Index> sequence = {}) {
   const ModelConfig config = config_of(model);
   const FeasibilityRequest request{*parse_degrees(mesh), world, sequence, {}};
-  return *check_feasibility(family_of(config), config, request);
+  return *check_feasibility(builtin_family(config), config, request);
 }
 
 std::vector<std::string> ids(const Feasibility& f) {
@@ -230,7 +230,7 @@ TEST(RankMemory, ScalesAreBytesAndNoParameters) {
   // In bfloat16 there are no scales. The routers of 58 layers with 256 experts, and their biases, stay float32.
   FeasibilityRequest request;
   request.memory.weights = DType::kBFloat16;
-  const Feasibility g = *check_feasibility(family_of(config), config, request);
+  const Feasibility g = *check_feasibility(builtin_family(config), config, request);
   EXPECT_EQ(g.stages[0].largest.weights, 2 * f.elements + 2 * 58 * 256 * (7168 + 1));
 }
 
@@ -271,7 +271,7 @@ TEST(RankMemory, IsTheSumOfTheBoxesThatRanksOwn) {
     const Mesh mesh = random_mesh(rng);
     const Index stages = mesh.size("pp");
     if (stages > layers + 2) continue;
-    const auto table = *parameters(family_of(config), config);
+    const auto table = *parameters(builtin_family(config), config);
     const auto memory = stage_memory(table, layers, {mesh, 1}, {});
     std::vector<Index> most(static_cast<std::size_t>(stages)), least(most.size(), INT64_MAX);
     for (Index rank = 0; rank < mesh.ranks(); ++rank) {
@@ -315,7 +315,7 @@ TEST(RankMemory, AModelThatCannotBeCountedIsRefused) {
   json.set("model_type", "llama").set("vocab_size", Index{1} << 30).set("hidden_size", Index{1} << 30);
   json.set("num_hidden_layers", 1).set("num_attention_heads", 1).set("intermediate_size", 1);
   const ModelConfig config = *ModelConfig::parse(json, "config.json");
-  const auto f = check_feasibility(family_of(config), config, {});
+  const auto f = check_feasibility(builtin_family(config), config, {});
   ASSERT_FALSE(f);
   EXPECT_EQ(f.error().message(), "config.json: describes more than 36,028,797,018,963,968 elements");
 }
