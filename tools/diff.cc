@@ -36,6 +36,8 @@ struct ComparedPair {
   const Tensor &a, &b;
   const Comparison::Distance& distance;
 
+  DType dtype_a() const { return compared_dtype(a, b); }
+  DType dtype_b() const { return compared_dtype(b, a); }
   bool has_values() const { return is_floating(a.dtype) && is_floating(b.dtype); }
   bool differs(double tolerance) const {
     return distance.different > 0 && (!has_values() || !(distance.max_abs <= tolerance));
@@ -47,8 +49,8 @@ Json pair_json(const ComparedPair& pair, double tolerance) {
   row.set("name", valid_utf8(pair.a.name))
       .set("kind", kKindNames[static_cast<std::size_t>(state_kind(pair.a.key()))])
       .set("shape", dims_json(pair.a.shape))
-      .set("dtype_a", info(pair.a.dtype).torch_name)
-      .set("dtype_b", info(pair.b.dtype).torch_name)
+      .set("dtype_a", info(pair.dtype_a()).torch_name)
+      .set("dtype_b", info(pair.dtype_b()).torch_name)
       .set("different_elements", pair.distance.different);
   if (pair.has_values())
     row.set("max_abs", pair.distance.max_abs)
@@ -61,8 +63,8 @@ Json pair_json(const ComparedPair& pair, double tolerance) {
 std::string pair_text(const ComparedPair& pair) {
   const auto& [a, b, d] = pair;
   std::string text = printable(a.name) + " " + to_string(a.shape) + "   ";
-  if (a.dtype != b.dtype)
-    text += std::string(info(a.dtype).short_name) + " / " + std::string(info(b.dtype).short_name) + "   ";
+  if (const DType of_a = pair.dtype_a(), of_b = pair.dtype_b(); of_a != of_b)
+    text += std::string(info(of_a).short_name) + " / " + std::string(info(of_b).short_name) + "   ";
   text += with_commas(d.different) + " of " + count_of(a.elements(), "element");
   if (pair.has_values() && d.different > 0)
     text += "   max |a-b| " + scientific(d.max_abs) + "   relative L2 " + scientific(d.relative_l2);
@@ -132,7 +134,7 @@ void print_differences(const Differences& found, const DiffOptions& options) {
   const bool quiet = options.resources.quiet;
   for (const ComparedPair& pair : found.pairs()) {
     const bool differs = pair.differs(options.tolerance);
-    const bool is_shown = differs || (!quiet && (pair.distance.different > 0 || pair.a.dtype != pair.b.dtype));
+    const bool is_shown = differs || (!quiet && (pair.distance.different > 0 || pair.dtype_a() != pair.dtype_b()));
     if (is_shown) print_row(differs ? "differs" : "within", pair_text(pair));
   }
   for (const std::string& s : found.structural) print_row("differs", s);

@@ -158,7 +158,21 @@ Sums compare_bytes(Bytes a, Bytes b, Index element_bytes) {
   return sums;
 }
 
+// Returns the values in another dtype, in `buffer` if that is not their own.
+Bytes as_dtype(DType from, DType to, Bytes values, std::vector<std::byte>& buffer) {
+  if (from == to) return values;
+  const Index n = std::ssize(values) / byte_size(from);
+  buffer.resize(static_cast<std::size_t>(n * byte_size(to)));
+  convert(from, to, values.data(), buffer.data(), n);
+  return buffer;
+}
+
 }  // namespace
+
+DType compared_dtype(const Tensor& t, const Tensor& other) {
+  const bool is_rounded = t.model_dtype == other.dtype && can_convert(t.dtype, other.dtype);
+  return is_rounded ? other.dtype : t.dtype;
+}
 
 Result<std::unique_ptr<Comparison>> Comparison::prepare(Reader& a, Reader& b, ComparisonOptions options) {
   std::unique_ptr<Comparison> c(new Comparison(a, b, std::move(options)));
@@ -523,7 +537,11 @@ Result<std::vector<Comparison::Distance>> Comparison::distances() {
   std::vector<Sums> sums(pairs_.size());
   std::mutex mutex;
   TRY(visit_pairs(requests, source_a, source_b, options_.run, [&](std::size_t i, const Box& box, Bytes a, Bytes b) {
-    const DType ta = a_view_.tensors()[pairs_[i].a].dtype, tb = b_view_.tensors()[pairs_[i].b].dtype;
+    const Tensor &of_a = a_view_.tensors()[pairs_[i].a], &of_b = b_view_.tensors()[pairs_[i].b];
+    const DType ta = compared_dtype(of_a, of_b), tb = compared_dtype(of_b, of_a);
+    std::vector<std::byte> rounded_a, rounded_b;
+    a = as_dtype(of_a.dtype, ta, a, rounded_a);
+    b = as_dtype(of_b.dtype, tb, b, rounded_b);
     Sums part;
     if (is_floating(ta) && is_floating(tb))
       part = compare_floats(ta, tb, a, b, volume(box));

@@ -26,6 +26,10 @@ struct ComparisonOptions {
   bool of_two_formats = false;  // each has objects of its own (extra_state), which are not compared
 };
 
+// Returns the dtype in which distances() compares `t` with `other`: the stored one, or the one that the model computes
+// in if `other` has that.
+DType compared_dtype(const Tensor& t, const Tensor& other);
+
 // What two checkpoints have in common, with the same names and row order.
 class Comparison {
  public:
@@ -72,6 +76,7 @@ class Comparison {
   Result<std::vector<std::string>> differing_objects();
 
   // The distance of two tensors in float64; for types other than floating point, only the number of differing elements.
+  // Masters that stand for a model's weights are rounded first if the other side has the weights (compared_dtype()).
   struct Distance {
     Index different = 0;      // elements that are not equal (NaN equals NaN)
     double max_abs = 0;       // max |a - b|

@@ -233,6 +233,22 @@ TEST_F(Deepspeed, MastersAreTheModelWhereAskedFor) {
   EXPECT_THAT(other.err, HasSubstr("nanotron stores them once"));
 }
 
+// ZeRO 3 has only masters, which diff rounds as the model was.
+TEST_F(Deepspeed, DiffComparesWhatTheModelComputesWith) {
+  for (const std::string name : {"z2_frozen_tied", "z3_frozen_tied"}) {
+    ASSERT_EQ(convert(saved(name), dir_ / name, {"--to", "hf"}), "") << name;
+    for (const std::vector<std::string>& pair :
+         {std::vector<std::string>{saved(name), dir_ / name}, std::vector<std::string>{dir_ / name, saved(name)}}) {
+      const CommandResult r = reshard_cli({"diff", pair[0], pair[1], "--json"});
+      EXPECT_EQ(r.exit_code, 0) << r.out;
+      EXPECT_THAT(r.out, Not(HasSubstr(R"("dtype_a": "float32")"))) << name;
+    }
+    const CommandResult masters = reshard_cli({"diff", saved(name), dir_ / name, "--weights", "master"});
+    EXPECT_EQ(masters.exit_code, 1) << masters.out;
+    EXPECT_THAT(masters.out, HasSubstr("f32 / bf16")) << name;
+  }
+}
+
 TEST_F(Deepspeed, TellsOfTheRun) {
   const CommandResult r = reshard_cli({"inspect", saved("z3_frozen_tied")});
   EXPECT_THAT(r.out, AllOf(HasSubstr("DeepSpeed 0.19.8"), HasSubstr("ZeRO 3, 3 data-parallel ranks, step 1"),
