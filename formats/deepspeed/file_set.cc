@@ -76,6 +76,11 @@ Result<bool> is_ours(const PathSnapshot& place, const std::string& tag) {
   return directory.is_directory() ? is_tag_directory(directory) : tag.starts_with("global_step");
 }
 
+// Returns whether a tag is that of one of the models of Accelerate's save_state(): "pytorch_model", "pytorch_model_1".
+bool is_tag_of_accelerate(std::string_view tag) {
+  return take(tag, "pytorch_model") && (tag.empty() || (take(tag, "_") && is_digits(tag)));
+}
+
 }  // namespace
 
 Result<bool> is_checkpoint(const PathSnapshot& place) {
@@ -95,6 +100,9 @@ Result<FileSet> find_files(const PathSnapshot& place) {
     set.latest = file;
     set.directory = *tag + "/";
     there = TRY(place.inside(*tag));
+    if (!is_tag_of_accelerate(*tag)) break;
+    for (const DirectoryEntry& e : place.entries())
+      if (e.is_directory && e.name != *tag && is_tag_of_accelerate(e.name)) set.other_models.push_back(e.name);
     break;
   }
   if (!set.directory.empty() && !there->is_directory())

@@ -442,6 +442,11 @@ Status DeepspeedReader::read(const PathSnapshot& place, const OpenOptions& optio
     if (place.has_file(model))
       catalog_.notes.push_back("There is also a model in Hugging Face's files; DeepSpeed's state is read, " +
                                std::string(model) + " can be opened by its path.");
+  if (!set_.other_models.empty())
+    warn(
+        "This is the last of several models that Accelerate saved here. To open another, add its directory to the "
+        "path: " +
+        reshard::join(set_.other_models, ", "));
   TRY(read_models(options));
   TRY(read_optimizers());
   TRY(join_frozen());

@@ -233,6 +233,21 @@ TEST_F(Deepspeed, MastersAreTheModelWhereAskedFor) {
   EXPECT_THAT(other.err, HasSubstr("nanotron stores them once"));
 }
 
+// Accelerate saves each model under a tag of its own, and `latest` names the last.
+TEST_F(Deepspeed, SaysThatThereAreOtherModels) {
+  const std::string path = copy("z2_frozen_tied");
+  fs::rename(path + "/global_step1", path + "/pytorch_model");
+  write_file(path + "/latest", "pytorch_model");
+  EXPECT_THAT(reshard_cli({"inspect", path}).out, Not(HasSubstr("several models")));
+  fs::copy(path + "/pytorch_model", path + "/pytorch_model_1");
+  write_file(path + "/latest", "pytorch_model_1");
+  const CommandResult r = reshard_cli({"convert", path, dir_ / "one", "--to", "hf", "--family", "none"});
+  EXPECT_EQ(r.exit_code, 0) << r.err;
+  EXPECT_THAT(r.out, HasSubstr("warning   This is the last of several models that Accelerate saved here. To open "
+                               "another, add its directory to the path: pytorch_model\n"));
+  EXPECT_THAT(reshard_cli({"inspect", path + "/pytorch_model"}).out, Not(HasSubstr("several models")));
+}
+
 // ZeRO 3 has only masters, which diff rounds as the model was.
 TEST_F(Deepspeed, DiffComparesWhatTheModelComputesWith) {
   for (const std::string name : {"z2_frozen_tied", "z3_frozen_tied"}) {
