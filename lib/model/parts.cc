@@ -357,7 +357,12 @@ class PartFinder {
     if (found.is_named) named_optimizers_.emplace(found.prefix);
     add_part(StateKind::kOptimizer, found.prefix, found.plain);
     if (const StateKey key = split_state_key(optimizer_key(found)); !key.parameter.empty())
-      add_name(optimized_, without_inner_wrappers(key.parameter));
+      add_name(optimized_, without_inner_wrappers(stored_parameter(key)));
+  }
+
+  // Returns a parameter of the optimizer as the model's files name it. PEFT leaves the adapter's name out of them.
+  std::string stored_parameter(const StateKey& key) const {
+    return has_unnamed_adapter_ ? adapter_of(key.parameter).second : key.parameter;
   }
 
   // Returns "_1" for the second of several named optimizers.
@@ -380,6 +385,7 @@ class PartFinder {
       has_layers = has_layers || (t.name.find(kBaseLayer) != std::string::npos && !t.name.ends_with(".bias"));
       if (is_adapters(t.name)) adapters_.insert(adapter_of(t.name).first);
     }
+    has_unnamed_adapter_ = adapters_.contains("") && adapters_.size() == 2;
     if (!has_layers || adapters_.contains("")) adapters_.clear();
   }
   // Modules that an adapter contains completely are stored next to the original ones.
@@ -623,7 +629,7 @@ class PartFinder {
         const StateKey key = split_state_key(optimizer_key(found));
         if (key.parameter.empty()) return optimizer_key(found);
         if (is_beside_weights(key.parameter)) return key.prefix + adapter_key(key.parameter) + key.suffix;
-        return key.prefix + unwrapped(without_inner_wrappers(key.parameter), optimizer_wrapper_) + key.suffix;
+        return key.prefix + unwrapped(without_inner_wrappers(stored_parameter(key)), optimizer_wrapper_) + key.suffix;
       }
       case StateKind::kOther:
         return is_training_word(name.substr(0, name.find('.'))) ? name : "extra_state." + name;
@@ -647,7 +653,8 @@ class PartFinder {
   const std::vector<std::pair<std::string, std::string>>& renames_;
   std::set<std::string, std::less<>> named_optimizers_;  // prefixes of optimizers in a dict
   bool is_model_, as_stored_;
-  bool has_weights_ = false;  // model tensors other than scalars
+  bool has_unnamed_adapter_ = false;  // an adapter has a name in the optimizer and none in the model
+  bool has_weights_ = false;          // model tensors other than scalars
   Families families_;
   std::string given_, wanted_;
   std::string chosen_;                            // prefix of the part chosen as the model; empty: none

@@ -429,6 +429,29 @@ TEST(Parts, OptimizerStateOfAdaptersBelongsToThem) {
   }
 }
 
+// Trainer saves a PEFT model under FSDP without the adapter's name, and its optimizer with it.
+TEST(Parts, OptimizerStateMayNameTheAdapter) {
+  const TempDir dir;
+  const std::string step = dir / "checkpoint-4", module = "base_model.model.";
+  fs::create_directory(step);
+  TensorValues values, state;
+  for (const auto& [name, optimized] :
+       {std::pair("model.layers.0.self_attn.q_proj.lora_A.weight", "model.layers.0.self_attn.q_proj.lora_A.x.weight"),
+        std::pair("model.layers.0.self_attn.q_proj.lora_B.weight", "model.layers.0.self_attn.q_proj.lora_B.x.weight"),
+        std::pair("lm_head.weight", "lm_head.modules_to_save.x.weight")}) {
+    values["model." + module + name] = {DType::kFloat32, {4, 4}, std::string(64, '\x3f')};
+    state["optimizer.state." + module + optimized + ".exp_avg"] = values["model." + module + name];
+  }
+  write_dcp(values, step + "/pytorch_model_fsdp_0", Mesh({{"dp_shard", 2}}));
+  write_dcp(state, step + "/optimizer_0", Mesh({{"dp_shard", 2}}));
+  EXPECT_THAT(reshard_cli({"verify", step}).out, Not(HasSubstr("belong to")));
+  state["optimizer.state." + module + "model.layers.9.self_attn.q_proj.lora_A.x.weight.exp_avg"] = {
+      DType::kFloat32, {4, 4}, std::string(64, '\x3f')};
+  fs::remove_all(step + "/optimizer_0");
+  write_dcp(state, step + "/optimizer_0", Mesh({{"dp_shard", 2}}));
+  EXPECT_THAT(reshard_cli({"verify", step}).out, HasSubstr("belong to"));
+}
+
 // The state_dict of torch.optim, as saved by Accelerate without FSDP and by Trainer.
 TEST(Parts, OfOptimizerStateUnderNumbersANoteTells) {
   const std::string state = test_data("runs") + "/accelerate_full/checkpoint/checkpoint-2/optimizer.bin";
