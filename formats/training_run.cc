@@ -14,6 +14,7 @@
 #include "lib/base/storage/storage.h"
 #include "lib/base/text.h"
 #include "lib/base/trouble.h"
+#include "lib/model/parts.h"
 
 namespace reshard {
 namespace {
@@ -21,7 +22,7 @@ namespace {
 constexpr std::size_t kMaxSteps = 10'000;  // directories and files to look into
 constexpr int kMaxRunDepth = 4;            // lightning_logs/version_0/checkpoints/epoch=0-step=2.ckpt
 
-// Accelerate's names for the parts that it saves, and NeMo AutoModel's.
+// Accelerate's names for the parts that it saves, NeMo AutoModel's and LLaMA-Factory's.
 struct PartWord {
   std::string_view text;
   bool is_model;
@@ -29,14 +30,15 @@ struct PartWord {
   std::string_view extension;  // of a file; empty: a directory
   bool is_numbered = true;     // otherwise there is one, which counts only next to its optimizer
 };
-constexpr std::array<PartWord, 8> kPartWords = {{{"pytorch_model_fsdp", true, true, ""},
+constexpr std::array<PartWord, 9> kPartWords = {{{"pytorch_model_fsdp", true, true, ""},
                                                  {"optimizer", false, true, ""},
                                                  {"pytorch_model_fsdp", true, true, ".bin"},
                                                  {"optimizer", false, true, ".bin"},
                                                  {"model", true, false, ".safetensors"},
                                                  {"pytorch_model", true, false, ".bin"},
                                                  {"model", true, true, "", false},
-                                                 {"optim", false, true, "", false}}};
+                                                 {"optim", false, true, "", false},
+                                                 {"optimizer", false, true, "", false}}};
 
 struct PartName {
   std::string name;
@@ -64,7 +66,7 @@ struct RunParts {
 
 // Returns the parts that one way of saving left. A single model without FSDP is a checkpoint of its own format, not a
 // part. If the first part is missing, the numbers are ranks, not parts.
-RunParts parts_of(const std::vector<DirectoryEntry>& entries) {
+RunParts parts_named(const std::vector<DirectoryEntry>& entries) {
   RunParts out;
   for (const PartWord& like : kPartWords) {
     if (!like.is_model) continue;
@@ -86,6 +88,21 @@ RunParts parts_of(const std::vector<DirectoryEntry>& entries) {
   }
   for (auto* parts : {&out.models, &out.optimizers})
     std::sort(parts->begin(), parts->end(), [](const auto& a, const auto& b) { return a.number < b.number; });
+  return out;
+}
+
+// Returns the parts of a directory. A format may have directories "model" and "optimizer" of its own (ColossalAI), and
+// other programs may have other files in them.
+Result<RunParts> parts_of(const PathSnapshot& place) {
+  RunParts out = parts_named(place.entries());
+  for (const auto* alike : {&out.models, &out.optimizers})
+    for (const PartName& part : *alike) {
+      if (part.word->is_numbered) continue;
+      if (TRY(recognised_format(place))) return RunParts();
+      const PathSnapshot& there = *TRY(place.inside(part.name));
+      const bool may_be_part = TRY(recognised_format(there)) || (!part.word->is_model && there.entries().empty());
+      if (!may_be_part) return RunParts();
+    }
   return out;
 }
 
@@ -321,7 +338,7 @@ Status compare_with_model(const PathSnapshot& file, Catalog& catalog) {
 }  // namespace
 
 Result<std::optional<OpenCheckpoint>> open_parts(const PathSnapshot& place, const OpenOptions& options) {
-  const RunParts parts = parts_of(place.entries());
+  const RunParts parts = TRY(parts_of(place));
   if (parts.models.empty()) return std::optional<OpenCheckpoint>();
   OpenCheckpoint out;
   auto joined = std::make_unique<JoinedReader>(place.path());
@@ -330,14 +347,16 @@ Result<std::optional<OpenCheckpoint>> open_parts(const PathSnapshot& place, cons
     for (const PartName& part : *alike) {
       const PathSnapshot& there = *TRY(place.inside(part.name));
       const Format* format = TRY(recognised_format(there));
-      if (!format && part.word->is_model && !part.word->is_numbered) return std::optional<OpenCheckpoint>();
       if (!format) return corrupt(there.path() + ": is empty or damaged: the save did not finish");
       if (!out.format) out.format = format;
       const std::string number = "_" + std::to_string(part.number);
       const std::string model = part.word->is_model && parts.models.size() > 1 ? "model" + number : "";
       if (!model.empty()) catalog.parts.push_back({StateKind::kModel, model + ".", model, part.name});
-      TRY(joined->add(part.word->extension.empty() ? part.name : "", TRY(format->open(there, options)),
-                      model.empty() ? "" : model + ".", parts.optimizers.size() > 1 ? "optimizer" + number : ""));
+      auto reader = TRY(format->open(there, options));
+      const bool is_bare = !part.word->is_model && is_bare_optimizer(reader->catalog());
+      const std::string prefix = is_bare ? "optimizer." : model.empty() ? "" : model + ".";
+      TRY(joined->add(part.word->extension.empty() ? part.name : "", std::move(reader), prefix,
+                      parts.optimizers.size() > 1 ? "optimizer" + number : ""));
     }
   catalog.lacks_optimizer = parts.optimizers.empty();
   catalog.sort_by_name();
@@ -429,7 +448,7 @@ std::string awaited_file(const PathSnapshot& place) {
       std::any_of(place.entries().begin(), place.entries().end(),
                   [](const DirectoryEntry& entry) { return entry.name.starts_with("optimizer"); });
   if (has_optimizer && !has_arguments) return {};
-  const bool is_trainers = has_arguments || !parts_of(place.entries()).models.empty();
+  const bool is_trainers = has_arguments || !parts_named(place.entries()).models.empty();
   std::chrono::nanoseconds newest{0};
   for (const DirectoryEntry& entry : place.entries())
     newest = std::max(newest, std::chrono::nanoseconds(entry.mtime_ns));
@@ -483,7 +502,10 @@ Result<bool> is_checkpoint(const std::string& path) {
   const auto place = PathSnapshot::look(path);
   const auto format = place ? recognised_format(*place) : Result<const Format*>(place.error());
   if (!format && watch.explains(format.error())) return format.error();
-  return format && (*format || (place->is_directory() && !parts_of(place->entries()).models.empty()));
+  if (!format || *format || !place->is_directory()) return format && *format;
+  const auto parts = parts_of(*place);
+  if (!parts && watch.explains(parts.error())) return parts.error();
+  return parts && !parts->models.empty();
 }
 
 // Returns the paths without links to others of them, such as a "latest" that a trainer moves.

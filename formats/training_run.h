@@ -9,6 +9,8 @@
 //                                                (accelerate/checkpointing.py)
 //   epoch_0_step_99/{model,optim}/  NeMo AutoModel's: files of Hugging Face or a Distributed Checkpoint, and another of
 //                                   these (nemo_automodel/components/checkpoint/checkpointing.py)
+//   checkpoint-500/{model,optimizer}/   LLaMA-Factory's: two Distributed Checkpoints, of get_model_state_dict() and
+//                                   get_optimizer_state_dict() (llamafactory/v1/plugins/trainer_plugins/distributed)
 //   step1000/model_and_optim/       one Distributed Checkpoint, next to the other files of that step
 //                                                (olmo_core/train/checkpoint.py)
 //   outputs/{step-100, step-200}/   a run of several steps: an error names the newest complete one

@@ -305,6 +305,7 @@ class PartFinder {
 
   Status find() {
     for (Part& part : catalog_.parts) part.is_told = true;
+    is_optimizer_ = is_bare_optimizer(catalog_);
     find_adapters();
     for (const Tensor& t : catalog_.tensors()) count(renamed(t.key()));
     number_optimizers();
@@ -344,7 +345,8 @@ class PartFinder {
   bool is_given_model(std::string_view name) const { return !given_.empty() && name.starts_with(given_); }
 
   ClassifiedName classified(std::string_view name) const {
-    return is_given_model(name) || (!chosen_.empty() && name.starts_with(chosen_)) ? ClassifiedName{} : classify(name);
+    if (is_given_model(name) || (!chosen_.empty() && name.starts_with(chosen_))) return {};
+    return is_optimizer_ ? ClassifiedName{StateKind::kOptimizer, {}, "optimizer", name} : classify(name);
   }
 
   void count(const std::string& name) {
@@ -653,6 +655,7 @@ class PartFinder {
   const std::vector<std::pair<std::string, std::string>>& renames_;
   std::set<std::string, std::less<>> named_optimizers_;  // prefixes of optimizers in a dict
   bool is_model_, as_stored_;
+  bool is_optimizer_ = false;         // the catalog is an optimizer's state_dict
   bool has_unnamed_adapter_ = false;  // an adapter has a name in the optimizer and none in the model
   bool has_weights_ = false;          // model tensors other than scalars
   Families families_;
@@ -726,6 +729,15 @@ bool is_megatron_adapter(std::string_view key) {
 bool is_adapter(std::string_view key) {
   return key.starts_with("lora_") || key.find(".lora_") != std::string_view::npos || key.starts_with(kAdapterPrefix) ||
          is_megatron_adapter(key);
+}
+
+bool is_bare_optimizer(const Catalog& catalog) {
+  const auto is_state = [](const auto& value) { return is_of_optimizer(value.name); };
+  const auto is_group = [](const auto& value) { return value.name.starts_with("param_groups."); };
+  return std::all_of(catalog.tensors().begin(), catalog.tensors().end(), is_state) &&
+         std::all_of(catalog.blobs.begin(), catalog.blobs.end(), is_state) &&
+         (std::any_of(catalog.blobs.begin(), catalog.blobs.end(), is_group) ||
+          std::any_of(catalog.tensors().begin(), catalog.tensors().end(), is_group));
 }
 
 Status find_parts(Catalog& catalog, const KeyChanges& changes, bool is_model, Families families) {

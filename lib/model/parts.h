@@ -35,6 +35,10 @@ namespace reshard {
 // `changes` are applied first, to whole components of names.
 Status find_parts(Catalog& catalog, const KeyChanges& changes = {}, bool is_model = false, Families families = {});
 
+// Returns whether a catalog is an optimizer's state_dict and nothing more: "state." and "param_groups." without a word
+// around them.
+bool is_bare_optimizer(const Catalog& catalog);
+
 // Returns whether a plain key belongs to the part of this name (Part::name, or a word of other state). An empty name
 // matches all.
 bool is_of_part(std::string_view key, std::string_view part);

@@ -502,6 +502,38 @@ TEST(Parts, ModelAndOptimAreOneStep) {
   EXPECT_TRUE(load_checkpoint(dir / "out") == values);
 }
 
+// What LLaMA-Factory saves with FSDP: get_model_state_dict() and get_optimizer_state_dict(), without words around them.
+TEST(Parts, ModelAndOptimizerAreOneStep) {
+  const TempDir dir;
+  const std::string step = dir / "run/checkpoint-200";
+  fs::create_directories(step + "/dataloader");
+  TensorValues values, state, both;
+  for (const auto& [name, value] : load_checkpoint(sample("tp8") + "/hf.safetensors")) {
+    values[name] = both[name] = value;
+    state["state." + name + ".exp_avg"] = both["optimizer.state." + name + ".exp_avg"] = value;
+  }
+  state["param_groups.0.lr"] = both["optimizer.param_groups.0.lr"] = {DType::kFloat32, {}, "rate"};
+  write_dcp(values, step + "/model", *Mesh::parse("dp_shard=2"));
+  write_dcp(state, step + "/optimizer", *Mesh::parse("dp_shard=2"));
+  EXPECT_EQ(reshard_cli({"latest", dir / "run"}).out, step + "\n");
+  EXPECT_EQ(reshard_cli({"verify", step, "--bytes", "--fail-on", "warning"}).exit_code, 0);
+  ASSERT_EQ(reshard_cli({"convert", step, dir / "dcp", "--to", "dcp", "--mesh", "dp_shard=3"}).exit_code, 0);
+  EXPECT_TRUE(load_checkpoint(dir / "dcp") == both);
+  ASSERT_EQ(reshard_cli({"convert", step, dir / "hf", "--to", "hf", "--names", "hf"}).exit_code, 0);
+  EXPECT_TRUE(load_checkpoint(dir / "hf") == values);
+
+  // Alone, it is no model.
+  const std::string alone = reshard_cli({"inspect", step + "/optimizer"}).out;
+  EXPECT_THAT(alone, AllOf(HasSubstr("\noptimizer "), Not(HasSubstr("\nmodel "))));
+  ASSERT_EQ(reshard_cli({"convert", step + "/optimizer", dir / "alone", "--to", "dcp"}).exit_code, 0);
+  EXPECT_TRUE(load_checkpoint(dir / "alone") == state);
+
+  // Without FSDP, the optimizer's directory is no checkpoint.
+  fs::remove_all(step + "/optimizer");
+  write_file(step + "/optimizer/state_dict.pt", "");
+  EXPECT_EQ(reshard_cli({"latest", dir / "run"}).out, step + "/model\n");
+}
+
 // Accelerator.save_state() of two models, as directories, as whole files of FSDP, or as plain files.
 struct SavedModels {
   const char* name;
