@@ -105,6 +105,11 @@ std::optional<Names> known_order(Reader& model, const std::map<std::string, Dims
   return in_parameter_order(*type->as_string(), names);
 }
 
+bool has_config(Reader& model) {
+  const auto text = model.side_file(std::string(kConfigFile), kMaxConfigBytes);
+  return !text || *text;
+}
+
 // Returns whether a recipe gives the parameter weight decay: if it has two dimensions, or is neither a bias nor a norm.
 using Decays = bool (*)(const std::string& name, const Dims& shape);
 constexpr Decays kDecays[] = {
@@ -222,7 +227,9 @@ NamedOptimizer name_parameters(std::unique_ptr<Reader> optimizer, Reader& model,
   const std::map<std::string, Dims> shapes = shapes_of(model.catalog());
   auto order = known_order(model, shapes);
   if (!order && is_ordered) order = stored_order(model.catalog(), shapes);
-  if (!order) return no("the order of the model's parameters is unknown");
+  if (!order)
+    return no(std::string("the order of the model's parameters is unknown") +
+              (has_config(model) ? "" : " without a config.json next to it"));
   std::vector<std::map<Index, std::string>> found;
   for (const Names& all : divided(*order, shapes, *groups)) {
     std::map<Index, std::string> names;

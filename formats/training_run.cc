@@ -259,6 +259,21 @@ Shapes shapes_of_moments(const Catalog& catalog) {
   return out;
 }
 
+bool has_moments(const Catalog& catalog) {
+  return std::any_of(catalog.tensors().begin(), catalog.tensors().end(),
+                     [](const Tensor& t) { return split_state_key(t.name).suffix == kMomentSuffix; });
+}
+
+// Returns whether optimizer state has moments, and each has the name and the shape of one of the model's parameters.
+bool has_names_of(const Catalog& model, const Catalog& optimizer) {
+  const auto is_known = [&](const Tensor& t) {
+    const StateKey key = split_state_key(t.name);
+    const auto parameter = model.find(key.parameter);
+    return key.suffix != kMomentSuffix || (parameter && model.tensors()[*parameter].shape == t.shape);
+  };
+  return has_moments(optimizer) && std::all_of(optimizer.tensors().begin(), optimizer.tensors().end(), is_known);
+}
+
 Shapes shapes_of_model(const Catalog& catalog) {
   Shapes out;
   for (const Tensor& t : catalog.tensors())
@@ -384,14 +399,17 @@ std::vector<std::string> optimizers_beside(const PathSnapshot& place, const Cata
   return out;
 }
 
-// Joins the optimizer to the model if its numbers can be given names. Returns why they cannot: a clause, or nothing.
+// Joins the optimizer to the model if it has names or its numbers can be given some. Returns why not: a clause, or
+// nothing.
 Result<std::string> join_optimizer(OpenCheckpoint& model, OpenCheckpoint optimizer) {
   constexpr std::string_view kTorchSave = "bin";
   const std::vector<Tensor>& state = optimizer.reader->catalog().tensors();
   if (!std::all_of(state.begin(), state.end(), [](const Tensor& t) { return t.located; }))
     return std::string("its moments are in a form that reshard does not read");
   const bool is_ordered = model.format->name == kTorchSave;
-  NamedOptimizer named = name_parameters(std::move(optimizer.reader), *model.reader, is_ordered);
+  const bool is_named = has_names_of(model.reader->catalog(), optimizer.reader->catalog());
+  NamedOptimizer named = is_named ? NamedOptimizer{std::move(optimizer.reader), {}}
+                                  : name_parameters(std::move(optimizer.reader), *model.reader, is_ordered);
   if (!named.reader) return named.why_not;
   auto joined = std::make_unique<JoinedReader>(model.reader->catalog().root);
   TRY(joined->add("", std::move(model.reader), "", ""));
@@ -409,17 +427,22 @@ Status join_optimizers(const PathSnapshot& place, OpenCheckpoint& open) {
   if (place.is_file() || catalog.root != place.path()) return {};
   const std::vector<std::string> beside = optimizers_beside(place, catalog);
   std::string why;
+  bool are_named = false;
   for (const std::string& name : beside) {
     auto state = TRY(open_beside([&] { return place.inside(name); }));
     if (!state) continue;
     compare_shapes(path_join(place.path(), name), state->reader->catalog(), catalog, catalog.warnings);
-    if (beside.size() > 1 || shapes_of_moments(state->reader->catalog()).empty()) continue;
+    const Catalog& moments = state->reader->catalog();
+    const bool is_numbered = !shapes_of_moments(moments).empty();
+    are_named = are_named || (!is_numbered && has_moments(moments));
+    if (beside.size() > 1 || !(is_numbered || has_names_of(catalog, moments))) continue;
     why = TRY(join_optimizer(open, *std::move(state)));
     if (why.empty()) return {};
   }
   if (!beside.empty())
     catalog.notes.push_back("Not read with the model: " + join(beside, ", ") +
-                            ", optimizer state that is stored under parameter numbers without names" +
+                            (are_named ? ", optimizer state that has other names or shapes than the model"
+                                       : ", optimizer state that is stored under parameter numbers without names") +
                             (why.empty() ? "" : ": " + why) + ". It can be opened as a checkpoint of its own.");
   return {};
 }

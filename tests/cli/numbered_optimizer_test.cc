@@ -109,15 +109,36 @@ TEST(NumberedOptimizer, HasTheNamesOfAModelWhoseOrderIsKnown) {
     }
 }
 
+// Unsloth saves the state of FSDP2 as Trainer's optimizer.pt, with names.
+TEST(NumberedOptimizer, WithTheNamesOfTheModelItIsRead) {
+  const TempDir dir;
+  const std::string saved = RESHARD_TEST_DATA "/runs/accelerate_full/checkpoint/checkpoint-2";
+  ASSERT_EQ(reshard_cli({"convert", saved, dir / "run", "--to", "hf", "--family", "none", "-q"}).exit_code, 0);
+  fs::remove(dir / "run/reshard_manifest.json");
+  fs::copy(saved + "/optimizer.bin", dir / "run/optimizer.pt");
+  ASSERT_EQ(reshard_cli({"convert", dir / "run", dir / "out", "--to", "dcp", "--family", "none", "-q"}).exit_code, 0);
+  EXPECT_TRUE(load_checkpoint(dir / "out") == load_checkpoint(saved));
+  EXPECT_EQ(verify(dir / "run").exit_code, 0);
+
+  fs::rename(dir / "run/optimizer.pt", dir / "optimizer.pt");
+  const TempDir other;
+  make(other, "llama", "whole.pt", "optimizer.pt");
+  fs::copy_file(dir / "optimizer.pt", other / "run/optimizer.pt", fs::copy_options::overwrite_existing);
+  EXPECT_THAT(
+      reshard_cli({"inspect", other / "run", "--json"}).out,
+      HasSubstr("Not read with the model: optimizer.pt, optimizer state that has other names or shapes than the "
+                "model. It can be opened as a checkpoint of its own."));
+}
+
 TEST(NumberedOptimizer, WithoutAnOrderThatFitsItHasNoNamesAndANoteSaysWhy) {
   struct Case {
     std::string type, optimizer, why;
   };
-  for (const auto& [type, optimizer, why] :
-       std::vector<Case>{{"", "whole.pt", "the order of the model's parameters is unknown"},
-                         {"mixtral", "whole.pt", "the order of the model's parameters is unknown"},
-                         {"gpt2", "whole.pt", "the order of the model's parameters is unknown"},
-                         {"llama", "one_of_two.pt", "their shapes are not those of the model's parameters"}}) {
+  for (const auto& [type, optimizer, why] : std::vector<Case>{
+           {"", "whole.pt", "the order of the model's parameters is unknown without a config.json next to it"},
+           {"mixtral", "whole.pt", "the order of the model's parameters is unknown"},
+           {"gpt2", "whole.pt", "the order of the model's parameters is unknown"},
+           {"llama", "one_of_two.pt", "their shapes are not those of the model's parameters"}}) {
     const TempDir dir;
     make(dir, type, optimizer, "optimizer.pt");
     const CommandResult r = reshard_cli({"inspect", dir / "run", "--json"});

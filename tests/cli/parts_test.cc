@@ -458,7 +458,8 @@ TEST(Parts, OfOptimizerStateUnderNumbersANoteTells) {
   const TempDir dir;
   fs::copy(sample("tp8") + "/hf.safetensors", dir / "model.safetensors");
   EXPECT_THAT(reshard_cli({"inspect", dir.path()}).out, Not(HasSubstr("optimizer")));
-  for (const char* file : {"optimizer.bin", "optimizer.pt"}) fs::copy(state, dir / file);
+  for (const char* file : {"optimizer.bin", "optimizer.pt"})
+    fs::copy(test_data("runs") + "/numbered_optimizer/whole.pt", dir / file);
   const CommandResult r = reshard_cli({"inspect", dir.path(), "--json"});
   EXPECT_EQ(r.exit_code, 0) << r.err;
   EXPECT_THAT(r.out,
