@@ -3,25 +3,32 @@ Megatron-LM does (load_state_dict of what torch.load gives), and compares every 
 model's; its optimizer's moments and masters, too, where HF_DIRECTORY has optimizer.safetensors (fp32.NAME,
 exp_avg.NAME, exp_avg_sq.NAME) and groups.json ({"step": ..., "lr": ...}).
 
-    python megatron_core.py DIRECTORY HF_DIRECTORY TPxPP[xEP[xDP]] ...
+    python megatron_core.py
+
+reads a JSON list from each line of its input, [DIRECTORY, HF_DIRECTORY, "TPxPP[xEP[xDP]]", ...], and answers each with a
+line: ANSWER and the error as a JSON string, "" if the check passes.
 
 DIRECTORY has latest_checkpointed_iteration.txt. Files of ranks are of the degrees that they were written for, the
 experts' tp being the others'. Those for Transformer Engine's modules get the names of Megatron core's own by its table
 of both. Megatron core wants a GPU; for loading, what it asks of CUDA here is a
 stand-in that does nothing, and the modules are Megatron's own (the local spec), without Transformer Engine.
 """
+import faulthandler
 import json
 import os
 import pathlib
 import re
 import sys
 import tempfile
+import traceback
 from unittest.mock import MagicMock
 
 os.environ.update(OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo", CUDA_DEVICE_MAX_CONNECTIONS="1")
 import torch
 import torch.multiprocessing as mp
 from safetensors.torch import load_file
+
+ANSWER = "answer: "
 
 
 class CpuForCuda(torch.overrides.TorchFunctionMode):
@@ -355,18 +362,29 @@ def reader_of(root):
     return Sharded(str(directory)) if (directory / "metadata.json").exists() else FilesOfRanks(directory)
 
 
-def main():
-    root, hf_directory = map(pathlib.Path, sys.argv[1:3])
-    import megatron.core.models.gpt.gpt_layer_specs  # once, before the ranks are made
+def check(root, hf_directory, cases):
     etp = experts_tp(reader_of(root).args)
-    for case in sys.argv[3:]:
+    for case in cases:
         degrees = [int(n) for n in case.split("x")]
         tp, pp, ep, dp = degrees + [0, 1][len(degrees) - 2:]
         ranks = pp * max(tp * dp, ep * etp)
         with tempfile.TemporaryDirectory() as directory:
             arguments = (ranks, os.path.join(directory, "store"), root, hf_directory, tp, pp, ep)
             mp.start_processes(rank_main, arguments, nprocs=ranks, start_method="fork")
-        print(f"{case}: loaded", flush=True)
+
+
+def main():
+    import megatron.core.models.gpt.gpt_layer_specs  # eight seconds, once, before the ranks are made
+    for line in sys.stdin:
+        root, hf_directory, *cases = json.loads(line)
+        faulthandler.dump_traceback_later(600, exit=True)
+        try:
+            check(pathlib.Path(root), pathlib.Path(hf_directory), cases)
+            error = ""
+        except Exception:
+            error = traceback.format_exc()
+        faulthandler.cancel_dump_traceback_later()
+        print(ANSWER + json.dumps(error), flush=True)
 
 
 if __name__ == "__main__":

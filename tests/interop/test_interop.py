@@ -2723,10 +2723,25 @@ class MegatronCore(Case):
     """What --to megatron writes, through Megatron core's own loader, at other degrees than it was written for, and what
     --to megatron-legacy does, as Megatron-LM loads it at its own."""
 
-    def setUp(self):
+    @classmethod
+    def setUpClass(cls):
         if importlib.util.find_spec("megatron") is None or importlib.util.find_spec("megatron.core") is None:
-            self.skipTest("megatron-core is not installed")
-        super().setUp()
+            raise unittest.SkipTest("megatron-core is not installed")
+        # One program for all tests, because its imports take longer than the checks.
+        cls.errors = cls.enterClassContext(tempfile.TemporaryFile("w+"))
+        cls.loader = cls.enterClassContext(
+            subprocess.Popen([sys.executable, "-W", "ignore", ROOT / "tests/interop/megatron_core.py"],
+                             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=cls.errors, text=True))
+
+    def check_with_loader(self, *arguments):
+        self.loader.stdin.write(json.dumps([*map(str, arguments)]) + "\n")
+        self.loader.stdin.flush()
+        for line in self.loader.stdout:
+            if line.startswith("answer: "):
+                self.assertEqual(json.loads(line.removeprefix("answer: ")), "")
+                return
+        self.errors.seek(0)
+        self.fail(f"megatron_core.py ended: {self.errors.read()[-4000:]}")
 
     LEGACY = "megatron-legacy", "megatron-legacy-local"  # for Transformer Engine's modules, for Megatron core's own
 
@@ -2741,7 +2756,7 @@ class MegatronCore(Case):
         reshard("convert", self.out(), self.out("back"), "--to", "hf")
         self.assertEqual(raw_safetensors(self.out("back") / "model.safetensors"),
                          raw_safetensors(saved / "model.safetensors"))
-        self.run_script("megatron_core.py", self.out(), saved, *degrees)
+        self.check_with_loader(self.out(), saved, *degrees)
 
     def test_files_of_ranks(self):
         self.check_loads("qwen3", ["2x2"], ["--mesh", "tp=2,pp=2"], self.LEGACY[0])
@@ -2771,7 +2786,7 @@ class MegatronCore(Case):
         reshard("convert", self.out("dcp"), self.out(), "--to", to, "--config", saved / "config.json", "--dtype",
                 "bfloat16", "--force", *options)
         reshard("verify", self.out(), "--fail-on", "warning")
-        self.run_script("megatron_core.py", self.out(), saved, *degrees)
+        self.check_with_loader(self.out(), saved, *degrees)
         # And back to torch: the masters are the weights.
         reshard("convert", self.out(), self.out("back"), "--to", "dcp", "--names", "hf", "--weights", "master",
                 "--force")
