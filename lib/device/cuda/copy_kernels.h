@@ -112,7 +112,7 @@ RESHARD_HD void transpose_square(Word<4> (&row)[4]) {
   const std::uint32_t lower[2] = {choose_bytes(row[2].single, row[3].single, 0x5140),
                                   choose_bytes(row[2].single, row[3].single, 0x7362)};
   RESHARD_UNROLL
-  for (int i = 0; i < 2; ++i) {
+  for (std::size_t i = 0; i < 2; ++i) {
     row[2 * i].single = choose_bytes(upper[i], lower[i], 0x5410);
     row[2 * i + 1].single = choose_bytes(upper[i], lower[i], 0x7632);
   }
@@ -214,7 +214,7 @@ struct TransposeTile {
     for (std::uint32_t i = 0; i < kSquaresEach; ++i, to += kWordRows) {
       transpose_square(square[i]);
       RESHARD_UNROLL
-      for (std::uint32_t column = 0; column < kInWord; ++column) to[column * (kWords + 1)] = square[i][column];
+      for (std::size_t column = 0; column < kInWord; ++column) to[column * (kWords + 1)] = square[i][column];
     }
   }
   RESHARD_HD void write_words(const TransposeJob& job, const Place& at, std::uint32_t thread) const {
