@@ -105,6 +105,7 @@ std::optional<Names> known_order(Reader& model, const std::map<std::string, Dims
   return in_parameter_order(*type->as_string(), names);
 }
 
+// Returns whether a config.json is next to the model, even if it cannot be read.
 bool has_config(Reader& model) {
   const auto text = model.side_file(std::string(kConfigFile), kMaxConfigBytes);
   return !text || *text;

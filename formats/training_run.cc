@@ -95,10 +95,10 @@ RunParts parts_named(const std::vector<DirectoryEntry>& entries) {
 // other programs may have other files in them.
 Result<RunParts> parts_of(const PathSnapshot& place) {
   RunParts out = parts_named(place.entries());
+  if (out.models.empty() || out.models.front().word->is_numbered) return out;
+  if (TRY(recognised_format(place))) return RunParts();
   for (const auto* alike : {&out.models, &out.optimizers})
     for (const PartName& part : *alike) {
-      if (part.word->is_numbered) continue;
-      if (TRY(recognised_format(place))) return RunParts();
       const PathSnapshot& there = *TRY(place.inside(part.name));
       const bool may_be_part = TRY(recognised_format(there)) || (!part.word->is_model && there.entries().empty());
       if (!may_be_part) return RunParts();
@@ -399,15 +399,14 @@ std::vector<std::string> optimizers_beside(const PathSnapshot& place, const Cata
   return out;
 }
 
-// Joins the optimizer to the model if it has names or its numbers can be given some. Returns why not: a clause, or
-// nothing.
-Result<std::string> join_optimizer(OpenCheckpoint& model, OpenCheckpoint optimizer) {
+// Joins the optimizer to the model if it has the parameters' names (`is_named`) or its numbers can be given them.
+// Returns why not: a clause, or nothing.
+Result<std::string> join_optimizer(OpenCheckpoint& model, OpenCheckpoint optimizer, bool is_named) {
   constexpr std::string_view kTorchSave = "bin";
   const std::vector<Tensor>& state = optimizer.reader->catalog().tensors();
   if (!std::all_of(state.begin(), state.end(), [](const Tensor& t) { return t.located; }))
     return std::string("its moments are in a form that reshard does not read");
   const bool is_ordered = model.format->name == kTorchSave;
-  const bool is_named = has_names_of(model.reader->catalog(), optimizer.reader->catalog());
   NamedOptimizer named = is_named ? NamedOptimizer{std::move(optimizer.reader), {}}
                                   : name_parameters(std::move(optimizer.reader), *model.reader, is_ordered);
   if (!named.reader) return named.why_not;
@@ -435,8 +434,9 @@ Status join_optimizers(const PathSnapshot& place, OpenCheckpoint& open) {
     const Catalog& moments = state->reader->catalog();
     const bool is_numbered = !shapes_of_moments(moments).empty();
     are_named = are_named || (!is_numbered && has_moments(moments));
-    if (beside.size() > 1 || !(is_numbered || has_names_of(catalog, moments))) continue;
-    why = TRY(join_optimizer(open, *std::move(state)));
+    const bool is_named = has_names_of(catalog, moments);
+    if (beside.size() > 1 || !(is_numbered || is_named)) continue;
+    why = TRY(join_optimizer(open, *std::move(state), is_named));
     if (why.empty()) return {};
   }
   if (!beside.empty())

@@ -33,7 +33,7 @@ struct FileSet {
   std::string root;                       // as the caller gave it
   std::string directory;                  // the tag's, "global_step1/"; empty for the root itself
   std::string latest;                     // the file that names the tag, if one does
-  std::vector<std::string> other_models;  // tags of Accelerate's other models, of which `latest` names only the last
+  std::vector<std::string> other_models;  // directories of Accelerate's other models; `latest` names one
   bool is_universal = false;
   std::map<std::pair<Index, Index>, std::string> models;      // by part and rank; rank -1: all ranks
   std::map<std::pair<Index, Index>, std::string> optimizers;  // by part and rank

@@ -480,7 +480,7 @@ class PartFinder {
     });
   }
 
-  // Returns whether a name belongs to no model, in a state with several of which none is chosen.
+  // Returns whether the state has models, none is chosen, and the name is in none of them.
   bool is_of_no_model(std::string_view name) const {
     return chosen_.empty() && !models_.empty() && std::none_of(models_.begin(), models_.end(), [&](const Part& model) {
              return name.starts_with(model.prefix);

@@ -13,6 +13,7 @@
 #include "tests/fuzz/input_file.h"
 
 namespace reshard::config_fuzz {
+
 FUZZ_TARGET(config)(const std::uint8_t* data, std::size_t size) {
   const auto json = parse_json({reinterpret_cast<const char*>(data), size}, "input");
   if (!json) return 0;

@@ -11,6 +11,7 @@
 #include "tests/fuzz/input_file.h"
 
 namespace reshard::deepspeed_fuzz {
+
 using namespace reshard::deepspeed;
 
 namespace {

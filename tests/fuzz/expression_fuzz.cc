@@ -10,6 +10,7 @@
 #include "tests/fuzz/input_file.h"
 
 namespace reshard::expression_fuzz {
+
 FUZZ_TARGET(expression)(const std::uint8_t* data, std::size_t size) {
   const std::string text(reinterpret_cast<const char*>(data), size);
   static const std::vector<std::vector<std::string>> kSources = {{"a"}, {"a", "b"}, {"base", "tuned", "c-1"}};

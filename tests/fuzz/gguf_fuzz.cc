@@ -7,6 +7,7 @@
 #include "tests/fuzz/input_file.h"
 
 namespace reshard::gguf_fuzz {
+
 FUZZ_TARGET(gguf)(const std::uint8_t* data, std::size_t size) {
   const auto header = gguf::read_header(input_file(data, size));
   if (!header) return 0;

@@ -7,6 +7,7 @@
 #include "tests/fuzz/input_file.h"
 
 namespace reshard::journal_fuzz {
+
 FUZZ_TARGET(journal)(const std::uint8_t* data, std::size_t size) {
   const auto text = read_journal(input_file(data, size));
   require(text.has_value());

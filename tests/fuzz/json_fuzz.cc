@@ -7,6 +7,7 @@
 #include "tests/fuzz/fuzz_target.h"
 
 namespace reshard::json_fuzz {
+
 FUZZ_TARGET(json)(const std::uint8_t* data, std::size_t size) {
   const std::string_view text(reinterpret_cast<const char*>(data), size);
   const auto json = parse_json(text, "input");

@@ -9,6 +9,7 @@
 #include "tests/fuzz/input_file.h"
 
 namespace reshard::megatron_arguments_fuzz {
+
 using namespace reshard::megatron;
 
 namespace {

@@ -9,6 +9,7 @@
 #include "tests/fuzz/input_file.h"
 
 namespace reshard::meta_params_fuzz {
+
 FUZZ_TARGET(meta_params)(const std::uint8_t* data, std::size_t size) {
   const auto params = parse_json({reinterpret_cast<const char*>(data), size}, "input");
   if (!params) return 0;

@@ -11,6 +11,7 @@
 #include "tests/fuzz/input_file.h"
 
 namespace reshard::nanotron_fuzz {
+
 using namespace reshard::nanotron;
 
 FUZZ_TARGET(nanotron)(const std::uint8_t* data, std::size_t size) {

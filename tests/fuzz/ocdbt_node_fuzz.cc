@@ -10,6 +10,7 @@
 #include "tests/support/ocdbt.h"
 
 namespace reshard::ocdbt_node_fuzz {
+
 using namespace reshard::orbax;
 
 FUZZ_TARGET(ocdbt_node)(const std::uint8_t* data, std::size_t size) {

@@ -7,6 +7,7 @@
 #include "tests/fuzz/input_file.h"
 
 namespace reshard::torch_archive_fuzz {
+
 FUZZ_TARGET(torch_archive)(const std::uint8_t* data, std::size_t size) {
   const File& file = input_file(data, size);
   const auto length = static_cast<Index>(size);

@@ -12,6 +12,7 @@
 #include "tests/fuzz/input_file.h"
 
 namespace reshard::torch_checkpointing_fuzz {
+
 using namespace reshard::torch_checkpointing;
 
 namespace {

@@ -9,6 +9,7 @@
 #include "tests/fuzz/input_file.h"
 
 namespace reshard::weight_index_fuzz {
+
 FUZZ_TARGET(weight_index)(const std::uint8_t* data, std::size_t size) {
   const auto index = WeightIndex::parse(std::string_view(reinterpret_cast<const char*>(data), size), "index.json");
   if (!index) return 0;

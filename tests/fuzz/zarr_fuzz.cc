@@ -9,6 +9,7 @@
 #include "tests/fuzz/input_file.h"
 
 namespace reshard::zarr_fuzz {
+
 using namespace reshard::orbax;
 
 namespace {

@@ -6,7 +6,7 @@ exp_avg.NAME, exp_avg_sq.NAME) and groups.json ({"step": ..., "lr": ...}).
     python megatron_core.py
 
 reads a JSON list from each line of its input, [DIRECTORY, HF_DIRECTORY, "TPxPP[xEP[xDP]]", ...], and answers each with a
-line: ANSWER and the error as a JSON string, "" if the check passes.
+line, "answer: " and the error as a JSON string, which is empty if the check passes.
 
 DIRECTORY has latest_checkpointed_iteration.txt. Files of ranks are of the degrees that they were written for, the
 experts' tp being the others'. Those for Transformer Engine's modules get the names of Megatron core's own by its table
@@ -27,8 +27,6 @@ os.environ.update(OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo", CUDA_DEVICE_MAX_
 import torch
 import torch.multiprocessing as mp
 from safetensors.torch import load_file
-
-ANSWER = "answer: "
 
 
 class CpuForCuda(torch.overrides.TorchFunctionMode):
@@ -384,7 +382,7 @@ def main():
         except Exception:
             error = traceback.format_exc()
         faulthandler.cancel_dump_traceback_later()
-        print(ANSWER + json.dumps(error), flush=True)
+        print("answer: " + json.dumps(error), flush=True)
 
 
 if __name__ == "__main__":
