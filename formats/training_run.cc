@@ -8,6 +8,7 @@
 #include <map>
 #include <set>
 
+#include "formats/bin/bin.h"
 #include "formats/numbered_optimizer.h"
 #include "lib/base/file.h"
 #include "lib/base/names.h"
@@ -510,13 +511,38 @@ bool names_step(std::string_view name) {
                      [&](std::string_view word) { return number_after(name, word).has_value(); });
 }
 
-// Orders the entries of a directory whose natural order is not that of their steps ("val_loss=2.1-step=100"). Without
-// the word, the number of a directory may be a date.
-bool is_earlier(const DirectoryEntry& a, const DirectoryEntry& b) {
-  const auto step = [](const DirectoryEntry& entry) {
-    return entry.is_directory ? number_after(entry.name, "step").value_or(-1) : step_in_name(entry.name);
-  };
-  return step(a) < step(b);
+// A directory or a file of a run that may be a checkpoint.
+struct RunEntry {
+  std::string path, name;
+  bool is_directory;
+  bool is_last;  // is_last_of_lightning()
+  Index step;    // -1: unknown
+};
+
+Result<Index> step_of(const std::string& path, const DirectoryEntry& entry) {
+  if (is_last_of_lightning(entry.name))
+    return bin::recorded_step(entry.is_directory ? path_join(path, "meta.pt") : path);
+  // Without the word, the number of a directory may be a date.
+  return entry.is_directory ? number_after(entry.name, "step").value_or(-1) : step_in_name(entry.name);
+}
+
+// Returns what may be a checkpoint in a directory, in the order of the steps. This is not the names' natural order
+// ("val_loss=2.1-step=100").
+Result<std::vector<RunEntry>> run_entries(const std::string& directory, const std::vector<DirectoryEntry>& entries) {
+  std::vector<RunEntry> out;
+  for (const DirectoryEntry& e : entries) {
+    const bool is_last = is_last_of_lightning(e.name);
+    if (!e.is_directory && !is_last && !names_step(e.name)) continue;
+    const std::string path = path_join(directory, e.name);
+    out.push_back({path, e.name, e.is_directory, is_last, TRY(step_of(path, e))});
+  }
+  Index newest = -1;
+  for (const RunEntry& entry : out)
+    if (!entry.is_last) newest = std::max(newest, entry.step);
+  std::erase_if(out, [&](const RunEntry& e) { return e.is_last && !e.is_directory && e.step <= newest; });
+  std::sort(out.begin(), out.end(), [](const RunEntry& a, const RunEntry& b) { return natural_less(a.name, b.name); });
+  std::stable_sort(out.begin(), out.end(), [](const RunEntry& a, const RunEntry& b) { return a.step < b.step; });
+  return out;
 }
 
 // Returns false for what cannot be read, such as a directory of somebody else.
@@ -569,6 +595,8 @@ Result<bool> holds_one_step(const std::string& directory) {
 
 }  // namespace
 
+bool is_last_of_lightning(std::string_view name) { return name.starts_with("last") && name.ends_with(".ckpt"); }
+
 Index step_in_name(std::string_view name) {
   if (const auto step = number_after(name, "step")) return *step;
   if (const auto batches = batches_of_composer(name)) return *batches;
@@ -586,17 +614,13 @@ Result<std::vector<std::string>> checkpoints_of_run(const std::string& path) {
   for (int depth = 0; depth < kMaxRunDepth && out.empty(); ++depth) {
     std::vector<std::string> next;
     for (const std::string& directory : level) {
-      std::vector<DirectoryEntry> entries = TRY(depth == 0 ? list_directory(directory) : list_inside(directory));
-      std::erase_if(entries, [](const DirectoryEntry& e) { return !e.is_directory && !names_step(e.name); });
-      std::sort(entries.begin(), entries.end(),
-                [](const DirectoryEntry& a, const DirectoryEntry& b) { return natural_less(a.name, b.name); });
-      std::stable_sort(entries.begin(), entries.end(), is_earlier);
-      for (const DirectoryEntry& entry : entries) {
+      const auto entries = TRY(depth == 0 ? list_directory(directory) : list_inside(directory));
+      for (const RunEntry& entry : TRY(run_entries(directory, entries))) {
         if (++seen > kMaxSteps) break;
-        const std::string child = path_join(directory, entry.name);
         const bool may_hold_steps = entry.is_directory && !names_step(entry.name) && depth + 1 < kMaxRunDepth;
-        if (TRY(is_checkpoint(child)) && !(may_hold_steps && TRY(holds_one_step(child)))) out.push_back(child);
-        if (entry.is_directory) next.push_back(child);
+        if (TRY(is_checkpoint(entry.path)) && !(may_hold_steps && TRY(holds_one_step(entry.path))))
+          out.push_back(entry.path);
+        if (entry.is_directory) next.push_back(entry.path);
       }
     }
     level = std::move(next);

@@ -14,7 +14,8 @@
 //   step1000/model_and_optim/       one Distributed Checkpoint, next to the other files of that step
 //                                                (olmo_core/train/checkpoint.py)
 //   outputs/{step-100, step-200}/   a run of several steps: an error names the newest complete one
-//   lightning_logs/version_0/checkpoints/epoch=1-step=200.ckpt     a step as a file
+//   lightning_logs/version_0/checkpoints/epoch=1-step=200.ckpt     a step as a file, or with FSDP as a directory
+//   lightning_logs/version_0/checkpoints/last.ckpt                 the newest, overwritten by each save
 //                                                (lightning/pytorch/callbacks/model_checkpoint.py)
 #pragma once
 
@@ -50,9 +51,13 @@ std::string awaited_file(const PathSnapshot& place);
 
 // Returns the checkpoints below a run's directory, on the first level that has any, up to four down: directories, and
 // files whose names have the number of a step. Those of one directory are in the order of their steps, and directories
-// ("version_9", "version_10") in natural order. Opens none, and skips directories that may not be listed and links to
-// another of them ("latest").
+// ("version_9", "version_10") in natural order. Skips directories that may not be listed, links to another of them
+// ("latest"), and a last.ckpt that is no newer than the steps next to it.
 Result<std::vector<std::string>> checkpoints_of_run(const std::string& path);
+
+// Returns whether a name is that of Lightning's newest step, whose number is only in the file: "last.ckpt",
+// "last-v1.ckpt".
+bool is_last_of_lightning(std::string_view name);
 
 // Returns the step in a checkpoint's name: the number after the last "step", or else the last number. Returns -1 if the
 // name has no number.

@@ -55,6 +55,8 @@ Result<std::vector<RunStep>> steps_of_run(const std::string& run, Index every) {
   for (const std::string& source : TRY(checkpoints_of_run(run))) {
     const auto entry = TRY(entry_at(source));
     if (!entry) continue;  // removed meanwhile
+    // The next save overwrites it.
+    if (!entry->is_directory && is_last_of_lightning(base_name(source))) continue;
     RunStep step{source, source.substr(std::min(source.size(), run.size())), -1};
     step.name.erase(0, step.name.find_first_not_of('/'));
     if (!entry->is_directory) step.name = without_extension(step.name);

@@ -33,6 +33,8 @@ bool is_numbered_name(std::string_view name);
 // Returns the files in a directory whose names other programs give to whole models: nanoGPT's "ckpt.pt", Lightning's
 // "epoch=3-step=10.ckpt".
 std::vector<std::string> usual_names(const PathSnapshot& directory);
+// Returns the "global_step" that Lightning records in a file; -1 if the file has none or is damaged.
+Result<Index> recorded_step(const std::string& path);
 
 Result<std::unique_ptr<Reader>> open(const PathSnapshot& place, const OpenOptions& options);
 

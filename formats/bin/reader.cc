@@ -13,6 +13,7 @@
 #include "formats/tensor_files/placeholders.h"
 #include "lib/base/names.h"
 #include "lib/base/text.h"
+#include "lib/base/trouble.h"
 
 namespace reshard::bin {
 namespace {
@@ -204,6 +205,19 @@ Result<std::optional<Json>> BinReader::made_config() {
 }
 
 }  // namespace
+
+Result<Index> recorded_step(const std::string& path) {
+  Index out = -1;
+  TRY(look_if_possible([&]() -> Status {
+    const File file = TRY(File::open(path));
+    const TensorFile content = TRY(TensorFile::open(file, SafetensorsEnd::kUnchecked, TensorFile::Parts::kDefer));
+    const auto root = content.root();
+    const auto step = root ? root->find("global_step") : std::nullopt;
+    if (step) out = step->as_int().value_or(-1);
+    return {};
+  }));
+  return out;
+}
 
 Result<std::unique_ptr<Reader>> open(const PathSnapshot& place, const OpenOptions& options) {
   return open_as<BinReader>(place, options);

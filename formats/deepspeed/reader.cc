@@ -336,8 +336,10 @@ Status DeepspeedReader::finish_weights(Weights wanted, Families families) {
     const auto named = plain.find(name);
     const std::string key = named == plain.end() ? std::string() : named->second;
     Tensor model = takes_master ? *weight.master : weight.stored.value_or(Tensor());
-    if (takes_master && wanted == Weights::kModel && weight.computes && weight.dtype != model.dtype)
+    if (takes_master && wanted == Weights::kModel && weight.computes && weight.dtype != model.dtype) {
       model.model_dtype = weight.dtype;
+      rounded_to_ = weight.dtype;
+    }
     model.name = name;
     model.path = {name};
     model.plain_key = key;
@@ -411,11 +413,13 @@ void DeepspeedReader::describe_run(Weights wanted) {
   if (tensor_ranks_ > 1) text += ", " + count_of(tensor_ranks_, "tensor-parallel rank");
   if (first().steps) text += ", step " + with_commas(*first().steps);
   catalog_.attributes.emplace_back("saved", text);
-  if (has_masters_)
-    catalog_.attributes.emplace_back("weights", wanted == Weights::kMaster
-                                                    ? "the optimizer's float32 masters"
-                                                    : "as the model computes with them; --weights master takes the "
-                                                      "optimizer's float32 masters");
+  if (!has_masters_) return;
+  std::string weights = "the optimizer's float32 masters";
+  if (rounded_to_)
+    weights += "; converted to the model's " + std::string(info(*rounded_to_).torch_name) + " unless --weights master";
+  else if (wanted == Weights::kModel)
+    weights = "as the model computes with them; --weights master takes " + weights;
+  catalog_.attributes.emplace_back("weights", std::move(weights));
 }
 
 Status DeepspeedReader::open(const PathSnapshot& place, const OpenOptions& options) {

@@ -87,6 +87,7 @@ class DeepspeedReader : public TensorFileReader {
   std::map<std::string, JoinedParts> joined_;  // of each parameter, if there are several tensor-parallel ranks
   std::set<std::string> unplaced_;             // parameters whose shape only a file that cannot be read shows
   bool has_masters_ = false;
+  std::optional<DType> rounded_to_;  // the model's dtype, if weights are stored only as masters (ZeRO 3)
 };
 
 }  // namespace reshard::deepspeed

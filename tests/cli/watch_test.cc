@@ -477,6 +477,21 @@ TEST_F(Watch, ConvertsStepsThatAreFiles) {
   EXPECT_THAT(names(run_), testing::Not(testing::Contains("epoch=0-val_loss=0.52-step=1000.ckpt")));
 }
 
+// With save_top_k, the step to resume from may be only in last.ckpt.
+TEST_F(Watch, LatestKnowsTheStepInLastCkpt) {
+  const std::string first = run_ + "/epoch=0-step=1.ckpt", last = run_ + "/last.ckpt", sixth = run_ + "/step=6.ckpt";
+  std::filesystem::copy(RESHARD_TEST_DATA "/runs/lightning_last/checkpoints", run_);
+  EXPECT_EQ(reshard_cli({"latest", run_}).out, last + "\n");
+  EXPECT_EQ(reshard_cli({"latest", dir_.path()}).out, last + "\n");
+  ASSERT_EQ(watch({"--family", "none", "--config", "none"}).exit_code, 0);
+  EXPECT_THAT(names(models_), ElementsAre("epoch=0-step=1"));  // last.ckpt is overwritten by the next save
+  std::filesystem::copy(last, sixth);
+  EXPECT_EQ(reshard_cli({"latest", run_, "--all"}).out, first + "   complete\n" + sixth + "   complete\n");
+  std::filesystem::remove(sixth);
+  std::filesystem::resize_file(last, 4000);
+  EXPECT_EQ(reshard_cli({"latest", run_}).out, first + "\n");
+}
+
 // Trainer saves the model, and then the optimizer. An output of the model alone would replace both.
 TEST_F(Watch, WaitsForTheOptimizerNextToTheModel) {
   const std::string data = RESHARD_TEST_DATA "/runs/numbered_optimizer/", optimizer = source(100) + "/optimizer.pt";
