@@ -615,8 +615,10 @@ Result<std::vector<std::string>> checkpoints_of_run(const std::string& path) {
     std::vector<std::string> next;
     for (const std::string& directory : level) {
       const auto entries = TRY(depth == 0 ? list_directory(directory) : list_inside(directory));
-      for (const RunEntry& entry : TRY(run_entries(directory, entries))) {
-        if (++seen > kMaxSteps) break;
+      std::vector<RunEntry> found = TRY(run_entries(directory, entries));
+      found.erase(found.begin(), found.end() - std::min(found.size(), kMaxSteps - seen));
+      seen += found.size();
+      for (const RunEntry& entry : found) {
         const bool may_hold_steps = entry.is_directory && !names_step(entry.name) && depth + 1 < kMaxRunDepth;
         if (TRY(is_checkpoint(entry.path)) && !(may_hold_steps && TRY(holds_one_step(entry.path))))
           out.push_back(entry.path);

@@ -52,7 +52,8 @@ std::string awaited_file(const PathSnapshot& place);
 // Returns the checkpoints below a run's directory, on the first level that has any, up to four down: directories, and
 // files whose names have the number of a step. Those of one directory are in the order of their steps, and directories
 // ("version_9", "version_10") in natural order. Skips directories that may not be listed, links to another of them
-// ("latest"), and a last.ckpt that is no newer than the steps next to it.
+// ("latest"), and a last.ckpt that is no newer than the steps next to it. Looks at 10,000 directories and files at
+// most, of one directory at the newest.
 Result<std::vector<std::string>> checkpoints_of_run(const std::string& path);
 
 // Returns whether a name is that of Lightning's newest step, whose number is only in the file: "last.ckpt",

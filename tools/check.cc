@@ -300,7 +300,7 @@ Json to_json(const Checked& c, const AuditReport& report, Severity threshold) {
   for (const VocabularyPadding& p : c.result.paddings)
     paddings.push_back(Json::object().set("framework", p.framework).set("multiple", p.multiple).set("rows", p.rows));
   Json out = answer_json("check");
-  out.set("config", valid_utf8(c.config.path)).set("family", c.family.name).set("mesh", std::move(mesh));
+  out.set("config", c.config.path).set("family", c.family.name).set("mesh", std::move(mesh));
   out.set("dp_taken_as", took_dp_as_shard(c.options) ? Json("dp_shard") : Json());
   out.set("mesh_ranks", degrees.mesh.ranks()).set("world", number_or_null(c.request.world));
   out.set("sequence", number_or_null(c.request.sequence)).set("parameters", c.result.elements);

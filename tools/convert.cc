@@ -47,12 +47,11 @@ Status check_space(const Conversion& conversion, const std::string& destination)
 Json view_json(const ConvertOptions& options, const PreparedConversion& prepared, const ViewReport& report,
                double seconds) {
   Json refused = Json::array();
-  for (const auto& [name, why] : report.refused)
-    refused.push_back(Json::object().set("name", valid_utf8(name)).set("why", valid_utf8(why)));
+  for (const auto& [name, why] : report.refused) refused.push_back(Json::object().set("name", name).set("why", why));
   return answer_json("view")
-      .set("source", valid_utf8(options.source))
+      .set("source", options.source)
       .set("source_format", prepared.source.format->name)
-      .set("destination", valid_utf8(options.destination))
+      .set("destination", options.destination)
       .set("target_format", options.to)
       .set("tensors", report.tensors)
       .set("refused", std::move(refused))
@@ -166,7 +165,7 @@ Result<int> convert(const ConvertOptions& options) {
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   if (options.as_json)
     show_json(plan_json(prepared, options, "convert")
-                  .set("destination", valid_utf8(options.destination))
+                  .set("destination", options.destination)
                   .set("checksums", outcome.checksums)
                   .set("digests", conversion.plan().tensors.size())
                   .set("source_digests", outcome.digests)

@@ -46,7 +46,7 @@ struct ComparedPair {
 
 Json pair_json(const ComparedPair& pair, double tolerance) {
   Json row = Json::object();
-  row.set("name", valid_utf8(pair.a.name))
+  row.set("name", pair.a.name)
       .set("kind", kKindNames[static_cast<std::size_t>(state_kind(pair.a.key()))])
       .set("shape", dims_json(pair.a.shape))
       .set("dtype_a", info(pair.dtype_a()).torch_name)
@@ -110,7 +110,7 @@ Result<Differences> compare(const DiffOptions& options, const ComparisonOptions&
 
 Json texts_json(const std::vector<std::string>& texts) {
   Json out = Json::array();
-  for (const std::string& text : texts) out.push_back(valid_utf8(text));
+  for (const std::string& text : texts) out.push_back(text);
   return out;
 }
 
@@ -118,8 +118,8 @@ Json differences_json(const Differences& found, double tolerance) {
   Json tensors = Json::array();
   for (const ComparedPair& pair : found.pairs()) tensors.push_back(pair_json(pair, tolerance));
   return answer_json("diff")
-      .set("a", valid_utf8(found.a))
-      .set("b", valid_utf8(found.b))
+      .set("a", found.a)
+      .set("b", found.b)
       .set("tolerance", tolerance)
       .set("equal", found.equal())
       .set("structure", texts_json(found.structural))

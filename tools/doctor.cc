@@ -237,8 +237,8 @@ Json to_json(const std::vector<BuildPart>& parts, const std::vector<Fact>& machi
   for (const BuildPart& part : parts)
     build.set(part.name, part.version ? Json::object().set("found", *part.version)
                                       : Json::object().set("missing", why_missing(part)));
-  for (const Fact& fact : machine) facts.set(fact.name, valid_utf8(fact.text));
-  for (const std::string& problem : problems_of(machine)) problems.push_back(valid_utf8(problem));
+  for (const Fact& fact : machine) facts.set(fact.name, fact.text);
+  for (const std::string& problem : problems_of(machine)) problems.push_back(problem);
   return answer_json("doctor")
       .set("version", RESHARD_VERSION)
       .set("build", std::move(build))

@@ -172,7 +172,7 @@ void print_summary(const AuditReport& report) {
 void add_findings(Json& object, const AuditReport& report, Severity threshold) {
   const auto strings = [](const std::vector<std::string>& list) {
     Json out = Json::array();
-    for (const std::string& s : list) out.push_back(valid_utf8(s));
+    for (const std::string& s : list) out.push_back(s);
     return out;
   };
   const auto rows_json = [](const std::vector<RowsPart>& parts) {
@@ -186,17 +186,17 @@ void add_findings(Json& object, const AuditReport& report, Severity threshold) {
                            .set("severity", severity_name(f.severity))
                            .set("id", f.id)
                            .set("tensors", strings(f.tensors))
-                           .set("what", valid_utf8(f.what))
+                           .set("what", f.what)
                            .set("why", strings(f.why))
                            .set("rows", rows_json(f.rows))
-                           .set("lost", valid_utf8(f.lost))
-                           .set("advice", valid_utf8(f.advice)));
+                           .set("lost", f.lost)
+                           .set("advice", f.advice));
   Json checks = Json::array();
   for (const Case& c : cases_of(report)) {
     Json check = Json::object();
-    check.set("id", c.check.id).set("title", valid_utf8(c.check.title)).set("looked_at", c.check.looked_at);
+    check.set("id", c.check.id).set("title", c.check.title).set("looked_at", c.check.looked_at);
     check.set("findings", c.findings.size());
-    check.set("skipped", c.check.skipped.empty() ? Json() : Json(valid_utf8(c.check.skipped)));
+    check.set("skipped", c.check.skipped.empty() ? Json() : Json(c.check.skipped));
     checks.push_back(std::move(check));
   }
   object.set("ok", exit_code(report.findings, threshold) == 0).set("findings", std::move(findings));

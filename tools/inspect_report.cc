@@ -254,7 +254,7 @@ void print_tensors(const Inspection& in, const ReportOptions& options) {
 template <class Strings>
 Json strings_json(const Strings& strings) {
   Json out = Json::array();
-  for (const auto& s : strings) out.push_back(valid_utf8(std::string(s)));
+  for (const auto& s : strings) out.push_back(std::string(s));
   return out;
 }
 
@@ -262,7 +262,7 @@ Json files_json(const Inspection& in) {
   Json short_files = Json::array();
   for (const std::uint32_t f : in.files.cut_short) {
     Json file = Json::object();
-    file.set("file", valid_utf8(in.catalog().files[f].path));
+    file.set("file", in.catalog().files[f].path);
     file.set("bytes", in.catalog().files[f].size).set("expected", in.files.needed[f]);
     short_files.push_back(std::move(file));
   }
@@ -277,7 +277,7 @@ Json mesh_json(const InferredMesh& mesh) {
   for (const InferredAxis& axis : mesh.axes) {
     Json a = Json::object();
     a.set("name", axis.name).set("size", axis.size > 0 ? Json(axis.size) : Json());
-    a.set("confidence", confidence_name(axis.confidence)).set("evidence", valid_utf8(axis.evidence));
+    a.set("confidence", confidence_name(axis.confidence)).set("evidence", axis.evidence);
     axes.push_back(std::move(a));
   }
   for (const Mesh& m : mesh.hypotheses) hypotheses.push_back(m.to_string());
@@ -306,10 +306,8 @@ Json parts_json(const Catalog& catalog) {
   Json out = Json::array();
   for (const Part& part : catalog.parts) {
     Json p = Json::object();
-    p.set("kind", kKindNames[static_cast<std::size_t>(part.kind)])
-        .set("name", valid_utf8(part.name))
-        .set("prefix", valid_utf8(part.prefix));
-    p.set("evidence", valid_utf8(part.evidence));
+    p.set("kind", kKindNames[static_cast<std::size_t>(part.kind)]).set("name", part.name).set("prefix", part.prefix);
+    p.set("evidence", part.evidence);
     out.push_back(std::move(p));
   }
   return out;
@@ -319,7 +317,7 @@ Json objects_json(const Inspection& in) {
   Json values = Json::array();
   for (const auto& [name, value] : in.objects) {
     Json object = Json::object();
-    object.set("name", valid_utf8(name)).set("value", value.empty() ? Json() : Json(valid_utf8(value)));
+    object.set("name", name).set("value", value.empty() ? Json() : Json(value));
     values.push_back(std::move(object));
   }
   Json out = Json::object();
@@ -335,7 +333,7 @@ Json shards_json(const Catalog& catalog, const Tensor& tensor) {
       const Extent& e = list->extent(i);
       Json shard = Json::object();
       shard.set("origin", dims_json(box.origin)).set("shape", dims_json(box.shape));
-      shard.set("file", valid_utf8(catalog.files[e.file].path)).set("offset", e.offset).set("bytes", e.length);
+      shard.set("file", catalog.files[e.file].path).set("offset", e.offset).set("bytes", e.length);
       shard.set("copy", list == &tensor.replicas);
       out.push_back(std::move(shard));
     }
@@ -345,7 +343,7 @@ Json shards_json(const Catalog& catalog, const Tensor& tensor) {
 Json tensor_json(const Inspection& in, std::size_t i, const ReportOptions& options) {
   const Tensor& t = in.catalog().tensors()[i];
   Json out = Json::object();
-  out.set("name", valid_utf8(t.name)).set("kind", kKindNames[static_cast<std::size_t>(split_state_key(t.key()).kind)]);
+  out.set("name", t.name).set("kind", kKindNames[static_cast<std::size_t>(split_state_key(t.key()).kind)]);
   out.set("dtype", info(t.dtype).torch_name).set("shape", dims_json(t.shape));
   out.set("placement", in.mesh.placements[i]).set("boxes", t.fragments.size()).set("bytes", t.bytes());
   if (options.shards) out.set("shards", shards_json(in.catalog(), t));
@@ -357,9 +355,9 @@ Json head_json(const Inspection& in) {
   Json format = Json::object();
   format.set("name", in.format->name).set("title", in.format->title);
   Json attributes = Json::object();
-  for (const auto& [key, value] : in.catalog().attributes) attributes.set(valid_utf8(key), valid_utf8(value));
+  for (const auto& [key, value] : in.catalog().attributes) attributes.set(key, value);
   Json out = answer_json("inspect");
-  out.set("path", valid_utf8(in.path))
+  out.set("path", in.path)
       .set("format", std::move(format))
       .set("complete", in.files.is_complete() && in.catalog().unread_files.empty());
   out.set("attributes", std::move(attributes)).set("files", files_json(in)).set("mesh", mesh_json(in.mesh));
@@ -448,7 +446,7 @@ Json page_json(const Inspection& in, const ReportOptions& options) {
     layout.set("placement", in.mesh.placements[i]).set("boxes", columns_json(t.fragments, t.shape.rank()));
     layout.set("copies", columns_json(t.replicas, t.shape.rank()));
     Json row = Json::array();
-    row.push_back(valid_utf8(t.name));
+    row.push_back(t.name);
     row.push_back(kKindNames[static_cast<std::size_t>(split_state_key(t.key()).kind)]);
     row.push_back(layouts.add(std::move(layout)));
     row.push_back(lists.add(file_numbers_json(t.fragments)));
@@ -457,7 +455,7 @@ Json page_json(const Inspection& in, const ReportOptions& options) {
   }
   for (const CatalogFile& file : in.catalog().files) {
     Json row = Json::array();
-    row.push_back(valid_utf8(file.path));
+    row.push_back(file.path);
     row.push_back(file.size);
     row.push_back(file.writer);
     list.push_back(std::move(row));

@@ -52,7 +52,7 @@ Result<RunOptions> ResourceOptions::run_options() const {
     limit_memory(run.memory);
   run.threads = threads;
   run.interrupt = &interrupted();
-  if (!host()) interrupt_http_by(run.interrupt);
+  if (!host()) add_http_interrupt(run.interrupt);
   run.ranks = job_ranks();
   const Index cap = TRY(parse_bytes(gpu_memory).context("--gpu-memory"));
   if (device == "cpu") {

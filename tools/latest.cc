@@ -15,15 +15,15 @@ Result<int> print_json(const std::string& path, const std::vector<std::string>& 
   for (const std::string& checkpoint : found) {
     const std::string gap = TRY(gap_of_checkpoint(checkpoint));
     list.push_back(Json::object()
-                       .set("path", valid_utf8(checkpoint))
+                       .set("path", checkpoint)
                        .set("complete", gap.empty())
-                       .set("problem", gap.empty() ? Json() : Json(valid_utf8(gap))));
+                       .set("problem", gap.empty() ? Json() : Json(gap)));
   }
   const auto newest = newest_complete(found);
   if (!newest && newest.error().code() == ErrorCode::kIo) return newest.error();
   show_json(answer_json("latest")
-                .set("run", valid_utf8(path))
-                .set("newest", newest ? Json(valid_utf8(*newest)) : Json())
+                .set("run", path)
+                .set("newest", newest ? Json(*newest) : Json())
                 .set("checkpoints", std::move(list)),
             2);
   return newest ? 0 : static_cast<int>(ErrorCode::kCorrupt);

@@ -27,10 +27,8 @@ struct Groups {
     for (std::size_t g = 0; g < count(); ++g) {
       const std::size_t first = g * static_cast<std::size_t>(size);
       const Index left = files.size() - first;
-      out.push_back(Json::object()
-                        .set("first", valid_utf8(files[first].path))
-                        .set("count", std::min(size, left))
-                        .set("bytes", bytes[g]));
+      out.push_back(
+          Json::object().set("first", files[first].path).set("count", std::min(size, left)).set("bytes", bytes[g]));
     }
     return out;
   }

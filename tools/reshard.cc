@@ -10,6 +10,7 @@
 #include <functional>
 #include <iterator>
 
+#include "lib/base/catch_exceptions.h"
 #include "lib/base/file.h"
 #include "lib/base/printable.h"
 #include "lib/base/text.h"
@@ -168,7 +169,7 @@ Result<int> run_for(Host& caller, const std::string& command, const std::vector<
   all.insert(all.end(), words.begin(), words.end());
   set_command_text(all);
   const ParsedOptions parsed = TRY(parse_options(words, row->add));
-  return without_exceptions(checking_paths(parsed.action, parsed.paths));
+  return catch_exceptions(checking_paths(parsed.action, parsed.paths));
 }
 
 int run_program(int argc, char** argv, bool owns_process) {
@@ -178,7 +179,7 @@ int run_program(int argc, char** argv, bool owns_process) {
   if (owns_process) raise_descriptor_limit();
   set_json_errors(asks_for_json(argc, argv));
   const auto work = [&]() -> Result<int> { return run(argc, argv, owns_process); };
-  const auto code = without_exceptions(std::cref(work));  // by reference: a copy may need memory
+  const auto code = catch_exceptions(std::cref(work));  // by reference: a copy may need memory
   const int exit_code = code ? *code : report_error(code.error());
   if (was_printed()) return exit_code;
   std::fprintf(stderr, "reshard: error: standard output: cannot write all of it\n");

@@ -152,7 +152,7 @@ int report_error(const Error& error, const std::string& rank) {
   if (!wants_json || has_answered) return code;
   try {
     Json json = Json::object();
-    json.set("kind", kind_of(error.code())).set("message", valid_utf8(error.message())).set("exit_code", code);
+    json.set("kind", kind_of(error.code())).set("message", error.message()).set("exit_code", code);
     show_json(answer_json("error").set("error", std::move(json)), 2);
   } catch (const std::bad_alloc&) {
     // The message on standard error must suffice.

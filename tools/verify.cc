@@ -118,7 +118,7 @@ Json tensors_json(const VerifyReport& verified) {
   for (std::size_t i = 0; i < verified.tensors.size(); ++i) {
     const VerifiedTensor& t = verified.tensors[i];
     Json entry = Json::object();
-    entry.set("name", valid_utf8(t.name)).set("dtype", info(t.dtype).torch_name).set("shape", dims_json(t.shape));
+    entry.set("name", t.name).set("dtype", info(t.dtype).torch_name).set("shape", dims_json(t.shape));
     entry.set("digest", t.digest.hex());
     if (t.against) {
       entry.set("against_dtype", info(t.against->dtype).torch_name).set("against_digest", t.against->digest.hex());
@@ -142,18 +142,18 @@ Json tensors_json(const VerifyReport& verified) {
 Json to_json(const Options& options, const VerifyReport& verified, const AuditReport& audit, Severity threshold) {
   Json facts = Json::object();
   for (const auto& [label, text] : verified.facts)
-    if (!label.empty()) facts.set(label, valid_utf8(text));
+    if (!label.empty()) facts.set(label, text);
   Json json = answer_json("verify");
-  json.set("path", valid_utf8(options.path)).set("format", verified.format->name);
-  if (!options.against.empty()) json.set("against", valid_utf8(options.against));
-  json.set("config", verified.model.config ? Json(valid_utf8(verified.model.config->path)) : Json());
+  json.set("path", options.path).set("format", verified.format->name);
+  if (!options.against.empty()) json.set("against", options.against);
+  json.set("config", verified.model.config ? Json(verified.model.config->path) : Json());
   json.set("family", verified.model.family ? Json(verified.model.family->name) : Json());
   json.set("facts", std::move(facts));
   add_findings(json, audit, threshold);
   if (options.sums) {
     Json files = Json::array();
     for (const FileSum& file : verified.files)
-      files.push_back(Json::object().set("path", valid_utf8(file.path)).set("sha256", file.sha256));
+      files.push_back(Json::object().set("path", file.path).set("sha256", file.sha256));
     json.set("files", std::move(files));
   }
   return json.set("tensors", tensors_json(verified));

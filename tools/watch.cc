@@ -158,7 +158,10 @@ class Watch {
   // Fails if DST is inside RUN, also if RUN does not exist yet.
   Status check_places() const {
     namespace fs = std::filesystem;
-    const auto plain = [](const std::string& path) { return fs::absolute(path).lexically_normal().string() + "/"; };
+    const auto plain = [](const std::string& path) {
+      std::error_code ignored;  // without a working directory, a relative path stays relative
+      return fs::absolute(path, ignored).lexically_normal().string() + "/";
+    };
     const bool exists = !is_url(run_) && TRY(is_directory(run_));
     if (exists ? TRY(lies_in(parent_path(root_), run_)) : !is_url(run_) && plain(root_).starts_with(plain(run_)))
       return usage_error(printable(root_) +
@@ -565,10 +568,8 @@ class Watch {
       Json line = Json::object();
       line.set("schema", "reshard.watch/1").set("event", event);
       if (!step.name.empty())
-        line.set("step", step.number)
-            .set("source", valid_utf8(step.source))
-            .set("output", valid_utf8(output_of(step.name)));
-      std::printf("%s\n", to_text(line.set("text", valid_utf8(text)), 0).c_str());
+        line.set("step", step.number).set("source", step.source).set("output", output_of(step.name));
+      std::printf("%s\n", to_text(line.set("text", text), 0).c_str());
     } else if (!options_.resources.quiet || event == "failed") {
       std::printf("%-10s%s%s%s\n", event.c_str(), printable(step.name).c_str(), step.name.empty() ? "" : "   ",
                   printable(text).c_str());

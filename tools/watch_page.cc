@@ -88,10 +88,10 @@ Status WatchPage::measure(const WatchedStep& step, double seconds, const std::st
   }
   if (seconds >= 0) facts.set("seconds", seconds);
   if (!before.empty()) {
-    facts.set("since", valid_utf8(before));
+    facts.set("since", before);
     if (const Status compared = compare(before_path, step.output, facts); !compared) {
       if (interrupted()) return compared.error();
-      facts.set("remark", valid_utf8(compared.error().message()));
+      facts.set("remark", compared.error().message());
     }
   }
   facts_.set(step.name, std::move(facts));
@@ -125,7 +125,7 @@ Status WatchPage::compare(const std::string& before_path, const std::string& out
   if (elements == 0) return {};
   Json moved = Json::object();
   moved.set("", sums[""].value());
-  for (const std::string& layer : layers) moved.set(valid_utf8(layer), sums[layer].value());
+  for (const std::string& layer : layers) moved.set(layer, sums[layer].value());
   facts.set("changed", static_cast<double>(different) / static_cast<double>(elements)).set("moved", std::move(moved));
   return {};
 }
@@ -135,12 +135,12 @@ Json WatchPage::data(const std::string& run, const std::vector<WatchedStep>& ste
   std::vector<const Json*> moved;
   for (const WatchedStep& step : steps) {
     Json row = Json::object();
-    row.set("name", valid_utf8(step.name)).set("number", step.number).set("state", name_of(step.state));
+    row.set("name", step.name).set("number", step.number).set("state", name_of(step.state));
     const Json* const facts = facts_.find(step.name);
     if (facts)
       for (const Json::Member& fact : members_of(*facts))
         if (fact.key != "moved") row.set(fact.key, fact.value);
-    if (!step.remark.empty()) row.set("remark", valid_utf8(step.remark));
+    if (!step.remark.empty()) row.set("remark", step.remark);
     moved.push_back(facts ? facts->find("moved") : nullptr);
     if (moved.back())
       if (const Json* whole = moved.back()->find("")) row.set("moved", *whole);
@@ -157,7 +157,7 @@ Json WatchPage::data(const std::string& run, const std::vector<WatchedStep>& ste
       }
   }
   Json out = answer_json("watch");
-  out.set("run", valid_utf8(run)).set("steps", std::move(rows)).set("layers", std::move(names));
+  out.set("run", run).set("steps", std::move(rows)).set("layers", std::move(names));
   return out.set("moved", std::move(cells));
 }
 

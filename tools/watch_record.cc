@@ -69,13 +69,13 @@ Status WatchRecord::write() const {
   Json json_steps = Json::object(), json_started = Json::object(), json_files = Json::object();
   for (const auto& [name, step] : steps) {
     Json json = Json::object();
-    json.set("source", valid_utf8(step.source)).set("proven", step.proven).set("then", step.then);
+    json.set("source", step.source).set("proven", step.proven).set("then", step.then);
     if (step.small) json.set("without_optimizer", true);
     if (step.rewriting) json.set("rewriting", true);
     if (step.replaced) json.set("replaced", true);
     json_steps.set(name, std::move(json));
   }
-  for (const auto& [name, source] : started) json_started.set(name, valid_utf8(source));
+  for (const auto& [name, source] : started) json_started.set(name, source);
   for (const auto& [name, file] : files)
     json_files.set(name, Json::object().set("path", file.path).set("size", file.size).set("mtime_ns", file.mtime_ns));
   Json json = Json::object();

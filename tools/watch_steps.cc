@@ -8,6 +8,7 @@
 
 #include "formats/training_run.h"
 #include "lib/base/file.h"
+#include "lib/base/printable.h"
 #include "lib/base/storage/storage.h"
 #include "lib/base/text.h"
 
@@ -52,6 +53,7 @@ Result<Named> named_in(const std::string& directory) {
 
 Result<std::vector<RunStep>> steps_of_run(const std::string& run, Index every) {
   std::vector<RunStep> out;
+  std::map<std::string, std::string> sources;  // by name
   for (const std::string& source : TRY(checkpoints_of_run(run))) {
     const auto entry = TRY(entry_at(source));
     if (!entry) continue;  // removed meanwhile
@@ -63,6 +65,9 @@ Result<std::vector<RunStep>> steps_of_run(const std::string& run, Index every) {
     std::replace(step.name.begin(), step.name.end(), '/', '-');
     step.number = step_in_name(step.name);
     if (step.name.empty() || step.number % every != 0 || is_removed_name(base_name(source))) continue;
+    if (const auto [other, is_new] = sources.try_emplace(step.name, source); !is_new)
+      return usage_error(printable(source) + ": its output would be called " + printable(step.name) + ", as that of " +
+                         printable(other->second) + "; move one of them out of the run");
     out.push_back(std::move(step));
   }
   return out;

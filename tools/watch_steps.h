@@ -20,6 +20,7 @@ struct RunStep {
 };
 
 // Returns the steps of a run in the order of their numbers, complete or not, whose numbers are multiples of `every`.
+// Fails if two of them have the same name.
 Result<std::vector<RunStep>> steps_of_run(const std::string& run, Index every);
 
 // Returns the sources of the steps that the run names in a file (latest_checkpointed_iteration.txt, latest) or by a

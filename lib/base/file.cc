@@ -12,9 +12,11 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <random>
 
 #include "lib/base/memory_limit.h"
 #include "lib/base/sandbox.h"
@@ -37,11 +39,19 @@ Error errno_error(const std::string& path, std::string_view what) {
                                      : ""));
 }
 
+// Returns a name that no other process or thread chooses, also if a killed one left its file.
+std::string temporary_name(const std::string& prefix) {
+  std::random_device random;
+  char digits[17];
+  std::snprintf(digits, sizeof digits, "%08x%08x", random(), random());
+  return prefix + digits;
+}
+
 }  // namespace
 
 Result<File> File::open(const std::string& path, Access access) {
   if (is_url(path)) {
-    if (access != Access::kRead) return unsupported(path + ": reshard reads URLs and writes local files");
+    if (access != Access::kRead) return unsupported(path + ": cannot be opened for writing: it is a URL");
     File file(-1, path);
     file.stored_ = TRY(StoredFile::open(path));
     return file;
@@ -68,7 +78,7 @@ Result<File> File::create_anonymous(const std::string& directory) {
   const int fd = retry([&] { return sys().open(directory.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600); });
   if (fd >= 0) return File(fd, directory + "/(temporary)");
   // Not every file system supports O_TMPFILE: create a file and unlink it.
-  const std::string path = directory + "/.reshard-temporary-" + std::to_string(::getpid());
+  const std::string path = temporary_name(directory + "/.reshard-temporary-");
   File file = TRY(create(path));
   if (sys().unlink(path.c_str()) != 0) return errno_error(path, "cannot unlink");
   return file;
@@ -231,22 +241,20 @@ Result<Directory> open_directory(const std::string& path) {
   return error;
 }
 
-std::string temporary_beside(const std::string& path) { return path + ".partial-" + std::to_string(::getpid()); }
-
 }  // namespace
 
 Status check_can_replace(const std::string& path) {
   if (const auto there = TRY(node_at(path)); there && !there->is_regular()) return {};
-  const std::string temporary = temporary_beside(path);
+  const std::string temporary = temporary_name(path + ".partial-");
   TRY(TRY(File::create(temporary)).close());
   return remove_file(temporary);
 }
 
 Status replace_file(const std::string& path, std::string_view text, bool replace) {
   if (const auto there = TRY(node_at(path)); replace && there && !there->is_regular()) return write_through(path, text);
-  const std::string temporary = temporary_beside(path);
+  const std::string temporary = temporary_name(path + ".partial-");
+  File file = TRY(File::create(temporary));
   const auto put = [&]() -> Status {
-    File file = TRY(File::create(temporary));
     TRY(file.write_at(0, {reinterpret_cast<const std::byte*>(text.data()), text.size()}));
     TRY(file.sync_data());
     TRY(file.close());

@@ -619,6 +619,7 @@ void write_text(const Json& object, const JsonList& list, int indent,
 }
 
 void append_json_string(std::string& out, std::string_view text) {
+  if (!is_utf8(text)) return append_json_string(out, valid_utf8(text));
   const auto is_plain = [](char c) { return c != '"' && c != '\\' && static_cast<unsigned char>(c) >= 0x20; };
   out += '"';
   while (!text.empty()) {

@@ -135,20 +135,20 @@ Status parse_json_members(std::string_view text, std::string_view path, const On
                           const JsonLimits& limits = {}, Index base = 0);
 
 // Serializes a value: on one line if `indent` is 0, otherwise one member or item a line. The output is deterministic,
-// and numbers round-trip. A double that is not finite becomes null. Strings must be UTF-8 (is_utf8()). `depth` is the
-// nesting level to indent from if the text becomes part of a larger one.
+// and numbers round-trip. A double that is not finite becomes null, and a string that is not UTF-8 what valid_utf8()
+// returns. `depth` is the nesting level to indent from if the text becomes part of a larger one.
 std::string to_text(const Json& value, int indent = 0, int depth = 0);
 // Serializes for files that Python reads, such as config.json: two spaces of indentation, a final newline, and NaN and
 // Infinity in Python's spelling.
 std::string python_text(const Json& value);
 
-// Appends `text` as a JSON string, quotes included.
+// Appends valid_utf8(text) as a JSON string, quotes included.
 void append_json_string(std::string& out, std::string_view text);
 
 // Returns whether the bytes are well-formed UTF-8: no overlong forms, no surrogates, nothing above U+10FFFF.
 bool is_utf8(std::string_view text);
-// Returns `text` if it is UTF-8, otherwise `text` with its bytes above 0x7f as \xNN. JSON must be UTF-8, but names from
-// files need not be.
+// Returns `text` if it is UTF-8, otherwise `text` with its bytes above 0x7f as \xNN. Names from files need not be
+// UTF-8.
 std::string valid_utf8(std::string_view text);
 
 }  // namespace reshard

@@ -119,7 +119,8 @@ class Search {
   };
   Result<std::optional<Found>> find(const std::string& directory, bool behind_link = false, int depth = kDeepest) {
     const auto self = TRY(identity_of(directory, true));
-    if (!self || depth == 0 || !seen_.insert(*self).second) return std::optional<Found>();
+    if (!self || !seen_.insert(*self).second) return std::optional<Found>();
+    if (depth == 0) return too_large(directory, "is nested too deeply");
     if (!behind_link && written_.is_in(*self)) return std::optional(Found{directory, true});
     std::vector<std::pair<std::string, bool>> below;  // path, and whether it is reached by a link
     for (const std::string& path : TRY(paths_in(directory))) {
@@ -143,15 +144,21 @@ class Search {
     const std::unique_ptr<DIR, int (*)(DIR*)> open(sys().opendir(directory.c_str()), &::closedir);
     if (!open && (errno == EACCES || errno == ENOENT)) return out;
     if (!open) return cannot_look(directory);
-    errno = 0;
-    while (const dirent* entry = sys().readdir(open.get())) {
+    while (true) {
+      errno = 0;
+      const dirent* const entry = sys().readdir(open.get());
+      if (!entry && errno != 0) return cannot_look(directory);
+      if (!entry) return out;
       const std::string_view name = entry->d_name;
-      if (name == "." || name == ".." || ++names_ > kMostNames) continue;
-      if (entry->d_type == DT_REG && !written_.is_file()) continue;
+      if (name == "." || name == ".." || (entry->d_type == DT_REG && !written_.is_file())) continue;
+      if (++names_ > kMostNames) return too_large(directory, "is one of too many directories and files");
       out.push_back(path_join(directory, name));
     }
-    if (errno != 0) return cannot_look(directory);
-    return out;
+  }
+
+  static Error too_large(const std::string& directory, const std::string& what) {
+    return unsupported(printable(directory) + ": " + what +
+                       " to check that the output replaces no input; name a smaller directory as input");
   }
 
   const OutputIdentity& written_;
@@ -177,7 +184,7 @@ Status check_spares_urls(const std::string& output, const std::vector<std::strin
     if (own != read && !is_held && !is_inside) continue;
     return usage_error(printable(own) + ": " +
                        (own == read ? "is"
-                        : is_held   ? "holds"
+                        : is_held   ? "contains"
                                     : "is inside") +
                        " " + printable(read) + ", which this job reads; choose a place outside it");
   }
@@ -197,12 +204,12 @@ Status check_spares_inputs(const std::string& output, const std::vector<std::str
     const auto there = input.empty() ? std::nullopt : TRY(identity_of(input));
     if (!there) continue;
     if (written.is(*there)) return refused("is", input, kept);
-    if (TRY(written.holds(input))) return refused("holds", input, kept);
+    if (TRY(written.holds(input))) return refused("contains", input, kept);
     if (!there->is_directory) continue;
     const auto found = TRY(Search(written).find(input));
     if (!found) continue;
     if (found->is_inside) return refused("is inside", input, "choose a place outside it");
-    return refused(found->is_held ? "holds" : "is", found->path, kept);
+    return refused(found->is_held ? "contains" : "is", found->path, kept);
   }
   return {};
 }

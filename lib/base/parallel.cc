@@ -11,7 +11,7 @@
 #include <thread>
 #include <vector>
 
-#include "lib/base/catch_out_of_memory.h"
+#include "lib/base/catch_exceptions.h"
 
 namespace reshard {
 
@@ -33,7 +33,7 @@ Status parallel_for(Index n, int threads, const std::function<Status(int thread,
       const Index i = next++;
       if (i >= n) return;
       // An exception on a thread would terminate the process.
-      Status status = catch_out_of_memory([&] { return body(thread, i); });
+      Status status = catch_exceptions([&] { return body(thread, i); });
       if (status) continue;
       const std::lock_guard lock(mutex);
       if (first_error) first_error = std::move(status);

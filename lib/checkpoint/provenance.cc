@@ -179,8 +179,8 @@ Json provenance_of(const Catalog& source, const std::vector<NamedOrigin>& tensor
     if (blob.is_key_told && options.keeps_names) add_key(blob.name, blob.key(), keys);
   for (const auto& [name, key] : keys) named.set(name, key);
   Json out = Json::object();
-  if (const std::string writer = writer_of(source); !writer.empty()) out.set("written_by", valid_utf8(writer));
-  if (!options.delta_of.empty()) out.set("delta_of", valid_utf8(options.delta_of));
+  if (const std::string writer = writer_of(source); !writer.empty()) out.set("written_by", writer);
+  if (!options.delta_of.empty()) out.set("delta_of", options.delta_of);
   if (options.vocabulary > 0) out.set("vocabulary", options.vocabulary);
   if (buffers.size() > 0) out.set("buffers", std::move(buffers));
   if (named.size() > 0) out.set("keys", std::move(named));

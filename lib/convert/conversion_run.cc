@@ -68,18 +68,30 @@ Status Conversion::check_same_plan(std::uint64_t plan_fingerprint) const {
                   "options");
 }
 
+bool Conversion::can_resume(const ConversionSource& origin) const { return !origin.computes() && !target_->encoder(); }
+
+Status Conversion::check_options(const std::string& destination, const ConversionSource& origin) const {
+  const bool is_alone = rank_count(options_.run.ranks) == 1;
+  if (origin.computes() && !is_alone && options_.run.strategy != Strategy::kDirect)
+    return usage_error(
+        "several ranks can merge, quantize or otherwise compute values only if each reads what it writes: add "
+        "--strategy direct");
+  if (options_.resume == Resume::kRequire && !can_resume(origin))
+    return unsupported(destination +
+                       ": a run with merged, quantized or computed weights or compressed files cannot be resumed; "
+                       "leave out --resume require");
+  return {};
+}
+
 Result<Conversion::Outcome> Conversion::run(OutputPath destination) {
   if (is_bucket_url(destination.path)) return upload(std::move(destination));
   Transport* const ranks = options_.run.ranks;
   const std::uint64_t plan_fingerprint = fingerprint(plan_, source_view(), target_view());
   TRY(check_same_plan(plan_fingerprint));
   const WatchedFiles read(rank_of(ranks) == 0 ? inputs() : std::vector<std::string>());
-  const Index of_left_out = TRY(check_equal_tensors(draft_, source_.files(), options_.run));
   ConversionSource origin(draft_, source_, adapter());
-  if (origin.computes() && rank_count(ranks) > 1 && options_.run.strategy != Strategy::kDirect)
-    return usage_error(
-        "several ranks can merge, quantize or otherwise compute values only if each reads what it writes: add "
-        "--strategy direct");
+  TRY(check_options(destination.path, origin));
+  const Index of_left_out = TRY(check_equal_tensors(draft_, source_.files(), options_.run));
   if (draft_.merge) TRY(check_merged(origin));
   const std::unique_ptr<DeltaChain> deltas = TRY(open_deltas(origin));
   // The manifest records the stored tensors, not those computed from them.
@@ -88,9 +100,8 @@ Result<Conversion::Outcome> Conversion::run(OutputPath destination) {
                             : TRY(SourceManifest::open(source_, plan_, source_view(), options_.model.families));
   destination.inputs.push_back(options_.source_path);
   for (std::string& path : inputs()) destination.inputs.push_back(std::move(path));
-  // The journal records neither the inputs of computed tensors nor the offsets of compressed data.
   std::optional<ResumeOptions> continuation;
-  if (!origin.computes() && !target_->encoder()) {
+  if (can_resume(origin)) {
     continuation.emplace();
     continuation->resume = options_.resume;
     std::string text;
@@ -98,10 +109,6 @@ Result<Conversion::Outcome> Conversion::run(OutputPath destination) {
     continuation->facts = TRY(broadcast(ranks, std::move(text)));
     continuation->group_bytes = options_.group_bytes;
     continuation->on_note = options_.on_note;
-  } else if (options_.resume == Resume::kRequire) {
-    return unsupported(
-        destination.path +
-        ": a run with merged, quantized or computed weights or compressed files cannot be resumed; drop --resume");
   }
   const std::string work = destination.path + ".partial";
   const bool is_journaled = continuation.has_value();
@@ -140,9 +147,7 @@ Result<Conversion::Outcome> Conversion::write(Output& output, ConversionSource& 
 // Returns the facts on which the output's bytes depend, under names for messages.
 Result<std::string> Conversion::facts(std::uint64_t plan_fingerprint) const {
   Json out = Json::object();
-  const auto add = [&](const std::string& name, const std::string& value) {
-    out.set(valid_utf8(name), Json(valid_utf8(value)));
-  };
+  const auto add = [&](const std::string& name, const std::string& value) { out.set(name, Json(value)); };
   const auto add_list = [&](const std::string& name, const std::vector<std::string>& values) {
     std::string text;
     for (const std::string& value : values) text += std::to_string(value.size()) + ":" + value;

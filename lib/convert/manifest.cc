@@ -83,7 +83,7 @@ void write_manifest(const Conversion& c, const std::vector<TensorProof>& proofs,
       .set("filters", std::move(globs));
   Json files = Json::object();
   for (const CatalogFile& file : c.target().catalog().files) files.set(file.path, file.size);
-  for (const SideFile& file : c.beside()) files.set(valid_utf8(file.name), file.bytes);
+  for (const SideFile& file : c.beside()) files.set(file.name, file.bytes);
   Json manifest = Json::object();
   manifest.set("reshard", RESHARD_VERSION)
       .set("source", o.source_path)

@@ -615,7 +615,7 @@ Result<OmittedState> what_stays(const Catalog& source, const std::vector<SideFil
   for (const DirectoryEntry& entry : TRY(list_directory(source.root))) {
     if (entry.name.starts_with('.') || known.contains(entry.name)) continue;
     out.bytes += entry.size;
-    out.names.push_back(valid_utf8(entry.name) + (entry.is_directory ? "/" : ""));
+    out.names.push_back(entry.name + (entry.is_directory ? "/" : ""));
   }
   return out;
 }

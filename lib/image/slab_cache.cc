@@ -3,7 +3,7 @@
 
 #include <utility>
 
-#include "lib/base/catch_out_of_memory.h"
+#include "lib/base/catch_exceptions.h"
 
 namespace reshard {
 
@@ -22,7 +22,7 @@ Result<Slab> SlabCache::get(const Key& key, const Make& make) {
   entries_.splice(entries_.begin(), entry);
   lock.unlock();
   // Other threads wait for it, so it must end without an exception.
-  Result<Slab> made = catch_out_of_memory(make);
+  Result<Slab> made = catch_exceptions(make);
   lock.lock();
   if (made) {
     mine->slab = *made;

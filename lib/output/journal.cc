@@ -8,7 +8,7 @@
 #include <string_view>
 #include <utility>
 
-#include "lib/base/catch_out_of_memory.h"
+#include "lib/base/catch_exceptions.h"
 #include "lib/base/json.h"
 #include "lib/base/text.h"
 #include "lib/device/crc32.h"
@@ -304,7 +304,7 @@ Status Journal::close(std::unique_lock<std::mutex>& lock) {
   const Index bytes = group.bytes;
   lock.unlock();
   // Other threads wait for this group, so it must end without an exception.
-  Status status = catch_out_of_memory([&] { return write(std::move(group)); });
+  Status status = catch_exceptions([&] { return write(std::move(group)); });
   lock.lock();
   closing_ = false;
   // A failed sync may have lost data of any slab, so no further group is recorded.

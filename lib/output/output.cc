@@ -181,8 +181,8 @@ Status Output::take_leftover() {
     }
     if (resume == Resume::kRequire) return cannot_resume(work_, why);
   }
-  lock_.reset();
   TRY(remove_work(work_));
+  lock_.reset();
   removed_leftover_ = true;
   if (continuation_ && continuation_->on_note)
     continuation_->on_note("removed " + work_ + " of an interrupted run" +

@@ -189,10 +189,10 @@ Status Upload::write_journal(bool is_publishing) {
                         .set("size", files_[f].size)
                         .set("upload", uploads_[f] ? uploads_[f]->id : std::string()));
   Json replaced = Json::array();
-  for (const std::string& name : replaced_) replaced.push_back(valid_utf8(name));
+  for (const std::string& name : replaced_) replaced.push_back(name);
   const std::string text = to_text(Json::object()
                                        .set("reshard_upload", 1)
-                                       .set("destination", valid_utf8(to_.path))
+                                       .set("destination", to_.path)
                                        .set("facts", options_.facts)
                                        .set("part_bytes", part_bytes_)
                                        .set("publishing", is_publishing)

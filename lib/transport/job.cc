@@ -3,12 +3,11 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <exception>
 #include <mutex>
-#include <new>
 #include <string>
-#include <system_error>
 #include <utility>
+
+#include "lib/base/catch_exceptions.h"
 
 namespace reshard {
 namespace {
@@ -16,7 +15,7 @@ namespace {
 class JobOfOne : public Job {
  public:
   Transport* ranks() override { return nullptr; }
-  Result<int> run(const std::function<Result<int>()>& work) override { return without_exceptions(work); }
+  Result<int> run(const std::function<Result<int>()>& work) override { return catch_exceptions(work); }
   void report(Index done) override {
     const std::lock_guard lock(mutex_);
     if (listener_) listener_(done);
@@ -69,18 +68,6 @@ Result<std::unique_ptr<Job>> join_job(const JobOptions& options) {
       break;
   }
   return job_of_one();
-}
-
-Result<int> without_exceptions(const std::function<Result<int>()>& work) {
-  try {
-    return work();
-  } catch (const std::bad_alloc&) {
-    return io_error("out of memory");
-  } catch (const std::system_error& e) {
-    return io_error(std::string("cannot start a thread: ") + e.what());
-  } catch (const std::exception& e) {
-    return internal_error(std::string("internal error: ") + e.what());
-  }
 }
 
 }  // namespace reshard

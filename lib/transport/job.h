@@ -71,7 +71,4 @@ Result<std::unique_ptr<Job>> join_mpi_job(const JobOptions& options);
 Result<std::string> mpi_version();
 std::unique_ptr<Job> job_of_one();
 
-// Calls `work` and turns exceptions into errors.
-Result<int> without_exceptions(const std::function<Result<int>()>& work);
-
 }  // namespace reshard

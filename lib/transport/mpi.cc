@@ -25,6 +25,7 @@
 #include <utility>
 #include <vector>
 
+#include "lib/base/catch_exceptions.h"
 #include "lib/base/find_function.h"
 #include "lib/transport/job.h"
 #include "lib/transport/waiting.h"
@@ -320,7 +321,7 @@ Error MpiJob::lost(const Error& why) const {
 
 Result<int> MpiJob::run(const std::function<Result<int>()>& work) {
   std::thread worker([&] {
-    Result<int> result = without_exceptions(work);
+    Result<int> result = catch_exceptions(work);
     const std::lock_guard lock(end_mutex_);
     result_ = std::move(result);
     end_.notify_all();

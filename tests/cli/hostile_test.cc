@@ -111,7 +111,7 @@ TEST(Hostile, NamesDoNotSteerTheTerminal) {
   dir.write(home + "/model.safetensors", empty_tensors(names));
   dir.write(home + "/config.json", "{\"model_type\": \"\\u001b[2J\\u202e\", \"vocab_size\": \"\\u009b\"}");
   std::string index = "{\"weight_map\": {\"w\": ";
-  append_json_string(index, valid_utf8("gone" + all.substr(0, all.size() - 1)) + ".safetensors");
+  append_json_string(index, "gone" + all.substr(0, all.size() - 1) + ".safetensors");
   dir.write(shards + "/model.safetensors.index.json", index + "}}");
   const std::string model = dir / "model.safetensors", where = dir / home;
   const std::vector<std::vector<std::string>> commands = {

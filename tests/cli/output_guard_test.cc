@@ -337,6 +337,17 @@ TEST_F(OutputGuard, NoReportReplacesAFileOfAnotherKind) {
   for (int n = 0; n < 2; ++n) EXPECT_EQ(reshard_cli({"man", "--all", dir_ / "man1"}).exit_code, 0);
 }
 
+// The output may be anywhere in an input that cannot be searched.
+TEST_F(OutputGuard, RefusesWhatCannotBeSearched) {
+  std::string deep = dir_ / "hf";
+  for (int i = 0; i < 40; ++i) deep += "/d";
+  fs::create_directories(deep);
+  const CommandResult r = reshard_cli({"convert", dir_ / "hf", dir_ / "out", "--to", "dcp"});
+  EXPECT_EQ(r.exit_code, 4) << r.out;
+  EXPECT_THAT(r.err, HasSubstr("/d/d: is nested too deeply to check that the output replaces no input"));
+  EXPECT_FALSE(fs::exists(dir_ / "out"));
+}
+
 // Files next to an input, or written earlier, are not inputs.
 TEST_F(OutputGuard, LetsEverythingElseBeWritten) {
   const std::string hf = dir_ / "hf";

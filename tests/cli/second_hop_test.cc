@@ -191,6 +191,19 @@ TEST_F(SecondHop, AManifestOfOtherFilesIsNotUsed) {
   EXPECT_FALSE(model_of(middle).empty());
 }
 
+// JSON is UTF-8, and paths and patterns need not be.
+TEST_F(SecondHop, PathsThatAreNotUtf8DoNotBreakTheManifest) {
+  const std::string from = dir_ / "st\xe9p", once = dir_ / "once", twice = dir_ / "twice";
+  fs::copy(sample("tp8"), from, fs::copy_options::recursive);
+  const Options options = {"dcp", "--exclude", "caf\xe9*", "--keep-dtype", "caf\xe9*"};
+  const CommandResult first = convert(from, once, options);
+  ASSERT_EQ(first.exit_code, 0) << first.err;
+  EXPECT_THAT(read_file(once + "/" + std::string(kManifestFile)), HasSubstr(R"(st\\xe9p")"));
+  const CommandResult second = convert(once, twice, {"hf"});
+  EXPECT_EQ(second.exit_code, 0) << second.err;
+  EXPECT_EQ(reshard_cli({"verify", twice}).exit_code, 0);
+}
+
 TEST_F(SecondHop, TheManifestSaysWhatIsKnown) {
   const Json pipe = manifest_of(hop(test_data("deepspeed/pipe"), {"dcp"}));
   const Json* const provenance = pipe.find("provenance");

@@ -492,6 +492,20 @@ TEST_F(Watch, LatestKnowsTheStepInLastCkpt) {
   EXPECT_EQ(reshard_cli({"latest", run_}).out, first + "\n");
 }
 
+TEST_F(Watch, LatestLooksAtTheNewestOfManySteps) {
+  for (int step = 1; step <= 10'050; ++step) std::filesystem::create_directory(source(step));
+  save(20'000);
+  EXPECT_EQ(reshard_cli({"latest", run_}).out, source(20'000) + "\n");
+}
+
+TEST_F(Watch, RefusesTwoStepsOfOneName) {
+  const std::string data = RESHARD_TEST_DATA "/runs/lightning_last/checkpoints/last.ckpt";
+  for (const std::string name : {"step=1.ckpt", "step=1.pt"}) std::filesystem::copy(data, run_ + "/" + name);
+  const CommandResult r = watch({"--family", "none"});
+  EXPECT_EQ(r.exit_code, 2);
+  EXPECT_THAT(r.err, HasSubstr("/step=1.pt: its output would be called step=1, as that of " + run_ + "/step=1.ckpt"));
+}
+
 // Trainer saves the model, and then the optimizer. An output of the model alone would replace both.
 TEST_F(Watch, WaitsForTheOptimizerNextToTheModel) {
   const std::string data = RESHARD_TEST_DATA "/runs/numbered_optimizer/", optimizer = source(100) + "/optimizer.pt";

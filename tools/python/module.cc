@@ -15,6 +15,7 @@
 #include <thread>
 
 #include "formats/load.h"
+#include "lib/base/catch_exceptions.h"
 #include "lib/base/choices.h"
 #include "lib/base/memory_limit.h"
 #include "lib/base/storage/http.h"
@@ -58,13 +59,16 @@ void translate(const std::exception_ptr& pointer, void*) {
   }
 }
 
-// Ends HTTP requests when a Python call is interrupted; of several concurrent calls, the latest.
+// Ends HTTP requests when a Python call is interrupted: also those of other calls, because requests know no calls.
 class InterruptedHttp {
  public:
-  explicit InterruptedHttp(const std::atomic<bool>& flag) { interrupt_http_by(&flag); }
-  ~InterruptedHttp() { interrupt_http_by(nullptr); }
+  explicit InterruptedHttp(const std::atomic<bool>& flag) : flag_(flag) { add_http_interrupt(&flag_); }
+  ~InterruptedHttp() { remove_http_interrupt(&flag_); }
   InterruptedHttp(const InterruptedHttp&) = delete;
   InterruptedHttp& operator=(const InterruptedHttp&) = delete;
+
+ private:
+  const std::atomic<bool>& flag_;
 };
 
 // Runs the work on a separate thread, with the GIL released, while this thread watches for signals (Ctrl-C) and calls
@@ -91,12 +95,7 @@ T supervised(Watch& watch, const nb::object& progress, const std::function<Resul
     const nb::gil_scoped_release released;
     std::thread worker;
     const auto body = [&] {
-      std::optional<Result<T>> got;
-      try {
-        got.emplace(work());
-      } catch (const std::exception& e) {
-        got.emplace(internal_error(e.what()));
-      }
+      Result<T> got = catch_exceptions(work);
       const std::lock_guard lock(mutex);
       result = std::move(got);
       is_done = true;

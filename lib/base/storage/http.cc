@@ -10,6 +10,7 @@
 #include <mutex>
 #include <optional>
 #include <random>
+#include <set>
 #include <thread>
 
 #include "lib/base/storage/url.h"
@@ -19,8 +20,18 @@ namespace reshard {
 namespace {
 
 std::atomic<Index> sent{0}, sent_again{0}, received{0};
-std::atomic<const std::atomic<bool>*> interrupt_flag{nullptr};
 std::atomic<bool> is_ending{false};
+
+// Flags that end requests. Never destroyed, because requests may outlast main().
+struct Interrupts {
+  std::mutex mutex;
+  std::set<const std::atomic<bool>*> flags;
+
+  static Interrupts& of_process() {
+    static Interrupts* const interrupts = new Interrupts;
+    return *interrupts;
+  }
+};
 
 // Returns an environment variable's value, a whole number from 1 to 3600, or `usual` if it is unset or invalid.
 int number_in(const char* variable, int usual) {
@@ -103,13 +114,25 @@ const HttpLimits& http_limits() {
   return limits;
 }
 
-void interrupt_http_by(const std::atomic<bool>* flag) { interrupt_flag = flag; }
+void add_http_interrupt(const std::atomic<bool>* flag) {
+  Interrupts& interrupts = Interrupts::of_process();
+  const std::lock_guard lock(interrupts.mutex);
+  interrupts.flags.insert(flag);
+}
+
+void remove_http_interrupt(const std::atomic<bool>* flag) {
+  Interrupts& interrupts = Interrupts::of_process();
+  const std::lock_guard lock(interrupts.mutex);
+  interrupts.flags.erase(flag);
+}
 
 void end_http() { is_ending = true; }
 
 bool is_http_interrupted() {
-  const std::atomic<bool>* const flag = interrupt_flag;
-  return is_ending || (flag && *flag);
+  if (is_ending) return true;
+  Interrupts& interrupts = Interrupts::of_process();
+  const std::lock_guard lock(interrupts.mutex);
+  return std::any_of(interrupts.flags.begin(), interrupts.flags.end(), [](const auto* flag) { return flag->load(); });
 }
 
 HttpCounts http_counts() { return {sent, sent_again, received}; }

@@ -46,9 +46,10 @@ struct HttpLimits {
 };
 const HttpLimits& http_limits();
 
-// Ends requests and the pauses between tries with an error soon after `flag` becomes true. Null: never. The flag must
-// outlive all requests.
-void interrupt_http_by(const std::atomic<bool>* flag);
+// Ends requests and the pauses between tries with an error soon after a flag becomes true. One that was added must
+// outlive all requests unless it is removed.
+void add_http_interrupt(const std::atomic<bool>* flag);
+void remove_http_interrupt(const std::atomic<bool>* flag);
 // Ends them for good, because the process exits.
 void end_http();
 bool is_http_interrupted();

@@ -89,7 +89,7 @@ void note(const SourceView& view, const Translation& names, const ValueChanges& 
     by_text[text_of(c.steps)].push_back(view.catalog.tensors()[c.tensor].name);
   for (const auto& [text, tensors] : by_text) {
     Json list = Json::array();
-    for (const std::string& name : tensors) list.push_back(valid_utf8(name));
+    for (const std::string& name : tensors) list.push_back(name);
     notes.arithmetic.push_back(Json::object()
                                    .set("from", info(names.model.convention).option)
                                    .set("to", info(*names.to).option)

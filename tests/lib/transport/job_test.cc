@@ -7,6 +7,8 @@
 #include <stdexcept>
 #include <string>
 
+#include "lib/base/catch_exceptions.h"
+
 namespace reshard::job_test {
 namespace {
 
@@ -67,11 +69,11 @@ TEST(Job, TellsItsListenerHowFarItIs) {
   EXPECT_EQ(heard, 7);
 }
 
-TEST(Job, MakesErrorsOfExceptions) {
-  const auto thrown = without_exceptions([]() -> Result<int> { throw std::runtime_error("no such thing"); });
+TEST(Exceptions, BecomeErrors) {
+  const auto thrown = catch_exceptions([]() -> Result<int> { throw std::runtime_error("no such thing"); });
   ASSERT_FALSE(thrown);
   EXPECT_EQ(thrown.error().message(), "internal error: no such thing");
-  const auto memory = without_exceptions([]() -> Result<int> { throw std::bad_alloc(); });
+  const auto memory = catch_exceptions([]() -> Result<int> { throw std::bad_alloc(); });
   EXPECT_EQ(memory.error().message(), "out of memory");
   EXPECT_EQ(memory.error().code(), ErrorCode::kIo);
 }
