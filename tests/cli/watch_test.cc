@@ -483,7 +483,7 @@ TEST_F(Watch, LatestKnowsTheStepInLastCkpt) {
   std::filesystem::copy(RESHARD_TEST_DATA "/runs/lightning_last/checkpoints", run_);
   EXPECT_EQ(reshard_cli({"latest", run_}).out, last + "\n");
   EXPECT_EQ(reshard_cli({"latest", dir_.path()}).out, last + "\n");
-  ASSERT_EQ(watch({"--family", "none", "--config", "none"}).exit_code, 0);
+  ASSERT_EQ(watch({"--family", "none"}).exit_code, 0);
   EXPECT_THAT(names(models_), ElementsAre("epoch=0-step=1"));  // last.ckpt is overwritten by the next save
   std::filesystem::copy(last, sixth);
   EXPECT_EQ(reshard_cli({"latest", run_, "--all"}).out, first + "   complete\n" + sixth + "   complete\n");
