@@ -12,12 +12,12 @@
 #include "formats/ranks/ranks.h"
 #include "formats/training_run.h"
 #include "lib/base/file.h"
+#include "lib/base/io_failure_watch.h"
 #include "lib/base/names.h"
 #include "lib/base/storage/secret_query.h"
 #include "lib/base/storage/storage.h"
 #include "lib/base/storage/url.h"
 #include "lib/base/text.h"
-#include "lib/base/trouble.h"
 #include "lib/checkpoint/provenance.h"
 #include "lib/checkpoint/side_files.h"
 #include "lib/model/parts.h"
@@ -71,9 +71,9 @@ Result<std::optional<OpenCheckpoint>> open_snapshot(const PathSnapshot& place, c
 // none.
 Result<std::optional<PathSnapshot>> directory_of_same_key(const PathSnapshot& object) {
   if (!object.is_file() || !is_url(object.path())) return std::optional<PathSnapshot>();
-  const TroubleWatch watch;
+  const IoFailureWatch watch;
   auto directory = PathSnapshot::look(object.path() + "/");
-  if (!directory && watch.explains(directory.error())) return std::move(directory).error();
+  if (!directory && watch.may_be_io_failure(directory.error())) return std::move(directory).error();
   return directory && directory->is_directory() ? std::optional(std::move(*directory)) : std::nullopt;
 }
 
@@ -164,9 +164,9 @@ Result<std::vector<std::string>> files_if_complete(const std::string& path) {
 }
 
 Result<std::string> gap_of_checkpoint(const std::string& path) {
-  const TroubleWatch watch;
+  const IoFailureWatch watch;
   const auto files = files_if_complete(path);
-  if (!files && watch.hides(files.error())) return files.error();
+  if (!files && watch.may_be_io_failure_or_denial(files.error())) return files.error();
   return files ? std::string() : files.error().message();
 }
 
@@ -214,9 +214,9 @@ namespace {
 // several files of models, which others_text() lists.
 Result<std::string> advice_for_run(const PathSnapshot& place) {
   const std::string& path = place.path();
-  const TroubleWatch watch;
+  const IoFailureWatch watch;
   const auto found = checkpoints_of_run(path);
-  if (!found && watch.explains(found.error())) return found.error();
+  if (!found && watch.may_be_io_failure(found.error())) return found.error();
   if (!found || found->empty()) return std::string();
   if (place.is_directory() && bin::usual_names(place).size() > found->size()) return std::string();
   // diffusers' pipelines, sentence-transformers' modules

@@ -11,10 +11,10 @@
 #include "formats/bin/bin.h"
 #include "formats/numbered_optimizer.h"
 #include "lib/base/file.h"
+#include "lib/base/io_failure_watch.h"
 #include "lib/base/names.h"
 #include "lib/base/storage/storage.h"
 #include "lib/base/text.h"
-#include "lib/base/trouble.h"
 #include "lib/model/parts.h"
 
 namespace reshard {
@@ -547,13 +547,13 @@ Result<std::vector<RunEntry>> run_entries(const std::string& directory, const st
 
 // Returns false for what cannot be read, such as a directory of somebody else.
 Result<bool> is_checkpoint(const std::string& path) {
-  const TroubleWatch watch;
+  const IoFailureWatch watch;
   const auto place = PathSnapshot::look(path);
   const auto format = place ? recognised_format(*place) : Result<const Format*>(place.error());
-  if (!format && watch.explains(format.error())) return format.error();
+  if (!format && watch.may_be_io_failure(format.error())) return format.error();
   if (!format || *format || !place->is_directory()) return format && *format;
   const auto parts = parts_of(*place);
-  if (!parts && watch.explains(parts.error())) return parts.error();
+  if (!parts && watch.may_be_io_failure(parts.error())) return parts.error();
   return parts && !parts->models.empty();
 }
 

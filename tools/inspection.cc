@@ -4,9 +4,9 @@
 #include <algorithm>
 #include <optional>
 
+#include "lib/base/io_failure_watch.h"
 #include "lib/base/names.h"
 #include "lib/base/text.h"
-#include "lib/base/trouble.h"
 #include "lib/checkpoint/state_key.h"
 #include "lib/convert/weights/adapter.h"
 #include "lib/convert/weights/unpacking.h"
@@ -67,11 +67,12 @@ int rank_of_object(const std::string& key) {
   return split_state_key(key).kind == StateKind::kOptimizer ? 5 : key.starts_with("dataloader") ? 4 : 3;
 }
 
-// Describes an object. Fails if a trouble keeps its bytes from being read, so that it does not seem to have no value.
+// Describes an object. Fails if its bytes cannot be read because of an I/O failure: without them it would seem to have
+// no value.
 Result<std::string> description_of(Reader& reader, const Blob& blob) {
-  const TroubleWatch watch;
+  const IoFailureWatch watch;
   std::string out = reader.describe(blob);
-  if (!out.empty() || !watch.saw_any()) return out;
+  if (!out.empty() || !watch.saw_failure()) return out;
   TRY(reader.blob_bytes(blob));
   return reader.describe(blob);
 }

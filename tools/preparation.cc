@@ -8,9 +8,9 @@
 
 #include "formats/open.h"
 #include "formats/pickle_allowlist.h"
+#include "lib/base/io_failure_watch.h"
 #include "lib/base/memory_limit.h"
 #include "lib/base/text.h"
-#include "lib/base/trouble.h"
 
 namespace reshard::tools {
 namespace {
@@ -44,9 +44,9 @@ Error with_way_out(const Error& error, ConvertOptions options, OpenOptions how) 
 // `allow_faults`: also opens a checkpoint whose tensors are incomplete or stored twice.
 Result<OpenCheckpoint> open_source(const ConvertOptions& options, OpenOptions how, bool allow_faults) {
   how.validated = !allow_faults;
-  const TroubleWatch watch;
+  const IoFailureWatch watch;
   auto open = open_checkpoint(options.source, how);
-  if (open || watch.explains(open.error())) return open;
+  if (open || watch.may_be_io_failure(open.error())) return open;
   if (!allow_faults) return with_way_out(open.error(), options, how);
   how.files_too = false;
   return open_checkpoint(options.source, how);

@@ -37,10 +37,10 @@
 #include "formats/training_run.h"
 #include "lib/base/directory_events.h"
 #include "lib/base/file.h"
+#include "lib/base/io_failure_watch.h"
 #include "lib/base/shell.h"
 #include "lib/base/storage/storage.h"
 #include "lib/base/text.h"
-#include "lib/base/trouble.h"
 #include "lib/checkpoint/side_files.h"
 #include "lib/output/work_directory.h"
 #include "tools/child.h"
@@ -286,9 +286,9 @@ class Watch {
       TRY(record_.write());
     }
     if (complete_.contains(step.name)) return true;
-    const TroubleWatch watch;
+    const IoFailureWatch watch;
     const auto files = files_if_complete(step.source);
-    if (!files && watch.hides(files.error())) report(failed_, step, files.error());
+    if (!files && watch.may_be_io_failure_or_denial(files.error())) report(failed_, step, files.error());
     if (!files || (done != nullptr && !TRY(are_quiet(*files)))) return false;
     complete_[step.name] = files->empty() ? std::string() : files->front();
     return true;

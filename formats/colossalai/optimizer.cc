@@ -5,9 +5,9 @@
 
 #include "formats/colossalai/reader.h"
 #include "formats/encoding/weight_index.h"
+#include "lib/base/io_failure_watch.h"
 #include "lib/base/names.h"
 #include "lib/base/text.h"
-#include "lib/base/trouble.h"
 #include "lib/layout/stages.h"
 
 namespace reshard::colossalai {
@@ -34,10 +34,10 @@ bool is_moment(std::string_view key) { return key == "exp_avg" || key == "exp_av
 Status ColossalaiReader::read_neighbour(const PathSnapshot& opened) {
   const bool is_file = !tree_.optimizer_file.empty();
   if (!is_file && base_name(tree_.root) != kOptimizer) return {};
-  const TroubleWatch watch;
+  const IoFailureWatch watch;
   const auto around = (is_file ? opened : *tree_.place).parent();
   const auto modeling = around ? (*around)->inside(kModeling) : Result<const PathSnapshot*>(around.error());
-  if (!modeling) return watch.explains(modeling.error()) ? modeling.error() : Status();
+  if (!modeling) return watch.may_be_io_failure(modeling.error()) ? modeling.error() : Status();
   ColossalaiReader model;
   model.options_ = {.files_too = false, .validated = false};
   const auto read = [&](const PathSnapshot& root, const std::string& file) -> Status {
@@ -57,7 +57,7 @@ Status ColossalaiReader::read_neighbour(const PathSnapshot& opened) {
   }
   if (!done || model.is_partial()) {
     neighbour_.clear();
-    return !done && watch.explains(done.error()) ? std::move(done) : Status();
+    return !done && watch.may_be_io_failure(done.error()) ? std::move(done) : Status();
   }
   parameters_ = std::move(model.parameters_);
   is_ordered_ = model.is_ordered_;

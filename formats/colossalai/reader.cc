@@ -7,10 +7,10 @@
 
 #include "formats/colossalai/rank_files.h"
 #include "formats/encoding/weight_index.h"
+#include "lib/base/io_failure_watch.h"
 #include "lib/base/json.h"
 #include "lib/base/names.h"
 #include "lib/base/text.h"
-#include "lib/base/trouble.h"
 #include "lib/checkpoint/side_files.h"
 #include "lib/layout/stages.h"
 
@@ -79,7 +79,7 @@ Error ColossalaiReader::no_index_error(const std::string& directory, const std::
   constexpr Index kPaddedTo = 64;
   Index rows = 0;  // rows of the embedding
   bool has_head = false, is_read = true;
-  const TroubleWatch watch;
+  const IoFailureWatch watch;
   for (const std::string& name : shards) {
     const auto file = files_.open(path_join(directory, name));
     const auto content = file ? TensorFile::open(**file) : Result<TensorFile>(file.error());
@@ -199,7 +199,7 @@ Result<std::vector<std::string>> ColossalaiReader::counted_shards(
     const std::string& directory, const std::vector<std::string>& unnamed,
     const std::function<bool(const std::string&)>& is_indexed, double bytes_named, std::optional<double> total_size) {
   if (is_partial()) return std::vector<std::string>();
-  const TroubleWatch watch;
+  const IoFailureWatch watch;
   double bytes = bytes_named;
   bool are_copies = total_size.has_value();
   std::vector<std::string> readable, stale;
@@ -266,9 +266,9 @@ Status ColossalaiReader::open_model() {
 Status ColossalaiReader::read_config(const std::string& directory) {
   const std::string path = path_join(directory, kConfigFile);
   if (!TRY(has_file(path))) return {};
-  const TroubleWatch watch;
+  const IoFailureWatch watch;
   const auto text = read_whole_file(path, kMaxRunningStates);
-  if (!text && watch.explains(text.error())) return text.error();
+  if (!text && watch.may_be_io_failure(text.error())) return text.error();
   const auto json = text ? parse_json(*text, path) : Result<Json>(text.error());
   const Json* tie = json ? json->find("tie_word_embeddings") : nullptr;
   is_untied_ = tie != nullptr && tie->is_bool() && !*tie->as_bool();

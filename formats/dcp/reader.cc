@@ -12,12 +12,12 @@
 #include "formats/encoding/torch_archive.h"
 #include "formats/encoding/zip.h"
 #include "formats/encoding/zstd_frame.h"
+#include "lib/base/io_failure_watch.h"
 #include "lib/base/memory_limit.h"
 #include "lib/base/parallel.h"
 #include "lib/base/storage/read_ahead.h"
 #include "lib/base/storage/url.h"
 #include "lib/base/text.h"
-#include "lib/base/trouble.h"
 
 namespace reshard::dcp {
 namespace {

@@ -300,7 +300,7 @@ Result<HfReader::FileHead> HfReader::read_head(const std::string& path, const Op
 
 Status HfReader::read_file(const std::string& name, const OpenOptions& options) {
   const std::string path = path_join(catalog_.root, name);
-  const TroubleWatch watch;
+  const IoFailureWatch watch;
   auto head = read_head(path, options);
   if (!head) return leave_out(watch, head.error(), IndexedFiles::leave_out(sources_.index, name));
   SafetensorsHeader& header = head->header;
@@ -430,7 +430,7 @@ Status HfReader::locate(const std::vector<std::size_t>& tensors, int /*threads*/
 }
 
 Status HfReader::open(const PathSnapshot& place, const OpenOptions& options) {
-  const TroubleWatch watch;
+  const IoFailureWatch watch;
   sources_ = TRY(find_sources(place));
   if (sources_.gap) TRY(leave_out(watch, *sources_.gap));
   catalog_.root = sources_.root;

@@ -97,7 +97,7 @@ Status NanotronReader::check_ranks(const std::string& parameter, const std::vect
 
 Status NanotronReader::read(const std::string& parameter, const std::vector<ParameterFile>& files,
                             const OpenOptions& options) {
-  const TroubleWatch watch;
+  const IoFailureWatch watch;
   if (const Status complete = check_ranks(parameter, files); !complete)
     return leave_out(watch, complete.error(), {parameter});
   std::optional<JoinedTensor> joined;

@@ -15,10 +15,10 @@
 #include "formats/orbax/orbax.h"
 #include "formats/orbax/train_state.h"
 #include "formats/orbax/zarr.h"
+#include "lib/base/io_failure_watch.h"
 #include "lib/base/memory_limit.h"
 #include "lib/base/names.h"
 #include "lib/base/text.h"
-#include "lib/base/trouble.h"
 #include "lib/source/tensor_source.h"
 
 namespace reshard::orbax {
@@ -358,9 +358,9 @@ Status OrbaxReader::read_item(const Item& item, bool is_only, const OpenOptions&
 Status OrbaxReader::read_json_items(const Parts& parts) {
   for (const std::string& name : parts.json) {
     const std::string file = path_join(name, "metadata"), path = path_join(catalog_.root, file);
-    const TroubleWatch watch;
+    const IoFailureWatch watch;
     const auto text = read_whole_file(path, kMaxJson);
-    if (!text && watch.explains(text.error())) return text.error();
+    if (!text && watch.may_be_io_failure(text.error())) return text.error();
     const auto json = text ? parse_json(*text, path) : Result<Json>(text.error());
     if (!json) {
       catalog_.notes.push_back("Not read: item '" + printable(name) + "': " + json.error().message());

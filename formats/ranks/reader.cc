@@ -285,7 +285,7 @@ Status RanksReader::open(const PathSnapshot& place, const OpenOptions& options) 
   TRY(choose_files(std::move(files)));
   const SafetensorsEnd end = options.files_too ? SafetensorsEnd::kExact : SafetensorsEnd::kUnchecked;
   for (Index rank = 0; rank < ranks(); ++rank) {
-    const TroubleWatch watch;
+    const IoFailureWatch watch;
     if (const Status read = read_file(rank, end); !read) TRY(leave_out(watch, read.error()));
   }
   if (is_partial()) return corrupt(catalog_.root + ": the layout follows from the files of all ranks");

@@ -2,8 +2,8 @@
 #include "formats/tensor_files/placeholders.h"
 
 #include "lib/base/file.h"
+#include "lib/base/io_failure_watch.h"
 #include "lib/base/text.h"
-#include "lib/base/trouble.h"
 
 namespace reshard {
 namespace {

@@ -73,7 +73,7 @@ Result<TensorFileReader::OpenFile> TensorFileReader::open_file(const std::string
 Result<std::optional<TensorFileReader::OpenFile>> TensorFileReader::open_if_whole(const std::string& name,
                                                                                   const OpenOptions& options,
                                                                                   TensorFile::Parts parts) {
-  const TroubleWatch watch;
+  const IoFailureWatch watch;
   auto open = open_file(name, options, parts);
   if (open) return std::optional(*open);
   TRY(leave_out(watch, open.error()));
@@ -91,15 +91,15 @@ Status TensorFileReader::find_more_damaged(const std::vector<std::string>& names
   return {};
 }
 
-bool TensorFileReader::is_of_file(const Error& error, const TroubleWatch& watch) {
+bool TensorFileReader::is_of_file(const Error& error, const IoFailureWatch& watch) {
   const ErrorCode code = error.code();
   const bool is_known = code == ErrorCode::kCorrupt || code == ErrorCode::kUnsupported || code == ErrorCode::kIo;
-  return is_known && !watch.explains(error);
+  return is_known && !watch.may_be_io_failure(error);
 }
 
-Status TensorFileReader::leave_out(const TroubleWatch& watch, const Error& error, std::vector<std::string> tensors) {
+Status TensorFileReader::leave_out(const IoFailureWatch& watch, const Error& error, std::vector<std::string> tensors) {
   if (!is_of_file(error, watch)) return error;
-  catalog_.unread_files.push_back({error, std::move(tensors), watch.hides(error)});
+  catalog_.unread_files.push_back({error, std::move(tensors), watch.may_be_io_failure_or_denial(error)});
   return {};
 }
 

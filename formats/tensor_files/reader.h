@@ -15,9 +15,9 @@
 #include "formats/encoding/pickle.h"
 #include "formats/encoding/tensor_file.h"
 #include "formats/tensor_files/indexed_files.h"
+#include "lib/base/io_failure_watch.h"
 #include "lib/base/json.h"
 #include "lib/base/parallel.h"
-#include "lib/base/trouble.h"
 #include "lib/checkpoint/format.h"
 
 namespace reshard {
@@ -50,11 +50,12 @@ class TensorFileReader : public Reader {
   template <class T>
   Result<std::vector<std::optional<T>>> read_files(const std::vector<std::string>& names,
                                                    const std::function<Result<T>(const File&, std::uint32_t)>& read);
-  // Returns whether a file is the cause of the error, and not a device, a server, or too little memory or too few
-  // descriptors. `watch` was created before the file was opened.
-  static bool is_of_file(const Error& error, const TroubleWatch& watch);
+  // Returns whether the file itself caused the error: it is damaged, unsupported, missing or not readable. False for
+  // errors of a device or a server, and for a lack of memory or of descriptors. `watch` was created before the file was
+  // opened.
+  static bool is_of_file(const Error& error, const IoFailureWatch& watch);
   // Records that a file could not be read, with its tensors if they are known. Returns `error` unless is_of_file().
-  Status leave_out(const TroubleWatch& watch, const Error& error, std::vector<std::string> tensors = {});
+  Status leave_out(const IoFailureWatch& watch, const Error& error, std::vector<std::string> tensors = {});
   // Once a file could not be read: tries those of `names` that were not opened, so that all damaged files are known.
   Status find_more_damaged(const std::vector<std::string>& names);
   bool is_partial() const { return !catalog_.unread_files.empty(); }
@@ -98,7 +99,7 @@ template <class T>
 Result<std::vector<std::optional<T>>> TensorFileReader::read_files(
     const std::vector<std::string>& names, const std::function<Result<T>(const File&, std::uint32_t)>& read) {
   const auto base = static_cast<std::uint32_t>(catalog_.files.size());
-  const TroubleWatch watch;
+  const IoFailureWatch watch;
   std::vector<std::optional<Result<T>>> contents(names.size());
   std::vector<Index> sizes(names.size(), -1);
   tried_.insert(names.begin(), names.end());
@@ -109,7 +110,7 @@ Result<std::vector<std::optional<T>>> TensorFileReader::read_files(
       sizes[k] = TRY(file->size());
       return read(*file, base + static_cast<std::uint32_t>(k));
     }();
-    return contents[k]->has_value() || !watch.explains(contents[k]->error()) ? Status() : contents[k]->error();
+    return contents[k]->has_value() || !watch.may_be_io_failure(contents[k]->error()) ? Status() : contents[k]->error();
   }));
   std::vector<std::optional<T>> out;
   for (std::size_t i = 0; i < names.size(); ++i) {

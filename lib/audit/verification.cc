@@ -12,9 +12,9 @@
 #include "lib/audit/unknown_model_audit.h"
 #include "lib/audit/verification_steps.h"
 #include "lib/audit/vocabulary.h"
+#include "lib/base/io_failure_watch.h"
 #include "lib/base/json.h"
 #include "lib/base/text.h"
-#include "lib/base/trouble.h"
 #include "lib/model/parts.h"
 #include "lib/model/placement.h"
 #include "lib/model/quantization.h"
@@ -31,10 +31,10 @@ Result<OpenedSource> open_to_audit(const Opener& open, const VerifyOptions& opti
                   .layout = options.source_layout ? &*options.source_layout : nullptr,
                   .weights = options.weights,
                   .own_family = options.model.families.own()};
-  const TroubleWatch watch;
+  const IoFailureWatch watch;
   auto whole = open(options.path, how);
   if (whole) return OpenedSource{*std::move(whole), ""};
-  if (watch.explains(whole.error())) return std::move(whole).error();
+  if (watch.may_be_io_failure(whole.error())) return std::move(whole).error();
   how.files_too = false;
   how.skip_damaged = true;
   auto metadata = open(options.path, how);
@@ -44,9 +44,9 @@ Result<OpenedSource> open_to_audit(const Opener& open, const VerifyOptions& opti
 
 // Recognises the model by the given config or the checkpoint's own, which may describe an unknown model or be damaged.
 Result<Model> recognise(Reader& reader, const VerifyOptions& options, VerifyReport& report) {
-  const TroubleWatch watch;
+  const IoFailureWatch watch;
   auto config = config_of(reader, options.config, options.model.families);
-  if (!config && (!options.config.empty() || watch.explains(config.error()))) return std::move(config).error();
+  if (!config && (!options.config.empty() || watch.may_be_io_failure(config.error()))) return std::move(config).error();
   report.checked("config", "config.json describes a model", config && *config ? 1 : 0);
   if (!config && !options.model.is_none()) {
     Finding& f = report.add_message("config", config.error().message());

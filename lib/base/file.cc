@@ -18,20 +18,20 @@
 #include <memory>
 #include <random>
 
+#include "lib/base/io_failure_watch.h"
 #include "lib/base/memory_limit.h"
 #include "lib/base/sandbox.h"
 #include "lib/base/storage/storage.h"
 #include "lib/base/syscalls.h"
 #include "lib/base/text.h"
-#include "lib/base/trouble.h"
 
 namespace reshard {
 namespace {
 
 Error errno_error(const std::string& path, std::string_view what) {
   const bool is_denied = errno == EACCES || errno == EPERM;
-  if (is_denied) ++denials;
-  if (!is_denied && !is_nothing_there() && errno != ELOOP) ++troubles;
+  if (is_denied) ++access_denials;
+  if (!is_denied && !is_nothing_there() && errno != ELOOP) ++io_failures;
   const bool may_be_ours = errno == EACCES && in_sandbox();
   return io_error(path + ": " + std::string(what) + ": " + std::strerror(errno) +
                   (may_be_ours       ? "; if other programs can open it, try --no-sandbox"

@@ -4,11 +4,11 @@
 #include <algorithm>
 #include <ctime>
 
+#include "lib/base/io_failure_watch.h"
 #include "lib/base/storage/objects.h"
 #include "lib/base/storage/sha256.h"
 #include "lib/base/storage/url.h"
 #include "lib/base/text.h"
-#include "lib/base/trouble.h"
 
 namespace reshard {
 namespace {
@@ -115,7 +115,7 @@ Result<std::string> BucketClient::region_after(const HttpReply& reply, const std
   return region;
 }
 
-Result<HttpReply> BucketClient::send(const Request& request, const IsTrouble& is_trouble) {
+Result<HttpReply> BucketClient::send(const Request& request, const ShouldRetry& should_retry) {
   refresh();
   // TLS protects the body; without it, the signature must.
   const bool is_plain = access().endpoint.starts_with("http://");
@@ -127,7 +127,7 @@ Result<HttpReply> BucketClient::send(const Request& request, const IsTrouble& is
       used = access.region;
       return http_request(request, sum, access);
     };
-    HttpReply reply = TRY(send_http(root_, make, is_trouble));
+    HttpReply reply = TRY(send_http(root_, make, should_retry));
     if (!is_first || (reply.status != 301 && reply.status != 307 && reply.status != 400 && reply.status != 403))
       return reply;
     const std::string region = TRY(region_after(reply, used));
@@ -150,7 +150,7 @@ std::string BucketClient::by_whom() const {
 }
 
 Error BucketClient::error_of(const HttpReply& reply) const {
-  if (reply.status == 401 || reply.status == 403) ++denials;
+  if (reply.status == 401 || reply.status == 403) ++access_denials;
   const std::string code = code_of(reply);
   std::string out = status_text(reply, code, xml_text(reply.body, "Message").value_or(""));
   if (code == "RequestTimeTooSkewed")

@@ -30,7 +30,7 @@ class BucketClient {
     Bytes body = {};
   };
   // Sends a request, with retries. If the bucket turns out to be in another region, sends it there from now on.
-  Result<HttpReply> send(const Request& request, const IsTrouble& is_trouble = nullptr);
+  Result<HttpReply> send(const Request& request, const ShouldRetry& should_retry = nullptr);
 
   // Returns S3's code in an error's body; empty if there is none.
   static std::string code_of(const HttpReply& reply);

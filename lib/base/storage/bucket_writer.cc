@@ -28,7 +28,7 @@ bool is_encrypted(const HttpReply& reply) {
 // A success may carry an error in its body: the server sends the status before it knows the result.
 bool is_error(const HttpReply& reply) { return reply.status != 200 || xml_text(reply.body, "Code").has_value(); }
 
-bool is_passing_trouble(const HttpReply& reply) {
+bool reports_temporary_failure(const HttpReply& reply) {
   if (reply.status != 200) return false;
   const std::string code = BucketClient::code_of(reply);
   return code == "InternalError" || code == "SlowDown" || code == "ServiceUnavailable";
@@ -71,7 +71,7 @@ Result<std::string> BucketWriter::put_bytes(BucketClient::Request request, const
   request.method = "PUT";
   request.headers = {{"content-md5", to_base64(sum)}, {"content-type", "application/octet-stream"}};
   const HttpReply reply = TRY(client_.send(request, [](const HttpReply& r) {
-    return is_passing_trouble(r) || BucketClient::code_of(r) == "BadDigest";  // damaged on the way
+    return reports_temporary_failure(r) || BucketClient::code_of(r) == "BadDigest";  // damaged on the way
   }));
   if (is_error(reply)) return error_of(reply, request.key);
   std::string etag(reply.header("etag"));
@@ -90,7 +90,7 @@ Result<std::string> BucketWriter::begin_upload(const std::string& key) {
                                             .key = key,
                                             .query = {{"uploads", ""}},
                                             .headers = {{"content-type", "application/octet-stream"}}},
-                                           is_passing_trouble));
+                                           reports_temporary_failure));
   if (is_error(reply)) return error_of(reply, key);
   const auto id = xml_text(reply.body, "UploadId");
   if (!id || id->empty()) return io_error(client_.root() + ": the endpoint answers, but not as S3 does");
@@ -107,7 +107,7 @@ Result<std::optional<std::vector<StoredPart>>> BucketWriter::parts(const std::st
   std::vector<StoredPart> out;
   BucketClient::Query query = {{"uploadId", upload}};
   while (true) {
-    const HttpReply reply = TRY(client_.send({.key = key, .query = query}, is_passing_trouble));
+    const HttpReply reply = TRY(client_.send({.key = key, .query = query}, reports_temporary_failure));
     if (BucketClient::code_of(reply) == "NoSuchUpload") return std::optional<std::vector<StoredPart>>();
     if (is_error(reply)) return error_of(reply, key);
     for_each_xml(reply.body, "Part", [&](std::string_view item) {
@@ -134,7 +134,7 @@ Result<std::optional<std::string>> BucketWriter::complete_upload(const std::stri
                                             .query = {{"uploadId", upload}},
                                             .headers = {{"content-type", "application/xml"}},
                                             .body = as_bytes(body)},
-                                           is_passing_trouble));
+                                           reports_temporary_failure));
   if (BucketClient::code_of(reply) == "NoSuchUpload") return std::optional<std::string>();
   if (is_error(reply)) return error_of(reply, key);
   return std::optional(xml_text(reply.body, "ETag").value_or(""));

@@ -13,8 +13,8 @@
 #include <set>
 #include <thread>
 
+#include "lib/base/io_failure_watch.h"
 #include "lib/base/storage/url.h"
-#include "lib/base/trouble.h"
 
 namespace reshard {
 namespace {
@@ -95,7 +95,7 @@ void pause_before(int next_try, const HttpReply* reply) {
 
 }  // namespace
 
-bool is_servers_trouble(int status) { return status == 408 || status == 429 || status >= 500; }
+bool is_temporary_failure(int status) { return status == 408 || status == 429 || status >= 500; }
 
 std::string_view HttpReply::header(std::string_view name) const {
   for (const auto& [key, value] : headers)
@@ -137,14 +137,14 @@ bool is_http_interrupted() {
 
 HttpCounts http_counts() { return {sent, sent_again, received}; }
 
-Result<HttpReply> send_http(const std::string& what, const MakeRequest& make, const IsTrouble& is_trouble) {
+Result<HttpReply> send_http(const std::string& what, const MakeRequest& make, const ShouldRetry& should_retry) {
   for (int attempt = 1;; ++attempt) {
     if (is_http_interrupted()) return io_error("interrupted").context(what);
     const HttpRequest request = TRY(make());
     const std::string host(split_http_url(request.url).host);
     if (attempt == 1)
       if (auto error = SilentHosts::of_process().find(host)) {
-        ++troubles;
+        ++io_failures;
         return std::move(*error).context(what);
       }
     ++sent;
@@ -152,10 +152,10 @@ Result<HttpReply> send_http(const std::string& what, const MakeRequest& make, co
     HttpReply* const reply = std::get_if<HttpReply>(&outcome);
     if (reply) received += std::ssize(reply->body) + (reply->status == 206 ? std::ssize(request.into) : 0);
     const bool may_retry = attempt < http_limits().tries;
-    const bool again = reply ? is_servers_trouble(reply->status) || (is_trouble && is_trouble(*reply))
+    const bool again = reply ? is_temporary_failure(reply->status) || (should_retry && should_retry(*reply))
                              : std::get<HttpFailure>(outcome).retryable;
     if (!again || !may_retry) {
-      if (again || !reply) ++troubles;
+      if (again || !reply) ++io_failures;
       if (reply) return std::move(*reply);
       Error error = std::get<HttpFailure>(outcome).error;
       if (attempt > 1) error = Error(error.code(), error.message() + " (tried " + std::to_string(attempt) + " times)");

@@ -34,8 +34,9 @@ struct HttpReply {
   std::string_view header(std::string_view name) const;  // empty if absent
 };
 
-// Returns whether a status says that the server failed or is overloaded, so that the request should be tried again.
-bool is_servers_trouble(int status);
+// Returns whether a status says that the server failed or is overloaded, so that the request should be tried again:
+// 408, 429, 5xx.
+bool is_temporary_failure(int status);
 
 // Limits of every request, in seconds.
 struct HttpLimits {
@@ -72,12 +73,13 @@ struct HttpFailure {
 using HttpOutcome = std::variant<HttpReply, HttpFailure>;
 HttpOutcome send_once(const HttpRequest& request);
 
-// Sends the request that `make` returns until a reply is not a temporary failure (408, 429, 5xx) or the tries are used
-// up. Calls `make` before each try, because a signature is valid for minutes only. `is_trouble` returns whether another
-// reply should be retried too. Errors (I/O) name `what`.
+// Sends the request that `make` returns until a reply is not a temporary failure or the tries are used up. Calls `make`
+// before each try, because a signature is valid for minutes only. `should_retry` returns whether a reply with another
+// status should be retried too. Errors (I/O) name `what`.
 using MakeRequest = std::function<Result<HttpRequest>()>;
-using IsTrouble = std::function<bool(const HttpReply& reply)>;
-Result<HttpReply> send_http(const std::string& what, const MakeRequest& make, const IsTrouble& is_trouble = nullptr);
+using ShouldRetry = std::function<bool(const HttpReply& reply)>;
+Result<HttpReply> send_http(const std::string& what, const MakeRequest& make,
+                            const ShouldRetry& should_retry = nullptr);
 
 // The requests of this process so far, and the bytes it received.
 struct HttpCounts {

@@ -57,7 +57,7 @@ class WebServer : public Storage {
     Listing out;
     const bool is_page = reply.status == 200 && reply.header("content-type").starts_with("text/html");
     const std::set<std::string> links = is_page ? links_of(reply.body) : std::set<std::string>();
-    if (is_servers_trouble(reply.status)) return error_of(reply).context(root_ + "/" + key);
+    if (is_temporary_failure(reply.status)) return error_of(reply).context(root_ + "/" + key);
     if (links.empty()) {
       out.is_allowed = false;
       const std::string status = status_text(reply, "", "");
@@ -112,7 +112,7 @@ class WebServer : public Storage {
  private:
   static Error error_of(const HttpReply& reply) {
     const std::string status = status_text(reply, "", "");
-    if (is_servers_trouble(reply.status))
+    if (is_temporary_failure(reply.status))
       return io_error(status + "; the server failed or is overloaded; try again later");
     return io_error(status + (reply.status == 401 ? "; the server wants a password, which reshard does not send" : ""));
   }

@@ -5,10 +5,10 @@
 #include <unordered_map>
 #include <utility>
 
+#include "lib/base/io_failure_watch.h"
 #include "lib/base/names.h"
 #include "lib/base/storage/read_ahead.h"
 #include "lib/base/text.h"
-#include "lib/base/trouble.h"
 #include "lib/device/convert.h"
 #include "lib/device/copy.h"
 #include "lib/model/packed_layouts.h"
@@ -341,10 +341,10 @@ Result<std::optional<Index>> elements_of(Reader& reader, const PackedWeight& wei
   if (weight.packing != Packing::kBitsandbytes4) return unpacked_elements(reader.catalog(), weight);
   if (!weight.find("weight") || !weight.find("quant_state")) return std::optional<Index>();
   const Json no_config;
-  const TroubleWatch watch;
+  const IoFailureWatch watch;
   const auto shape = bitsandbytes4_shape(
       {reader.catalog(), weight, no_config, [&](std::size_t tensor) { return small.read(tensor); }, nullptr});
-  if (!shape && watch.explains(shape.error())) return shape.error();
+  if (!shape && watch.may_be_io_failure(shape.error())) return shape.error();
   return shape ? std::optional(volume(*shape)) : std::nullopt;
 }
 
