@@ -68,8 +68,8 @@ bool equals_source(const Conversion& conversion, const ConvertOptions& options) 
   const bool is_plain = source.layout.empty() && source.mesh.empty() && source.strip_prefix.empty() &&
                         source.part.empty() && source.renames.empty() && source.weights == "model" &&
                         options.model.family == "auto" && options.model.family_file.empty();
-  return is_all && is_plain && !conversion.computes() && conversion.converted_tensors() == 0 &&
-         conversion.notes().repairs.as_array()->empty();
+  return is_all && is_plain && !options.merge_adapter && !conversion.computes() &&
+         conversion.converted_tensors() == 0 && conversion.notes().repairs.as_array()->empty();
 }
 
 // Returns the command that verifies the output: against the source if both are equal, otherwise against its own

@@ -32,16 +32,13 @@ class Conversion {
   const Translation& names() const { return draft_.names; }
   const Target& target() const { return *target_; }
   const Plan& plan() const { return plan_; }
-  const Catalog& source_view() const { return draft_.view.catalog; }  // the two that the plan goes between
+  // The plan copies from source_view() to target_view().
+  const Catalog& source_view() const { return draft_.view.catalog; }
   const Catalog& target_view() const {
     return format_.write_view || draft_.names.renames() ? target_view_ : target_->catalog();
   }
   const std::optional<Identity>& identity() const { return draft_.identity; }
-  // Returns whether tensors are computed as they are read: by a merge, an adapter or scales.
-  bool computes() const {
-    return draft_.merge || draft_.requantized.stored || draft_.unpacking || draft_.changes.before ||
-           options_.selection.merge_adapter;
-  }
+  bool computes() const { return draft_.computes(); }
   // Returns what the source's format knows about the model, for the manifest of the output (provenance.h).
   Json provenance() const;
   const Merge* merge() const { return draft_.merge ? &*draft_.merge : nullptr; }

@@ -46,8 +46,8 @@ const Catalog& tensors_in_files(const Draft& draft) {
 }  // namespace
 
 ConversionSource::ConversionSource(const Draft& draft, Reader& source, Reader& adapter, bool check)
-    : merges_adapter_(draft.adapter && draft.adapter->is_merged()),
-      requantizes_(draft.requantized.stored != nullptr),
+    : computes_(draft.computes()),
+      merges_adapter_(draft.adapter && draft.adapter->is_merged()),
       unpacks_(draft.unpacking != nullptr),
       changes_(draft.changes.before != nullptr),
       divides_(draft.undivided != nullptr),
@@ -87,7 +87,7 @@ void ConversionSource::merge(const Draft& draft, bool check) {
 TensorSource& ConversionSource::tensors() {
   if (divides_) return divided_;
   if (changes_) return changed_;
-  return computes() ? computed_ : stored_.tensors();
+  return computes_ ? computed_ : stored_.tensors();
 }
 
 Status ConversionSource::finish(Transport* ranks) {

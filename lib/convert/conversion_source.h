@@ -20,7 +20,7 @@ class ConversionSource {
   ConversionSource(const ConversionSource&) = delete;
   ConversionSource& operator=(const ConversionSource&) = delete;
 
-  bool computes() const { return merges_adapter_ || requantizes_ || unpacks_ || changes_ || digests_ || divides_; }
+  bool computes() const { return computes_; }  // as Draft::computes()
   TensorSource& tensors();
   // The sources of a merge, this one first; empty if it is not a merge. digests() are those of what was read from each.
   const std::vector<TensorSource*>& merged() const { return merged_; }
@@ -46,7 +46,7 @@ class ConversionSource {
 
   void merge(const Draft& draft, bool check);
 
-  bool merges_adapter_, requantizes_, unpacks_, changes_, divides_;
+  bool computes_, merges_adapter_, unpacks_, changes_, divides_;
   // Each is made of those above it:
   Stored packed_, stored_, operands_;  // in the source's files: packed weights, others; an adapter's matrices
   ComputedSource plain_;               // with weights unpacked, and quantized as the output has them

@@ -98,6 +98,10 @@ Status convert_steps(Draft& d, Reader& source) {
 
 }  // namespace
 
+bool Draft::computes() const {
+  return merge || requantized.stored || unpacking || changes.before || (adapter && adapter->is_merged());
+}
+
 Status divide_as_source_of(const Draft& draft, Catalog& catalog) {
   if (!draft.names.renames()) return {};
   return divide_columns(catalog, *draft.names.model.family, draft.names.model.convention);
@@ -110,10 +114,8 @@ Status divide(Draft& d) {
   if (!d.names.renames()) return {};
   const Catalog before = d.view.catalog;
   TRY(divide_columns(d.view.catalog, *d.names.model.family, *d.names.to));
-  const bool computes =
-      d.unpacking || d.requantized.stored || d.changes.before || (d.adapter && d.adapter->is_merged());
-  if (computes && !std::equal(before.tensors().begin(), before.tensors().end(), d.view.catalog.tensors().begin(),
-                              [](const Tensor& a, const Tensor& b) { return a.columns == b.columns; }))
+  if (d.computes() && !std::equal(before.tensors().begin(), before.tensors().end(), d.view.catalog.tensors().begin(),
+                                  [](const Tensor& a, const Tensor& b) { return a.columns == b.columns; }))
     d.undivided = std::make_unique<Catalog>(before);
   return {};
 }

@@ -48,6 +48,10 @@ struct ConversionOptions : Request {
 
 // The output before a format has laid it out: names, dtypes, shapes and placement of its tensors.
 struct Draft {
+  // Returns whether the values of some tensors are computed when they are read: merged, dequantized, quantized, changed
+  // by an adapter or by the output's convention.
+  bool computes() const;
+
   ConfigFile config;                     // of the model without packed weights, if they are unpacked
   std::unique_ptr<Unpacking> unpacking;  // null: the source has no packed weights, or they stay packed
   Translation names;
