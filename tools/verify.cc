@@ -145,7 +145,7 @@ Json to_json(const Options& options, const VerifyReport& verified, const AuditRe
     if (!label.empty()) facts.set(label, text);
   Json json = answer_json("verify");
   json.set("path", options.path).set("format", verified.format->name);
-  if (!options.against.empty()) json.set("against", options.against);
+  json.set("against", options.against.empty() ? Json() : Json(options.against));
   json.set("config", verified.model.config ? Json(verified.model.config->path) : Json());
   json.set("family", verified.model.family ? Json(verified.model.family->name) : Json());
   json.set("facts", std::move(facts));

@@ -108,7 +108,7 @@ TEST(Audit, JsonHoldsWhatTheTextShows) {
   EXPECT_EQ(*json.get_string("format"), "hf");
   EXPECT_EQ(*json.get_string("config"), "config.json");
   EXPECT_EQ(*json.get_string("family"), "llama");
-  EXPECT_EQ(json.find("against"), nullptr);
+  EXPECT_TRUE(json.find("against")->is_null());
   EXPECT_FALSE(*json.get_bool("ok"));
   EXPECT_THAT(std::string(*json.find("facts")->get_string("config")), HasSubstr("70,553,706,496 parameters"));
   EXPECT_NE(json.find("seconds"), nullptr);
