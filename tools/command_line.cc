@@ -141,8 +141,8 @@ CLI::Validator range_check(T least, T most) {
 }  // namespace
 
 Error see_help(const std::string& message, const std::string& command) {
-  const std::string help = "ee reshard " + (command.empty() ? "" : command + " ") + "--help";
-  return usage_error(message + (message.ends_with('?') ? " S" : "; s") + help);
+  const std::string help = "reshard " + (command.empty() ? "" : command + " ") + "--help";
+  return usage_error(message + (message.ends_with('?') ? " See " : "; see ") + help);
 }
 
 Error unknown_word(std::string_view what, std::string_view word, const std::vector<std::string>& choices) {

@@ -178,7 +178,7 @@ Result<int> convert(const ConvertOptions& options) {
   const Index n = std::ssize(conversion.plan().tensors);
   std::string recorded;
   if (outcome.checksums > 0)
-    recorded += ", " + count_of(outcome.checksums, "source CRC") + (outcome.checksums == 1 ? " holds" : " hold");
+    recorded += ", " + count_of(outcome.checksums, "source CRC") + (outcome.checksums == 1 ? " matches" : " match");
   if (outcome.digests > 0)
     recorded += ", " + count_of(outcome.digests, "digest") + " of the source's manifest verified";
   print_row("proof", with_commas(n) + " of " + count_of(n, "tensor") + ": every element has one source" +

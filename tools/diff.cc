@@ -210,7 +210,7 @@ void add_diff(CommandLine& line) {
   line.add_option("B", options->b, "Second checkpoint").read().required();
   line.add_option("MORE", options->paths, "More checkpoints, each compared with the previous one").read();
   line.group("Report");
-  line.add_option("--tolerance", options->tolerance, "Largest |a-b| of floating-point values that is equal")
+  line.add_option("--tolerance", options->tolerance, "Largest |a-b| at which floating-point values count as equal")
       .common()
       .not_negative()
       .shows_default();

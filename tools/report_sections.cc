@@ -376,8 +376,8 @@ std::string layer_changes_html(std::span<const Json> steps) {
   for (std::size_t i = 0; i < steps.size(); ++i) shown.insert(i);
   for (const auto& [layer, values] : layer_changes(steps)) chart.lines.push_back({layer_name(layer), values});
   return layers_html(chart, shown,
-                     "|a-b| / |a| of the model's floating-point tensors of a layer, a step being a checkpoint compared "
-                     "with the one before it.");
+                     "Relative change |a-b| / |a| of each layer's floating-point model tensors. b is the checkpoint of "
+                     "the step, a is the one before it.");
 }
 
 std::string step_html(const Json& step) {

@@ -634,7 +634,7 @@ void add_watch(CommandLine& line) {
       .within(Index{1}, Index{1} << 40);
   line.group("Run");
   line.add_flag("--once", options->once, "Make one pass, then exit (with 1 if a step failed)").common();
-  line.add_option("--interval", options->interval, "Most seconds between two scans of the run")
+  line.add_option("--interval", options->interval, "Longest time between two scans of the run, in seconds")
       .takes("SECONDS")
       .within_real(0.1, 1e6)
       .shows_default();

@@ -114,7 +114,7 @@ Status BinReader::open_directory(const PathSnapshot& directory, std::string inde
     if (single.empty())
       return corrupt(path + ": expected an index next to " + names_text(numbered, "file") +
                      "; without it, some of them may be missing. Open a single file to see what it "
-                     "holds.");
+                     "contains.");
     names_ = {single};
     catalog_.stale_files = numbered;
     return {};

@@ -160,8 +160,8 @@ Status ColossalaiReader::open_optimizer() {
   if (there.indexes.empty()) {
     const std::string single = single_file(place, Part::kOptimizer);
     if (single.empty() && there.shards.empty())
-      return unread((tree_.optimizer.empty() ? "the directory" : tree_.optimizer + "/") + " holds no optimizer files" +
-                    std::string(kHint));
+      return unread((tree_.optimizer.empty() ? "the directory" : tree_.optimizer + "/") +
+                    " contains no optimizer files" + std::string(kHint));
     if (single.empty())
       return unread("there is no index next to " + names_text(there.shards, "shard") +
                     ": its save was interrupted, or failed" + std::string(kHint));

@@ -56,7 +56,7 @@ Result<std::vector<ModelFile>> ColossalaiReader::list_model() {
     index_order_ = stages.order();
     has_index_ = true;
     total_size_ = stages.total_size();
-    warn("The save was interrupted: there is no index, but " + std::string(kTemporaryIndexes) + "/ holds " +
+    warn("The save was interrupted: there is no index, but " + std::string(kTemporaryIndexes) + "/ contains " +
          stages.text() + ", and they cover the whole model. They are used.");
   } else if (const std::string single = single_file(place, Part::kModel); !single.empty()) {
     files.push_back({single, {}});
@@ -94,14 +94,14 @@ Error ColossalaiReader::no_index_error(const std::string& directory, const std::
   }
   if (is_read && rows > 0 && !has_head && rows % kPaddedTo != 0)
     return corrupt(
-        what + "they hold an embedding of " + count_of(rows, "row") +
+        what + "they contain an embedding of " + count_of(rows, "row") +
         " and no head. ColossalAI 0.4.8 and later fail like this without tensor parallelism if the "
         "vocabulary is not a multiple of 64 (AttributeError: _unpad_detach, ColossalAI#6253): the content of the last "
         "shard is lost. Save again with make_vocab_size_divisible_by=1, or open a "
-        "single file to see what it holds.");
+        "single file to see what it contains.");
   return corrupt(what +
                  "the save was interrupted before it was written, and some shards may be missing. "
-                 "Open a single file to see what it holds.");
+                 "Open a single file to see what it contains.");
 }
 
 // Records the order in which the model defines its parameters. .bin files have it; the entries of safetensors are

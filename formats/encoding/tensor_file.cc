@@ -113,7 +113,7 @@ class Walk {
     if (!tensor.is_whole()) {
       std::vector<std::string> here;
       for (const StoredTensor& part : tensor.parts) here.push_back(to_string(part.box));
-      return unsupported(file_.place() + ": " + tensor_text(dotted_name(path_)) + ": the file holds " +
+      return unsupported(file_.place() + ": " + tensor_text(dotted_name(path_)) + ": the file contains " +
                          (here.empty() ? "nothing" : join(here, ", ")) + " of " + to_string(tensor.shape) +
                          ", the part of one rank (" + tensor.layout() +
                          "): the rest is in the files of the other ranks. Open the directory of them all, or save "

@@ -98,7 +98,7 @@ Status check_numbers(const std::string& root, const std::vector<std::string>& na
       return std::string(width - std::min(width, text.size()), '0') + text;
     };
     return io_error(path_join(root, prefix + digits(i) + "-of-" + digits(n) + ".safetensors") +
-                    ": file is missing, and there is no index; open a single file to see what it holds");
+                    ": file is missing, and there is no index; open a single file to see what it contains");
   };
   for (const std::string& name : names) {
     const auto numbered = parse_numbered(name);

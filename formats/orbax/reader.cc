@@ -370,7 +370,7 @@ Status OrbaxReader::read_json_items(const Parts& parts) {
     TRY(add_json(name, {name}, static_cast<std::uint32_t>(catalog_.files.size() - 1), *json));
   }
   for (const std::string& name : parts.others)
-    catalog_.notes.push_back("Not read: '" + printable(name) + "/', which holds no arrays and no JSON.");
+    catalog_.notes.push_back("Not read: '" + printable(name) + "/', which contains no arrays and no JSON.");
   return {};
 }
 

@@ -179,7 +179,7 @@ Status check_reach(const Catalog& catalog, const Tensor& tensor, const Fragment&
 Status check_file_range(const Catalog& catalog, const Extent& e, const std::string& what) {
   const CatalogFile& file = catalog.files[e.file];
   const std::string path = catalog.file_path(e.file);
-  if (file.size < 0) return io_error(path + ": file is missing; it holds " + what);
+  if (file.size < 0) return io_error(path + ": file is missing; it contains " + what);
   if (fits_inside(e.offset, e.length, file.size)) return {};
   const auto end = checked_add(e.offset, e.length);
   return corrupt(at(path, e.offset) + ": " + what + ": data ends at byte " + (end ? with_commas(*end) : "2^63") +

@@ -201,7 +201,7 @@ TEST(Destination, WhatHoldsAnInputIsNotReplaced) {
   const auto refused = [&](std::vector<std::string> args, const std::string& what) {
     args.insert(args.begin(), "convert");
     args.insert(args.end(), {"--to", "hf", "--force"});
-    expect_refused(reshard_cli(args), "holds " + what + ", which this job reads");
+    expect_refused(reshard_cli(args), "contains " + what + ", which this job reads");
     EXPECT_EQ(all_files(dir.path()), before);
   };
   refused({dir / "run/checkpoint", dir / "run"}, dir / "run/checkpoint");

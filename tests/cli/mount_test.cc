@@ -373,7 +373,7 @@ TEST(MountRefuses, PlacesThatWouldHideSomething) {
   refused(dir.write("file", "x"), 2, "is not a directory");
   refused(dir / "checkpoint", 2, "which this job reads");
   refused(dir / "checkpoint/inside", 2, "is inside " + (dir / "checkpoint"));
-  refused(dir.path(), 2, "holds " + (dir / "checkpoint"));
+  refused(dir.path(), 2, "contains " + (dir / "checkpoint"));
   dir.write("full/file", "x");
   refused(dir / "full", 2, "not empty; its files would be hidden");
   const CommandResult view = reshard_cli({"mount", dir / "checkpoint", dir / "empty", "--as", "hdf5-view"});

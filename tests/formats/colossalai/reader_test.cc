@@ -105,7 +105,7 @@ TEST_F(ColossalaiReader, ShowsWhatStandsBesideTheTensors) {
 TEST_F(ColossalaiReader, AnInterruptedSaveThatIsWholeIsReadAndNamed) {
   const auto reader = opened(tree("pp2_interrupted"));
   EXPECT_THAT(reader->catalog().warnings,
-              ElementsAre("The save was interrupted: there is no index, but tmp_index_files/ holds the indexes of "
+              ElementsAre("The save was interrupted: there is no index, but tmp_index_files/ contains the indexes of "
                           "stages 1-2 with layers 0-3, and they cover the whole model. They are used."));
 }
 
@@ -125,7 +125,7 @@ TEST_F(ColossalaiReader, AnInterruptedSaveThatIsNotWholeSaysWhatIsMissing) {
             "D: expected an index next to 4 shards: 'pytorch_model-stage-00001-shard-00001.bin', "
             "'pytorch_model-stage-00001-shard-00002.bin', 'pytorch_model-stage-00002-shard-00001.bin' and 1 more: the "
             "save was interrupted before it was written, and some shards may be missing. Open a single "
-            "file to see what it holds.");
+            "file to see what it contains.");
 }
 
 TEST_F(ColossalaiReader, ALayerThatNoStageHasIsMissing) {

@@ -254,9 +254,10 @@ TEST_F(DistributedTensorTest, AWholeOneIsATensorToEveryReader) {
   ASSERT_TRUE(file) << file.error().message();
   EXPECT_FALSE(file->tensors().front().distributed);
   EXPECT_EQ(file->tensors().front().tensor.shape(), (Dims{6, 4}));
-  EXPECT_THAT(refusal({{6, 4}, {3, 4}, {2}, {1}, {"S0"}}, TensorFile::Parts::kRefuse),
-              AllOf(HasSubstr("tensor 'w': the file holds [3:6, 0:4] of [6, 4], the part of one rank (Shard(0) on 2)"),
-                    HasSubstr("full_tensor()")));
+  EXPECT_THAT(
+      refusal({{6, 4}, {3, 4}, {2}, {1}, {"S0"}}, TensorFile::Parts::kRefuse),
+      AllOf(HasSubstr("tensor 'w': the file contains [3:6, 0:4] of [6, 4], the part of one rank (Shard(0) on 2)"),
+            HasSubstr("full_tensor()")));
 }
 
 TEST_F(DistributedTensorTest, WhatCannotBeIsRefused) {

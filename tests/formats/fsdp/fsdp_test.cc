@@ -251,7 +251,7 @@ TEST(Fsdp, ALoneFileSaysWhatIsMissing) {
   const TempDir dir;
   const std::string path = dir.write("model.pt", read_file(kData + "fsdp2_tp2/model_world_size_6_rank_3.pt"));
   EXPECT_THAT(refusal(path),
-              AllOf(HasSubstr("tensor 'embed.weight': the file holds [5:10, 0:4] of [13, 4], the part of "
+              AllOf(HasSubstr("tensor 'embed.weight': the file contains [5:10, 0:4] of [13, 4], the part of "
                               "one rank (Shard(0) on fsdp=3)"),
                     HasSubstr("the rest is in the files of the other ranks")));
 }

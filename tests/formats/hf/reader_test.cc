@@ -122,14 +122,14 @@ TEST_F(SafetensorsReadTest, ANumberThatIsNotThereIsAMissingFile) {
   EXPECT_EQ(
       refusal(),
       "D/model-00002-of-00003.safetensors: file is missing, and there is no index; open a single file to see what "
-      "it holds" +
+      "it contains" +
           kRest);
   dir_.write("model-00002-of-00003.safetensors", file_of({{"b", {2}}}));
   EXPECT_EQ(refusal(), "accepted");
   dir_.write("other-1-of-00002.safetensors", file_of({{"d", {2}}}));
   EXPECT_EQ(
       refusal(),
-      "D/other-2-of-2.safetensors: file is missing, and there is no index; open a single file to see what it holds" +
+      "D/other-2-of-2.safetensors: file is missing, and there is no index; open a single file to see what it contains" +
           kRest);
   EXPECT_TRUE(open("model-00001-of-00003.safetensors"));
 }

@@ -265,7 +265,7 @@ TEST(Validate, NamesAFileThatIsMissing) {
   const Status s = validate(c);
   ASSERT_FALSE(s);
   EXPECT_EQ(s.error().code(), ErrorCode::kIo);
-  EXPECT_EQ(s.error().message(), "ckpt/__0_0.distcp: file is missing; it holds tensor 'w' [0:2, 0:2]");
+  EXPECT_EQ(s.error().message(), "ckpt/__0_0.distcp: file is missing; it contains tensor 'w' [0:2, 0:2]");
   EXPECT_EQ(validate_message(c, false), "fine") << "metadata alone";
 }
 

@@ -252,8 +252,8 @@ TEST(Output, DoesNotReplaceWhatTheJobReads) {
     OutputPath to = replacing(dir / "out");
     to.inputs = {"", dir / "nowhere", dir / "away/model", dir / input};
     const bool is_itself = input == "out" || input == "away/other";
-    expect_usage(Output::create(to, target), dir / "out: " + std::string(is_itself ? "is " : "holds ") + (dir / input) +
-                                                 ", which this job reads; it will not be replaced");
+    expect_usage(Output::create(to, target), dir / "out: " + std::string(is_itself ? "is " : "contains ") +
+                                                 (dir / input) + ", which this job reads; it will not be replaced");
   }
   // It is not removed even if it looks like the leftover of a killed run.
   dir.write("new.partial/.reshard-partial", "");
