@@ -145,7 +145,7 @@ class CommandLine {
     return add_words(name, texts_of(choices), false, fallback, help,
                      [&value, choices](std::size_t i) { value = choices[i].value; });
   }
-  // The same for an option that may be given several words.
+  // An option that takes several of these words, and adds what they stand for to `values`.
   template <class T>
   Option add_choices(const std::string& name, std::set<T>& values, std::vector<Choice<T>> choices,
                      const std::string& help) {
@@ -247,7 +247,7 @@ std::vector<CommandText> describe(const Program& program);
 Error see_help(const std::string& message, const std::string& command);
 // Returns the usage error "unknown naming convention 'hg'; did you mean hf? Choose one of: hf, torchtitan".
 Error unknown_word(std::string_view what, std::string_view word, const std::vector<std::string>& choices);
-// The same for dtypes, whose other names are accepted too: "unknown dtype 'bf61'; did you mean bf16? ...".
+// Returns this error for a dtype, whose short names are suggested too: "unknown dtype 'bf61'; did you mean bf16? ...".
 Error unknown_dtype(std::string_view word, const std::vector<std::string>& choices);
 
 // Parses the words of a subcommand within another program. Prints nothing; wrong words are a usage error.

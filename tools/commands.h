@@ -67,7 +67,7 @@ Json dims_json(const Dims& dims);  // a list of numbers
 Json answer_json(std::string_view command);
 // Prints the result of --json, one value per line up to this depth.
 void show_json(const Json& json, int depth);
-// The same for an object with one more member, a list that is generated item by item.
+// Prints an object with one more member: a list that is generated item by item.
 void show_json(const Json& object, const JsonList& list, int depth);
 
 // Returns the columns of the terminal that standard output is, from 60 to 200, or $COLUMNS; `otherwise` for a file.

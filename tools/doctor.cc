@@ -38,8 +38,8 @@ std::string first_line(const std::string& path) {
   return text ? text->substr(0, text->find('\n')) : "";
 }
 
-// Returns the directories of this process's memory cgroup and of those above it, each with the name of its limit's
-// file.
+// Returns the paths of the files that limit the memory of this process: those of its cgroup and of the cgroups above
+// it.
 std::vector<std::string> limit_files() {
   constexpr Index kMost = 1 << 16;
   const auto text = read_whole_file("/proc/self/cgroup", kMost);

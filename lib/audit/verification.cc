@@ -421,8 +421,8 @@ void add_parameters_of(const Family& family, const std::string& name, std::set<s
   for (const std::string& part : parsed->stored->parts) out.insert(format_pattern(part, parsed->layer, parsed->expert));
 }
 
-// Makes what is missing, and what is said of tensors that lack parts, a consequence of the files that could not be
-// read.
+// If files could not be read, marks the findings that follow from that as consequences: missing tensors, and tensors
+// that lack parts.
 void explain_missing(const Catalog& catalog, const Model& model, VerifyReport& report) {
   if (catalog.unread_files.empty()) return;
   std::set<std::string, std::less<>> unread;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Files: positioned reads and writes, and the few directory operations that a checkpoint needs. Every error names the
-// path and the operating system's reason. Functions that read also take URLs (storage/url.h); those that write refuse
-// them.
+// path and the operating system's reason. Functions that read also take URLs (storage/url.h). Objects in
+// buckets are written through ObjectWriter (storage/object_writer.h).
 #pragma once
 
 #include <limits>

@@ -20,8 +20,10 @@ Status add_masters(SourceView& view, ConversionNotes& notes);
 // Returns nothing if there are none, and 0 with `metadata_only`.
 Result<std::optional<Index>> take_steps(SourceView& view, FilePool& files, bool metadata_only);
 
-// For formats that keep a step with each parameter: adds a step tensor for each parameter that has moments, if the
-// source keeps the step in its parameter groups, or in a tensor that the view names as torch does.
+// For formats that keep a step with each parameter: adds a step tensor for each parameter that has moments but no step,
+// if the source counts steps once for all parameters: in objects of its parameter groups, or in scalars whose names in
+// the view are their plain keys (optimizer.param_groups.0.step). Does nothing if these steps differ, or if the view
+// keeps the names of a trainer that counts once.
 Status add_steps(SourceView& view, Reader& source, FilePool& files);
 
 // For conventions whose trainer counts steps once for all parameters (ConventionInfo::counters, plain keys): replaces

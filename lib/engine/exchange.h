@@ -18,8 +18,8 @@ struct Staging {
   Index bytes = 0;  // of each of the four buffers
   Index total() const { return 4 * bytes; }
 
-  // Returns what the memory of this rank leaves for messages; 0 if the ranks do not exchange. `largest_group` as in
-  // plan_memory().
+  // Returns the size of this rank's buffers: each has a twelfth of `options.memory`, at most 32 MiB, but at least
+  // kMinSlab and `largest_group` (as in plan_memory()), so that the largest slab fits. 0 if the ranks do not exchange.
   static Staging plan(const RunOptions& options, Index largest_group);
 };
 

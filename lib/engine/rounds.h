@@ -3,7 +3,7 @@
 //
 //   1. Read round k + 1 into a sending buffer while the messages of round k are in flight.
 //   2. Wait for the messages of round k.
-//   3. Use what arrived in round k, and start to send round k + 1.
+//   3. Start the messages of round k + 1, and process what arrived in round k while they are in flight.
 //
 // Each rank needs four buffers on its device: one to send and one to receive, for each of two rounds. Only elements are
 // sent, because every rank computes the messages of each round from metadata.
@@ -34,7 +34,7 @@ class Rounds {
   // Fills `sent` with what the other ranks need in the next round and sets `messages`. Returns false if there is no
   // next round; all ranks must return false in the same round.
   virtual Result<bool> read(int half, const DeviceBuffer& sent, RoundMessages& messages) = 0;
-  // Uses what was received in the round that read() started.
+  // Processes what was received in a round, while the messages of the next one are in flight.
   virtual Status finish(int half, const DeviceBuffer& sent, const DeviceBuffer& received) = 0;
 };
 

@@ -33,7 +33,7 @@ struct PackedPart {
   bool transposed = false;       // whether its last two dimensions are swapped, after the rows were selected
   Index row_group = 1;           // as in Tensor
   Index first = 0;               // offset in the last dimension of `shape`, after the above
-  // For Form::kAxes, instead of the above: the stored axes and the indices along those that are none of its own. With
+  // For Form::kAxes, instead of the above: the stored axes, and the part's indices along the axes that it lacks. With
   // `columns` > 1, the last dimension of `shape` has so many elements (Tensor::columns), and `first` is the stored one.
   std::span<const StoredAxis> axes = {};
   Index layer = 0, expert = 0, number = 0, columns = 1;  // number: of the rule's parts
@@ -47,7 +47,7 @@ struct PackedPart {
 // Returns the part as a tensor named `name` over the same bytes.
 Tensor unpack(const Tensor& packed, const PackedPart& part, std::string name);
 
-// The same for many parts of one tensor, without a look at all of its fragments for each.
+// Unpacks many parts of one tensor. Uses an index instead of searching all fragments for each part.
 class PackedParts {
  public:
   // `packed` must outlive this object. `parts` are those that will be asked for.

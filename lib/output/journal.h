@@ -26,10 +26,11 @@
 //     payload    bytes: u64,
 //                n: u32, n of (slab: u64, count: u64),
 //                n: u32, n of (item: u64, source: digest, target: digest),
-//                n: u32, n of sum, of what was read,
-//                n: u32, n of sum, of what was written
+//                n: u32, n of sum                      of source data that was read
+//                n: u32, n of sum                      of output data that was written
 //     digest     4 of u32
-//     sum        file: u32, offset: u64, length: u64, begin: u64, length: u64, crc: u32
+//     sum        extent_file: u32, extent_offset: u64, extent_length: u64,
+//                begin: u64, length: u64, crc: u32     crc: of bytes [begin, begin + length) of the extent
 //
 // A truncated or damaged entry, or one that records a slab a second time, ends a journal: it and the entries after it
 // are ignored.

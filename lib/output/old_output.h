@@ -32,7 +32,8 @@ Result<OldOutput> look_at_old(const std::string& path);
 // Returns the state of `destination` if a new output may replace it: an empty directory, or one that contains only
 // to.files_of_checkpoint. Otherwise a usage error that names the foreign files.
 Result<OldOutput> replaceable_directory(const OutputPath& to, const std::string& destination);
-// The same for the output of `target`, which may be a single file of its format.
+// Returns the state of `destination` if the output of `target` may replace it. A target that is a single file replaces
+// only a file of its own format; other targets are treated as by replaceable_directory().
 Result<OldOutput> replaceable(const OutputPath& to, const std::string& destination, const Target& target);
 
 }  // namespace reshard

@@ -12,7 +12,8 @@
 
 namespace reshard {
 
-// Thread-safe. Intended for files that are read once: the bytes read ahead are cached.
+// Bytes that were read ahead stay in memory, so a later change of the file may go unnoticed. Use it only for files that
+// are read about once and must not change meanwhile. Thread-safe.
 class ShortReads {
  public:
   static constexpr Index kLongest = 4096;  // longest piece to use it for, in bytes

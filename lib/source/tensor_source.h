@@ -86,7 +86,7 @@ class TensorSource {
   // ReadAhead. Thread-safe.
   virtual void add_ranges(std::size_t /*tensor*/, const Box& /*box*/, Index /*scratch*/, std::vector<FileRange>&) {}
 
-  // Returns the number of column shards side by side in a tensor: narrow pieces need larger slabs.
+  // Returns into how many columns a tensor is cut (column_count()): narrow columns need larger slabs.
   virtual Index columns(std::size_t tensor) const = 0;
 };
 
@@ -162,7 +162,8 @@ class FileSource : public TensorSource {
 // scratch memory.
 Index decoding_memory(const Catalog& catalog);
 
-// Returns the number of distinct intervals that the fragments have in the dimensions after the first.
+// Returns into how many columns a tensor is cut: the number of distinct origins that its fragments have in the
+// dimensions after the first, at least 1 and at most 64.
 Index column_count(const FragmentList& fragments);
 
 }  // namespace reshard
