@@ -76,10 +76,10 @@ Result<Catalog> view_target(const Catalog& target, const Translation& names);
 
 // ---- files next to the output
 
-// Returns the files that the format's loaders need (Format::side_files), taken from next to config.json or the source.
-// Patterns that match several files are looked for next to config.json only. A config.json that does not give a model
-// type (`config_path` is empty) is one of these files. Notes, and does not return, links that lead out of the
-// checkpoint and other files next to config.json.
+// Returns the files that the format's loaders need (Format::side_files). A name is looked for next to config.json, in
+// the source's directory and in its parent; the first file counts. A pattern with wildcards is looked for next to
+// config.json only. A config.json that does not give a model type (`config_path` is empty) is one of these files.
+// Notes, and does not return, links that lead out of the checkpoint and other files next to config.json.
 Result<std::vector<SideFile>> find_side_files(const Catalog& source, const std::string& config_path,
                                               const Format& format, ConversionNotes& notes);
 

@@ -369,9 +369,10 @@ def diff(a, b, *, tolerance=None, source_layout=None, source_mesh=None, strip_pr
          gpu_memory=None, transport=None, html=None, progress=False):  # fmt: skip
     """Compares the tensors of two checkpoints, in any formats and layouts. Returns a DiffReport.
 
-    tolerance: the largest |a - b| of floating-point values that is equal (default: 0). Options on how a checkpoint is to
-    be read (part, rename, source_layout, ...) are those of open() and convert(), and apply to `a`. html: a file for a
-    report; it replaces only an earlier report. report.equal, or bool(report), is true if nothing differs.
+    tolerance: the largest |a - b| at which floating-point values count as equal (default: 0). Options on how a
+    checkpoint is to be read (part, rename, source_layout, ...) are those of open() and convert(), and apply to `a`.
+    html: a file for a report; it replaces only an earlier report. report.equal, or bool(report), is true if nothing
+    differs.
 
     Example: reshard.diff("step-1000", "step-2000").tensors
     """
