@@ -61,7 +61,7 @@ class Parser {
     for (auto& [name, item] : out.items) {
       for (const std::string& file : item.files)
         if (!files.insert(file).second)
-          return corrupt(path_ + ": rank_to_layout_info: file '" + printable(file) + "' is there twice");
+          return corrupt(path_ + ": rank_to_layout_info: file '" + printable(file) + "' occurs twice");
       std::sort(item.tensors.begin(), item.tensors.end(),
                 [](const ItemTensor& a, const ItemTensor& b) { return natural_less(a.name, b.name); });
     }

@@ -193,7 +193,7 @@ Status Comparison::make_views() {
         a_.catalog().root + " has " + std::string(info(a_model_.convention).title) + " and " + b_.catalog().root + " " +
         std::string(info(b_model_.convention).title) +
         ": they store other values of the same weights, such as queries divided by a root. Convert one " +
-        "to the names of the other (reshard convert --names), and compare what comes out");
+        "to the names of the other (reshard convert --names), then compare the result");
   const bool hf_rows = a_model_.family && !same_row_order(*a_model_.family, a_model_.convention, b_model_.convention);
   const auto view_of = [&](const Catalog& catalog, const Model& model, const Model& other) -> Result<Catalog> {
     if (!model.family && options_.model.is_none()) return catalog;

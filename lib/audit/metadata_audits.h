@@ -20,7 +20,7 @@ namespace reshard {
 // validate() stops at the first.
 struct StructureAudit {
   std::vector<Finding> findings;
-  bool metadata_only = false;        // no data file is here, so they are not reported as missing
+  bool metadata_only = false;        // there are no data files, so they are not reported as missing
   bool is_readable = true;           // all data can be read as the metadata says
   std::set<std::size_t> unreadable;  // tensors whose data cannot be read
   bool headers_read = false;  // the headers around the pieces were checked against the metadata too (up to 100,000)

@@ -70,9 +70,9 @@ Structure check_structure(const OpenedSource& opened, const VerifyOptions& optio
   if (is_refused) report.add_message("reader", opened.refusal);
   report.checked("cover", "every element is stored exactly once", tensors);
   if (audit.metadata_only)
-    report.skipped("file", "every file is there and long enough", "no data file is here, only metadata");
+    report.skipped("file", "every file exists and is long enough", "there are no data files, only metadata");
   else
-    report.checked("file", "every file is there and long enough", files);
+    report.checked("file", "every file exists and is long enough", files);
   report.checked("shared-bytes", "no two pieces claim the same bytes", pieces);
   if (audit.headers_read)
     report.checked("header", "the stored data matches the metadata", pieces);
@@ -176,8 +176,8 @@ void check_unknown_model(const Catalog& catalog, const ModelConfig& config, bool
   const auto compared = audit.architecture.empty() ? std::ssize(audit.compared) : std::ssize(catalog.tensors());
   for (const auto& [id, title] : {std::pair("vocabulary", "embedding and head have a row for each token"),
                                   std::pair("shape", "the sizes that the config names are those of the tensors"),
-                                  std::pair("missing", "every layer and expert of the config is there"),
-                                  std::pair("extra", "no layer or expert is there that the config does not have")})
+                                  std::pair("missing", "every layer and expert of the config is present"),
+                                  std::pair("extra", "every stored layer and expert is in the config")})
     if (audit.has_compared(std::string_view(id) == "extra" ? "missing" : id)) report.checked(id, title, compared);
   const std::string text = summary(audit, config);
   report.fact("config", text);

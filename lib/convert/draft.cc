@@ -80,7 +80,7 @@ Status check_whole(const Draft& draft, const MergeSource& source) {
       std::find_if(tensors.begin(), tensors.end(), [&](const Tensor& t) { return draft.view.packed.contains(t.name); });
   if (draft.changes.before)
     return unsupported(source.path + ": has " + std::string(info(draft.names.model.convention).title) +
-                       ", which have other values than the output; write the same names, and convert what comes out");
+                       ", which have other values than the output; write the same names, then convert the result");
   if (packed == tensors.end() && !draft.requantized.stored && !draft.unpacking) return {};
   const std::string what = draft.names.packed.empty() ? "quantized weights" : packed_text(draft.names.packed);
   return unsupported(source.path + ": has " + what +

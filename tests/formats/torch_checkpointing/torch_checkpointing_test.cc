@@ -248,7 +248,7 @@ TEST_F(TorchCheckpointing, MetadataThatMakeNoSenseAreRefused) {
   EXPECT_THAT(said(metadata("2.0", 2, {1, 1}, "Shard")), HasSubstr("mesh_data: expected ranks of 2, each once"));
   EXPECT_THAT(said(metadata("2.0", 2, {0, 1}, "Partial")), HasSubstr("expected Shard, StridedShard or Replicate"));
   EXPECT_THAT(said(metadata("2.0", 2, {0, 1}, "StridedShard")), HasSubstr("split_factor"));
-  EXPECT_THAT(said(metadata("2.0", 2, {0, 1}, "Shard", "a.pt")), HasSubstr("file 'a.pt' is there twice"));
+  EXPECT_THAT(said(metadata("2.0", 2, {0, 1}, "Shard", "a.pt")), HasSubstr("file 'a.pt' occurs twice"));
   EXPECT_THAT(said(metadata("2.0", 2, {0, 1}, "Shard", "../a.pt")), HasSubstr("expected a file inside the step"));
   EXPECT_THAT(said("\x80\x02}."), HasSubstr("world_size"));
   EXPECT_THAT(said("\x80\x02N."), HasSubstr("metadata: expected a dict"));
