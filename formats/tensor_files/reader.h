@@ -42,7 +42,7 @@ class TensorFileReader : public Reader {
                              TensorFile::Parts parts = TensorFile::Parts::kRefuse);
 
   // Opens a file like open_file(). If it cannot be read, adds it to the catalog's unread_files and returns nothing, so
-  // that the reader goes on and finds further such files.
+  // that the reader continues and finds further such files.
   Result<std::optional<OpenFile>> open_if_whole(const std::string& name, const OpenOptions& options,
                                                 TensorFile::Parts parts = TensorFile::Parts::kRefuse);
   // Reads such files in parallel with `read`, which gets an open file and its number in the catalog, and appends all of

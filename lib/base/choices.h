@@ -14,8 +14,8 @@ std::string meant_text(std::string_view name);
 // Returns "; did you mean --max-shard-size?" if a known word resembles `word` or begins with it; else nothing.
 std::string near_name(std::string_view word, const std::vector<std::string>& known);
 
-// Returns what a message about an unknown word ends with: "; choose one of: bfloat16, float16", after the one that was
-// probably meant. `others` are words that are accepted too: "bf16".
+// Returns the end of a message about an unknown word: the choice that was probably meant, if any, then all choices:
+// "; did you mean bfloat16? Choose one of: bfloat16, float16". `others` are words that are accepted too: "bf16".
 std::string choices_text(std::string_view word, const std::vector<std::string>& choices,
                          const std::vector<std::string>& others = {});
 
