@@ -11,9 +11,9 @@
 #include "formats/encoding/weight_index.h"
 #include "formats/tensor_files/indexed_files.h"
 #include "formats/tensor_files/placeholders.h"
+#include "lib/base/io_failure_watch.h"
 #include "lib/base/names.h"
 #include "lib/base/text.h"
-#include "lib/base/trouble.h"
 
 namespace reshard::bin {
 namespace {
