@@ -109,7 +109,8 @@ Index peak_memory();
 const std::atomic<bool>& interrupted();
 // Returns the signal that interrupted the program; 0: none.
 int ending_signal();
-// From now on the process ends within five seconds after a signal, whatever it is doing.
-void end_soon_after_signal();
+// From now on the process ends within five seconds after a signal, whatever it is doing. `can_resume`: the same command
+// then resumes.
+void end_soon_after_signal(bool can_resume);
 
 }  // namespace reshard::tools

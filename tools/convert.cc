@@ -151,7 +151,7 @@ Result<int> convert(const ConvertOptions& options) {
     std::fflush(stdout);
   });
   std::fflush(stdout);
-  if (!host()) end_soon_after_signal();
+  if (!host()) end_soon_after_signal(conversion.can_resume(options.destination));
 
   Conversion::Outcome outcome;
   {

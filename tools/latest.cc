@@ -57,8 +57,9 @@ void add_latest(CommandLine& line) {
   line.examples({{"reshard latest outputs/checkpoint", ""},
                  {"reshard convert $(reshard latest outputs/checkpoint) model --to hf", ""}});
   line.description(
-      "The newest checkpoint is the one with the highest step in its name whose metadata is valid and whose files all "
-      "exist. Exits with 3 if no checkpoint is complete, and with 5 if there is none.");
+      "The newest checkpoint is the one with the highest step in its name (or in the file, for Lightning's last.ckpt) "
+      "whose metadata is valid and whose files all exist. Exits with 3 if no checkpoint is complete, and with 5 if "
+      "there is none.");
   line.action([path, all, as_json] { return latest(*path, *all, *as_json); });
 }
 

@@ -24,7 +24,7 @@ using Clock = std::chrono::steady_clock;
 std::atomic<bool> interrupt_flag{false};
 // Used by signal handlers, two of which may run at once in different threads.
 std::atomic<int> signal_received{0};
-std::atomic<bool> ends_soon{false};
+std::atomic<bool> ends_soon{false}, can_be_resumed{false};
 std::atomic<Clock::rep> signal_time{0};  // since the clock's epoch; 0: not yet known
 static_assert(std::atomic<int>::is_always_lock_free && std::atomic<Clock::rep>::is_always_lock_free);
 constexpr unsigned kGrace = 4;  // seconds after a signal
@@ -48,9 +48,12 @@ void on_signal(int signal) {
 
 // Finished work is journaled at any time, so nothing needs to be saved here.
 void on_alarm(int) {
-  constexpr std::string_view kText =
-      "\nreshard: error: ended by a signal while waiting for the disk; rerun the same command to resume\n";
-  if (::write(STDERR_FILENO, kText.data(), kText.size()) < 0) ::_exit(128 + signal_received);
+  constexpr std::string_view kResumes =
+      "\nreshard: error: ended by a signal while an operation was running; rerun the same command to resume\n";
+  constexpr std::string_view kStartsOver =
+      "\nreshard: error: ended by a signal while an operation was running; the same command starts over\n";
+  const std::string_view text = can_be_resumed ? kResumes : kStartsOver;
+  if (::write(STDERR_FILENO, text.data(), text.size()) < 0) ::_exit(128 + signal_received);
   ::_exit(128 + signal_received);
 }
 
@@ -213,7 +216,8 @@ const std::atomic<bool>& interrupted() {
 
 int ending_signal() { return signal_received; }
 
-void end_soon_after_signal() {
+void end_soon_after_signal(bool can_resume) {
+  can_be_resumed = can_resume;
   struct sigaction action {};
   action.sa_handler = on_alarm;
   ::sigaction(SIGALRM, &action, nullptr);

@@ -55,6 +55,9 @@ class Conversion {
 
   void set_strategy(Strategy strategy) { options_.run.strategy = strategy; }
 
+  // Returns whether an interrupted run() can be resumed. The journal of a local output records neither the inputs of
+  // computed tensors nor the offsets of compressed data.
+  bool can_resume(const std::string& destination) const;
   void set_resume(Resume resume, std::function<void(const std::string& note)> on_note) {
     options_.resume = resume;
     options_.on_note = std::move(on_note);
@@ -86,10 +89,7 @@ class Conversion {
   void note_alike();
   Index kept_bytes() const;
   Status check_same_plan(std::uint64_t plan_fingerprint) const;
-  // Returns whether a run can be resumed. The journal records neither the inputs of computed tensors nor the offsets of
-  // compressed data.
-  bool can_resume(const ConversionSource& origin) const;
-  Status check_options(const std::string& destination, const ConversionSource& origin) const;
+  Status check_options(const std::string& destination) const;
   Result<Outcome> upload(OutputPath destination);
   Status check_merged(const ConversionSource& origin) const;
   // Reads the records of the deltas that a merge applies, and compares the start of the base with them. Returns null if

@@ -68,15 +68,16 @@ Status Conversion::check_same_plan(std::uint64_t plan_fingerprint) const {
                   "options");
 }
 
-bool Conversion::can_resume(const ConversionSource& origin) const { return !origin.computes() && !target_->encoder(); }
+bool Conversion::can_resume(const std::string& destination) const {
+  return is_bucket_url(destination) || (!computes() && !target_->encoder());
+}
 
-Status Conversion::check_options(const std::string& destination, const ConversionSource& origin) const {
-  const bool is_alone = rank_count(options_.run.ranks) == 1;
-  if (origin.computes() && !is_alone && options_.run.strategy != Strategy::kDirect)
+Status Conversion::check_options(const std::string& destination) const {
+  if (computes() && rank_count(options_.run.ranks) > 1 && options_.run.strategy != Strategy::kDirect)
     return usage_error(
         "several ranks can merge, quantize or otherwise compute values only if each reads what it writes: add "
         "--strategy direct");
-  if (options_.resume == Resume::kRequire && !can_resume(origin))
+  if (options_.resume == Resume::kRequire && !can_resume(destination))
     return unsupported(destination +
                        ": a run with merged, quantized or computed weights or compressed files cannot be resumed; "
                        "leave out --resume require");
@@ -88,9 +89,9 @@ Result<Conversion::Outcome> Conversion::run(OutputPath destination) {
   Transport* const ranks = options_.run.ranks;
   const std::uint64_t plan_fingerprint = fingerprint(plan_, source_view(), target_view());
   TRY(check_same_plan(plan_fingerprint));
+  TRY(check_options(destination.path));
   const WatchedFiles read(rank_of(ranks) == 0 ? inputs() : std::vector<std::string>());
   ConversionSource origin(draft_, source_, adapter());
-  TRY(check_options(destination.path, origin));
   const Index of_left_out = TRY(check_equal_tensors(draft_, source_.files(), options_.run));
   if (draft_.merge) TRY(check_merged(origin));
   const std::unique_ptr<DeltaChain> deltas = TRY(open_deltas(origin));
@@ -101,7 +102,7 @@ Result<Conversion::Outcome> Conversion::run(OutputPath destination) {
   destination.inputs.push_back(options_.source_path);
   for (std::string& path : inputs()) destination.inputs.push_back(std::move(path));
   std::optional<ResumeOptions> continuation;
-  if (can_resume(origin)) {
+  if (can_resume(destination.path)) {
     continuation.emplace();
     continuation->resume = options_.resume;
     std::string text;
