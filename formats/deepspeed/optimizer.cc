@@ -19,7 +19,22 @@ constexpr std::string_view kStateFile = ".pt";
 
 }  // namespace
 
-Status DeepspeedReader::read_optimizers() {
+bool OptimizerGroups::add(Index stage, const std::vector<ParameterGroup>& groups,
+                          const std::vector<FlatParameter>& parameters) {
+  if (stage < stages) return false;
+  stages = stage + 1;
+  if (options.empty()) options = groups;
+  names.resize(options.size());
+  for (std::size_t g = 0; g < std::min(options.size(), groups.size()); ++g) {
+    const std::set<Index> ids(groups[g].ids.begin(), groups[g].ids.end());
+    for (const FlatParameter& p : parameters)
+      if (ids.contains(p.group)) names[g].push_back(p.parameter.name);
+  }
+  return true;
+}
+
+// Sets the number of data-parallel ranks: what the model states say, or that of the files.
+Status DeepspeedReader::count_ranks() {
   for (const auto& [number, states] : models_)
     if (states.dp_ranks) ranks_ = std::max(ranks_, *states.dp_ranks);
   if (ranks_ == 0)
@@ -27,74 +42,85 @@ Status DeepspeedReader::read_optimizers() {
   if (ranks_ == 0 || ranks_ > kMaxMeshRanks)
     return corrupt(catalog_.root + ": dp_world_size: expected up to " + with_commas(kMaxMeshRanks) + " ranks, got " +
                    with_commas(ranks_));
+  return {};
+}
+
+Status DeepspeedReader::read_optimizers() {
+  TRY(count_ranks());
   if (set_.is_universal) return read_universal();
-  if (set_.optimizers.empty() && !has_rank_models()) {
-    catalog_.lacks_optimizer = first().groups.has_value();
-    optimizer_ = first().groups ? "without its optimizer states" : "without ZeRO";
-    if (first().groups)
-      warn(
-          "There are no files of optimizer states (zero_pp_rank_0_mp_rank_00_optim_states.pt and so on): masters "
-          "and moments are missing");
-    return read_plain_optimizer();
-  }
+  if (set_.optimizers.empty() && !has_rank_models()) return read_without_rank_files();
   for (const auto& [number, states] : models_)
     if (tensor_ranks_ > 1 && !states.groups)
       return unsupported(catalog_.root +
                          ": optimizer states of tensor-parallel ranks without param_shapes: it is unknown how " +
                          "their parts join");
-  std::vector<ParameterGroup> groups;
-  std::vector<std::vector<std::string>> names;  // the names of the parameters in each group
+  OptimizerGroups groups;
   for (Index part = 0; part < parts(); ++part) {
     TRY(check_ranks(set_, part, ranks_));
-    std::vector<std::string> files;
-    for (Index rank = 0; rank < ranks_; ++rank) files.push_back(set_.optimizers.at({part, rank}));
-    const auto model_of_part = models_.lower_bound({part, -1});
-    if (model_of_part == models_.end() || model_of_part->first.first != part) continue;  // it cannot be read
-    const ModelStates& model = model_of_part->second;
-    auto read = TRY(read_files<RankStates>(files, [&](const File& file, std::uint32_t number) -> Result<RankStates> {
-      const TorchFile content = TRY(TorchFile::open(file, 0, TRY(file.size())));
-      OptimizerStates states = TRY(read_optimizer_states(content, file.path(), !model.groups));
-      RankStates out{file.path(), std::move(states)};
-      for (GroupState& group : out.states.groups) {
-        if (group.master) group.master->extent.file = number;
-        for (auto& [name, tensor] : group.tensors) tensor.extent.file = number;
-      }
-      return out;
-    }));
-    const auto whole = std::find_if(read.begin(), read.end(), [](const auto& rank) { return rank.has_value(); });
-    if (whole == read.end()) continue;
-    std::vector<RankStates> ranks;
-    std::optional<RankStates> stand_in;  // for ranks whose file cannot be read
-    if (is_partial()) stand_in = {(*whole)->path, (*whole)->states, true};
-    for (auto& rank : read) ranks.push_back(rank ? *std::move(rank) : *stand_in);
-    TRY(check_stage(set_, part, ranks));
-    TRY(check_steps(files_, ranks));
-    std::map<std::string, Dims> shapes;
-    if (!model.groups)
-      for (const auto& [name, weight] : weights_)
-        if (weight.stored) shapes.emplace(name, weight.stored->shape);
-    const auto parameters = TRY(model.groups ? find_parameters(ranks, *model.groups, model.stacked_experts)
-                                             : find_parameters(ranks, shapes));
-    const Index tensor_rank = part % tensor_ranks_;
-    TRY(add_parameters(ranks, parameters, tensor_rank));
-    const OptimizerStates& states = ranks[0].states;
-    optimizer_ = states.stage             ? "ZeRO " + std::to_string(*states.stage)
-                 : states.cuts_parameters ? "ZeRO 3"
-                                          : "BF16_Optimizer";
-    if (tensor_rank > 0) continue;  // the same groups
-    // All ranks have the same options, and all stages of a pipeline have the same groups.
-    left_out_.insert(states.left_out.begin(), states.left_out.end());
-    if (part == 0) groups = states.param_groups;
-    names.resize(groups.size());
-    for (std::size_t g = 0; g < std::min(groups.size(), states.param_groups.size()); ++g) {
-      const auto& list = states.param_groups[g].ids;
-      const std::set<Index> ids(list.begin(), list.end());
-      for (const FlatParameter& p : parameters)
-        if (ids.contains(p.group)) names[g].push_back(p.parameter.name);
-    }
+    const auto model = models_.lower_bound({part, -1});
+    if (model == models_.end() || model->first.first != part) continue;  // it cannot be read
+    if (const auto ranks = TRY(read_ranks_of(part, model->second)))
+      TRY(add_states_of_part(part, model->second, *ranks, groups));
   }
-  for (std::size_t g = 0; g < groups.size(); ++g)
-    TRY(add_parameter_group(g, groups[g], model_files_.begin()->second, names[g]));
+  for (std::size_t g = 0; g < groups.options.size(); ++g)
+    TRY(add_parameter_group(g, groups.options[g], model_files_.begin()->second, groups.names[g]));
+  return {};
+}
+
+// Reads the optimizer of a checkpoint without files of optimizer states.
+Status DeepspeedReader::read_without_rank_files() {
+  const bool has_zero = first().groups.has_value();
+  catalog_.lacks_optimizer = has_zero;
+  optimizer_ = has_zero ? "without its optimizer states" : "without ZeRO";
+  if (has_zero)
+    warn(
+        "There are no files of optimizer states (zero_pp_rank_0_mp_rank_00_optim_states.pt and so on): masters "
+        "and moments are missing");
+  return read_plain_optimizer();
+}
+
+// Reads the optimizer states of a part, those of each data-parallel rank. A rank whose file cannot be read gets a copy
+// of another rank's states that is marked as a stand-in. Returns nothing if no file can be read.
+Result<std::optional<std::vector<RankStates>>> DeepspeedReader::read_ranks_of(Index part, const ModelStates& model) {
+  std::vector<std::string> files;
+  for (Index rank = 0; rank < ranks_; ++rank) files.push_back(set_.optimizers.at({part, rank}));
+  auto read = TRY(read_files<RankStates>(files, [&](const File& file, std::uint32_t number) -> Result<RankStates> {
+    const TorchFile content = TRY(TorchFile::open(file, 0, TRY(file.size())));
+    OptimizerStates states = TRY(read_optimizer_states(content, file.path(), !model.groups));
+    RankStates out{file.path(), std::move(states)};
+    for (GroupState& group : out.states.groups) {
+      if (group.master) group.master->extent.file = number;
+      for (auto& [name, tensor] : group.tensors) tensor.extent.file = number;
+    }
+    return out;
+  }));
+  const auto whole = std::find_if(read.begin(), read.end(), [](const auto& rank) { return rank.has_value(); });
+  if (whole == read.end()) return std::optional<std::vector<RankStates>>();
+  std::optional<RankStates> stand_in;
+  if (is_partial()) stand_in = {(*whole)->path, (*whole)->states, true};
+  std::vector<RankStates> out;
+  for (auto& rank : read) out.push_back(rank ? *std::move(rank) : *stand_in);
+  return std::optional(std::move(out));
+}
+
+// Adds the states of a part's parameters to the weights, and the part's groups to `groups`.
+Status DeepspeedReader::add_states_of_part(Index part, const ModelStates& model, const std::vector<RankStates>& ranks,
+                                           OptimizerGroups& groups) {
+  TRY(check_stage(set_, part, ranks));
+  TRY(check_steps(files_, ranks));
+  std::map<std::string, Dims> shapes;
+  if (!model.groups)
+    for (const auto& [name, weight] : weights_)
+      if (weight.stored) shapes.emplace(name, weight.stored->shape);
+  const auto parameters =
+      TRY(model.groups ? find_parameters(ranks, *model.groups, model.stacked_experts) : find_parameters(ranks, shapes));
+  TRY(add_parameters(ranks, parameters, part % tensor_ranks_));
+  const OptimizerStates& states = ranks[0].states;  // all ranks have the same options
+  optimizer_ = states.stage             ? "ZeRO " + std::to_string(*states.stage)
+               : states.cuts_parameters ? "ZeRO 3"
+                                        : "BF16_Optimizer";
+  if (groups.add(part / tensor_ranks_, states.param_groups, parameters))
+    left_out_.insert(states.left_out.begin(), states.left_out.end());
   return {};
 }
 

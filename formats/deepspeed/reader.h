@@ -33,6 +33,18 @@ struct Weight {
 
 struct UniversalState;
 
+// The groups of all parameters. The stages of a pipeline have groups with the same options, and the tensor-parallel
+// ranks of a stage have the same parameters.
+struct OptimizerGroups {
+  std::vector<ParameterGroup> options;          // of the first stage that can be read
+  std::vector<std::vector<std::string>> names;  // of the parameters in each group
+  Index stages = 0;                             // earlier stages are not added again
+
+  // Adds the groups of one tensor-parallel rank; call it in ascending order of stages. Returns false if another rank's
+  // were added for this stage.
+  bool add(Index stage, const std::vector<ParameterGroup>& groups, const std::vector<FlatParameter>& parameters);
+};
+
 class DeepspeedReader : public TensorFileReader {
  public:
   Status open(const PathSnapshot& place, const OpenOptions& options);
@@ -45,7 +57,12 @@ class DeepspeedReader : public TensorFileReader {
   Status add_module(const ModelStates& states, std::uint32_t file, Index part);
   Status read_module_files();
   Status join_frozen();
+  Status count_ranks();
   Status read_optimizers();
+  Status read_without_rank_files();
+  Result<std::optional<std::vector<RankStates>>> read_ranks_of(Index part, const ModelStates& model);
+  Status add_states_of_part(Index part, const ModelStates& model, const std::vector<RankStates>& ranks,
+                            OptimizerGroups& groups);
   void take_dtype_of_module(Weight& weight);
   Status add_parameters(const std::vector<RankStates>& ranks, const std::vector<FlatParameter>& parameters, Index part);
   Status add_parameter_group(std::size_t g, const ParameterGroup& group, std::uint32_t file,

@@ -416,6 +416,23 @@ TEST_F(Deepspeed, NoShapeIsGuessedForAPartThatCannotBeRead) {
   }
 }
 
+// All stages of a pipeline and all tensor-parallel ranks have the same groups, so the files of the first part are not
+// needed for their options.
+TEST_F(Deepspeed, GroupsAreReadWithoutTheFilesOfTheFirstPart) {
+  const auto options_of = [](const std::string& path) {
+    const CommandResult r = reshard_cli({"inspect", path}, {"--part", "optimizer", "--json"});
+    return to_text(*parse_json(r.out, "inspect")->find("objects"));
+  };
+  for (const std::string name : {"pipe", "pipe_tp2"}) {
+    SCOPED_TRACE(name);
+    const std::string healthy = options_of(saved(name)), path = copy(name);
+    ASSERT_THAT(healthy, HasSubstr("optimizer.param_groups.0.betas"));
+    for (const auto& entry : fs::directory_iterator(path + "/global_step1"))
+      if (entry.path().string().ends_with("_mp_rank_00_optim_states.pt")) write_file(entry.path().string(), "");
+    EXPECT_EQ(options_of(path), healthy);
+  }
+}
+
 TEST_F(Deepspeed, MissingFilesAreNamed) {
   const auto without = [&](const std::string& name, const std::string& file) {
     const std::string path = copy(name);
