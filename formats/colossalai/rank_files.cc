@@ -21,12 +21,14 @@ constexpr std::size_t kMaxMetaFiles = 100'000;
 using pickle::Kind;
 using pickle::Value;
 
+using Cuts = std::vector<std::pair<Index, Index>>;  // (dimension, parts), the highest dimension first
+
 // The position of one rank's tensor in the whole.
 struct DistMeta {
   Index dp_rank = 0;
   Index tp_rank = 0;
-  std::vector<std::pair<Index, Index>> cuts;  // (dimension, parts), the highest dimension first
-  std::optional<Index> zero_elements;         // of the tensor-parallel part, if ZeRO flattened it
+  Cuts cuts;
+  std::optional<Index> zero_elements;  // of the tensor-parallel part, if ZeRO flattened it
   Dims zero_shape;
 };
 
@@ -108,6 +110,11 @@ class RankReader : public TensorFileReader {
   using Placed = std::map<std::string, DistMeta>;
   Status read_optimizer(Value meta, const Placed& placed);
   Status add_whole(const std::string& name, KeyPath path, const std::vector<StoredPart>& parts);
+  Result<std::vector<Index>> coordinates_of(const std::string& name, Index rank, const Cuts& cuts) const;
+  Result<std::map<Index, Dims>> offsets_of(const std::string& name, const Cuts& cuts, const LocalParts& locals,
+                                           Dims& whole) const;
+  Result<bool> place_rank(Tensor& tensor, const Dims& shape, const std::vector<StoredPart>& stored, const Dims& offset);
+  Status leave_out_tensor(const std::string& name);
   Result<LocalParts> group(const std::string& name, const std::vector<StoredPart>& parts) const;
   Status place_part(Tensor& tensor, const StoredPart& part, const Dims& local, const Dims& offset, Index& begin);
 
@@ -259,74 +266,97 @@ Status RankReader::place_part(Tensor& tensor, const StoredPart& part, const Dims
   return {};
 }
 
+// Returns the number of the rank's part along each of the cuts.
+Result<std::vector<Index>> RankReader::coordinates_of(const std::string& name, Index rank, const Cuts& cuts) const {
+  std::vector<Index> out;
+  Index rest = rank, ranks = 1;
+  for (const auto& [dim, parts] : cuts) {
+    out.push_back(rest % parts);
+    rest /= parts;
+    ranks *= parts;
+  }
+  if (rest > 0 && !cuts.empty())
+    return corrupt(catalog_.root + ": " + tensor_text(name) + ": tp_rank " + std::to_string(rank) + " of a world of " +
+                   std::to_string(ranks));
+  return out;
+}
+
+// Returns the offset of each rank's part in the whole, and extends `whole` to the shape of the whole. Without cuts
+// every rank has the whole, and only the first is returned.
+Result<std::map<Index, Dims>> RankReader::offsets_of(const std::string& name, const Cuts& cuts,
+                                                     const LocalParts& locals, Dims& whole) const {
+  for (const auto& [dim, parts] : cuts)
+    if (dim >= whole.rank())
+      return corrupt(catalog_.root + ": " + tensor_text(name) + ": cut along dimension " + std::to_string(dim) +
+                     " of " + std::to_string(whole.rank()));
+  std::map<Index, Dims> out;
+  // For each dimension and each combination of coordinates in the others: the end of the parts so far.
+  std::map<std::pair<std::size_t, std::vector<Index>>, Index> ends;
+  for (const auto& [rank, local] : locals) {
+    const std::vector<Index> coordinates = TRY(coordinates_of(name, rank, cuts));
+    Dims offset = Dims::filled(whole.rank(), 0);
+    for (std::size_t i = 0; i < cuts.size(); ++i) {
+      std::vector<Index> others = coordinates;
+      others.erase(others.begin() + static_cast<std::ptrdiff_t>(i));
+      const int d = static_cast<int>(cuts[i].first);
+      Index& end = ends[{i, others}];
+      offset[d] = end;
+      const auto sum = checked_add(end, local.first[d]);
+      if (!sum) return corrupt(catalog_.root + ": " + tensor_text(name) + ": 2^63 elements or more");
+      end = *sum;
+      whole[d] = std::max(whole[d], end);
+    }
+    out.emplace(rank, offset);
+    if (cuts.empty()) break;
+  }
+  return out;
+}
+
+// Places the stored parts of one tensor-parallel rank, whose part of the whole has `shape` and is at `offset`. Returns
+// false if some are missing because a file cannot be read.
+Result<bool> RankReader::place_rank(Tensor& tensor, const Dims& shape, const std::vector<StoredPart>& stored,
+                                    const Dims& offset) {
+  Index begin = 0;
+  std::set<Index> seen;
+  for (const StoredPart& part : stored) {
+    if (part.meta.zero_elements && !seen.insert(part.meta.dp_rank).second) continue;
+    if (!part.meta.zero_elements && !seen.empty()) continue;
+    seen.insert(part.meta.dp_rank);
+    TRY(place_part(tensor, part, shape, offset, begin));
+  }
+  const auto all = stored.front().meta.zero_elements;
+  if (!all || begin == *all) return true;
+  if (is_partial()) return false;
+  return corrupt(catalog_.root + ": " + tensor_text(tensor.name) + ": expected runs of " + count_of(*all, "element") +
+                 " together, got " + std::to_string(begin) + ": the files of a rank are missing");
+}
+
+// Records that a tensor lacks parts because a file cannot be read.
+Status RankReader::leave_out_tensor(const std::string& name) {
+  catalog_.unread_files.back().tensors.push_back(name);
+  return {};
+}
+
 Status RankReader::add_whole(const std::string& name, KeyPath path, const std::vector<StoredPart>& parts) {
   const LocalParts locals = TRY(group(name, parts));
-  const auto& cuts = parts.front().meta.cuts;
+  const Cuts& cuts = parts.front().meta.cuts;
+  Index expected = 1;
+  for (const auto& [dim, n] : cuts) expected *= n;
+  if (std::ssize(locals) < expected && is_partial()) return leave_out_tensor(name);
+  if (std::ssize(locals) < expected)
+    return corrupt(catalog_.root + ": " + tensor_text(name) + ": expected the parts of " +
+                   count_of(expected, "tensor-parallel rank") + ", got " + std::to_string(locals.size()));
   Tensor tensor;
   tensor.name = name;
   tensor.path = std::move(path);
   tensor.dtype = parts.front().stored.dtype;
   tensor.shape = locals.begin()->second.first;
-  tensor.fragments = FragmentList(tensor.shape.rank());
-  Index expected = 1;
-  for (const auto& [dim, n] : cuts) expected *= n;
-  const auto lacks_parts = [&] {  // because a file cannot be read
-    if (is_partial()) catalog_.unread_files.back().tensors.push_back(name);
-    return is_partial();
-  };
-  if (std::ssize(locals) < expected && lacks_parts()) return {};
-  if (std::ssize(locals) < expected)
-    return corrupt(catalog_.root + ": " + tensor_text(name) + ": expected the parts of " +
-                   count_of(expected, "tensor-parallel rank") + ", got " + std::to_string(locals.size()));
-  // Compute the offset of each rank's part, and the shape of the whole.
-  std::map<std::vector<Index>, Index> ends;
-  std::map<Index, Dims> offsets;
-  for (const auto& [rank, local] : locals) {
-    Dims offset = Dims::filled(tensor.shape.rank(), 0);
-    Index rest = rank;
-    std::vector<std::pair<Index, Index>> coordinates;
-    for (const auto& [dim, n] : cuts) {
-      if (dim >= tensor.shape.rank())
-        return corrupt(catalog_.root + ": " + tensor_text(name) + ": cut along dimension " + std::to_string(dim) +
-                       " of " + std::to_string(tensor.shape.rank()));
-      coordinates.emplace_back(dim, rest % n);
-      rest /= n;
-    }
-    if (rest > 0 && !cuts.empty())
-      return corrupt(catalog_.root + ": " + tensor_text(name) + ": tp_rank " + std::to_string(rank) +
-                     " of a world of " + std::to_string(expected));
-    for (std::size_t i = 0; i < coordinates.size(); ++i) {
-      // The end so far of the parts with the same coordinates in all other dimensions.
-      std::vector<Index> line = {static_cast<Index>(i)};
-      for (std::size_t k = 0; k < coordinates.size(); ++k)
-        if (k != i) line.push_back(coordinates[k].second);
-      const int d = static_cast<int>(coordinates[i].first);
-      Index& end = ends[line];
-      offset[d] = end;
-      const auto sum = checked_add(end, local.first[d]);
-      if (!sum) return corrupt(catalog_.root + ": " + tensor_text(name) + ": 2^63 elements or more");
-      end = *sum;
-      tensor.shape[d] = std::max(tensor.shape[d], end);
-    }
-    offsets.emplace(rank, offset);
-    if (cuts.empty()) break;  // every rank has the whole
-  }
+  const std::map<Index, Dims> offsets = TRY(offsets_of(name, cuts, locals, tensor.shape));
   TRY(check_size(tensor.dtype, tensor.shape).context(catalog_.root + ": " + tensor_text(name)));
+  tensor.fragments = FragmentList(tensor.shape.rank());
   for (const auto& [rank, offset] : offsets) {
     const auto& [shape, stored] = locals.at(rank);
-    Index begin = 0;
-    std::set<Index> seen;
-    for (const StoredPart& part : stored) {
-      if (part.meta.zero_elements && !seen.insert(part.meta.dp_rank).second) continue;
-      if (!part.meta.zero_elements && !seen.empty()) continue;
-      seen.insert(part.meta.dp_rank);
-      TRY(place_part(tensor, part, shape, offset, begin));
-    }
-    const auto all = stored.front().meta.zero_elements;
-    if (all && begin != *all && lacks_parts()) return {};
-    if (all && begin != *all)
-      return corrupt(catalog_.root + ": " + tensor_text(name) + ": expected runs of " + count_of(*all, "element") +
-                     " together, got " + std::to_string(begin) + ": the files of a rank are missing");
+    if (!TRY(place_rank(tensor, shape, stored, offset))) return leave_out_tensor(name);
   }
   return catalog_.add(std::move(tensor));
 }
