@@ -120,6 +120,52 @@ Result<int> make_view(const ConvertOptions& options, const PreparedConversion& p
   return 0;
 }
 
+// Writes the output and shows the progress.
+Result<Conversion::Outcome> run_conversion(Conversion& conversion, const ConvertOptions& options, bool quiet) {
+  conversion.set_resume(options.resume, [quiet](const std::string& note) {
+    if (quiet) return;
+    print_row("note", note);
+    std::fflush(stdout);
+  });
+  std::fflush(stdout);
+  if (!host()) end_soon_after_signal(conversion.can_resume(options.destination));
+
+  Progress progress("writing", conversion.plan().bytes_read, quiet);
+  conversion.set_progress([&](Index done) { progress.update(done); });
+  return conversion.run({options.destination,
+                         options.force ? files_of_checkpoint : nullptr,
+                         {options.layout, options.source_layout.layout, options.model.family_file},
+                         options.state});
+}
+
+void print_outcome(const PreparedConversion& prepared, const ConvertOptions& options,
+                   const Conversion::Outcome& outcome, double seconds) {
+  const Conversion& conversion = *prepared.conversion;
+  const auto rate = static_cast<Index>(static_cast<double>(conversion.plan().bytes_read) / seconds);
+  print_row("done", printable(options.destination) + "   " + human_seconds(seconds) + "   " + human_bytes(rate) +
+                        "/s   peak memory " + human_bytes(peak_memory()));
+  const Index n = std::ssize(conversion.plan().tensors);
+  std::string recorded;
+  if (outcome.checksums > 0)
+    recorded += ", " + count_of(outcome.checksums, "source CRC") + (outcome.checksums == 1 ? " matches" : " match");
+  if (outcome.digests > 0)
+    recorded += ", " + count_of(outcome.digests, "digest") + " of the source's manifest verified";
+  print_row("proof", with_commas(n) + " of " + count_of(n, "tensor") + ": every element has one source" +
+                         (recorded.empty() ? ", the source records no checksums" : recorded) +
+                         ", digests in reshard_manifest.json" +
+                         (conversion.target().single_file() ? " in the file" : ""));
+  if (const auto& identity = conversion.identity()) {
+    const ModelConfig& config = *conversion.names().model.config;
+    print_row("", (config.architecture.empty() ? config.model_type : config.architecture) + ", " +
+                      with_commas(identity->present) + " of " + count_of(identity->expected, "tensor") + " of " +
+                      config.path);
+  }
+  // Some formats cannot be read without a config, which an output of no family lacks.
+  const bool can_be_read =
+      prepared.target->open && (options.model.family != "none" || open_checkpoint(options.destination));
+  if (can_be_read) print_row("", "check it any time: " + check_command(prepared, options));
+}
+
 }  // namespace
 
 Result<int> convert(const ConvertOptions& options) {
@@ -145,23 +191,7 @@ Result<int> convert(const ConvertOptions& options) {
     if (options.as_json) show_json(plan_json(prepared, options, "plan"), 2);
     return 0;
   }
-  conversion.set_resume(options.resume, [quiet](const std::string& note) {
-    if (quiet) return;
-    print_row("note", note);
-    std::fflush(stdout);
-  });
-  std::fflush(stdout);
-  if (!host()) end_soon_after_signal(conversion.can_resume(options.destination));
-
-  Conversion::Outcome outcome;
-  {
-    Progress progress("writing", conversion.plan().bytes_read, quiet);
-    conversion.set_progress([&](Index done) { progress.update(done); });
-    outcome = TRY(conversion.run({options.destination,
-                                  options.force ? files_of_checkpoint : nullptr,
-                                  {options.layout, options.source_layout.layout, options.model.family_file},
-                                  options.state}));
-  }
+  const Conversion::Outcome outcome = TRY(run_conversion(conversion, options, quiet));
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   if (options.as_json)
     show_json(plan_json(prepared, options, "convert")
@@ -172,29 +202,7 @@ Result<int> convert(const ConvertOptions& options) {
                   .set("seconds", seconds),
               2);
   if (quiet) return 0;
-  const auto rate = static_cast<Index>(static_cast<double>(conversion.plan().bytes_read) / seconds);
-  print_row("done", printable(options.destination) + "   " + human_seconds(seconds) + "   " + human_bytes(rate) +
-                        "/s   peak memory " + human_bytes(peak_memory()));
-  const Index n = std::ssize(conversion.plan().tensors);
-  std::string recorded;
-  if (outcome.checksums > 0)
-    recorded += ", " + count_of(outcome.checksums, "source CRC") + (outcome.checksums == 1 ? " matches" : " match");
-  if (outcome.digests > 0)
-    recorded += ", " + count_of(outcome.digests, "digest") + " of the source's manifest verified";
-  print_row("proof", with_commas(n) + " of " + count_of(n, "tensor") + ": every element has one source" +
-                         (recorded.empty() ? ", the source records no checksums" : recorded) +
-                         ", digests in reshard_manifest.json" +
-                         (conversion.target().single_file() ? " in the file" : ""));
-  if (const auto& identity = conversion.identity()) {
-    const ModelConfig& config = *conversion.names().model.config;
-    print_row("", (config.architecture.empty() ? config.model_type : config.architecture) + ", " +
-                      with_commas(identity->present) + " of " + count_of(identity->expected, "tensor") + " of " +
-                      config.path);
-  }
-  // Some formats cannot be read without a config, which an output of no family lacks.
-  const bool can_be_read =
-      prepared.target->open && (options.model.family != "none" || open_checkpoint(options.destination));
-  if (can_be_read) print_row("", "check it any time: " + check_command(prepared, options));
+  print_outcome(prepared, options, outcome, seconds);
   return 0;
 }
 
