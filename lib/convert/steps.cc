@@ -620,6 +620,89 @@ Result<OmittedState> what_stays(const Catalog& source, const std::vector<SideFil
   return out;
 }
 
+// Collects the files that are copied next to the output.
+class SideFiles {
+ public:
+  SideFiles(const Format& format, ConversionNotes& notes) : notes_(notes) {
+    for (const std::string_view pattern : format.side_files)
+      if (means_one(pattern))
+        names_.emplace_back(pattern);
+      else
+        patterns_.push_back(pattern);
+  }
+  // Adds the files with the format's names, each from the first place that has it.
+  Status add_named(const std::vector<std::string>& places);
+  // Adds the files of a directory that match the format's patterns. Python files are added only if config.json refers
+  // to them.
+  Status add_matching(const std::string& directory);
+  // Adds the config.json of a directory.
+  Status add_config(const std::string& directory);
+  // Notes the files next to config.json that are neither read nor copied.
+  Status note_what_stays(const Catalog& source);
+  std::vector<SideFile> take() && { return std::move(files_); }
+
+ private:
+  Status add(const std::string& place, const std::string& name);
+
+  ConversionNotes& notes_;
+  std::vector<std::string> names_;
+  std::vector<std::string_view> patterns_;
+  std::vector<SideFile> files_;
+  std::set<std::string> seen_;
+};
+
+Status SideFiles::add(const std::string& place, const std::string& name) {
+  const std::string path = path_join(place, name);
+  if (!seen_.insert(name).second) return {};
+  if (const auto real = TRY(leads_out(path, place))) {
+    notes_.warnings.push_back(path + " is a link out of the checkpoint, to " + printable(*real) + ": it is not copied");
+    return {};
+  }
+  SideFile file{name, "", path};
+  file.bytes = TRY(file.size());  // fails now if it cannot be opened, not after the weights are written
+  if (file.bytes > kMaxSideFile)
+    return unsupported(path + ": expected a side file of at most " + with_commas(kMaxSideFile) + " bytes, got " +
+                       with_commas(file.bytes));
+  files_.push_back(std::move(file));
+  return {};
+}
+
+Status SideFiles::add_named(const std::vector<std::string>& places) {
+  std::vector<std::string> asked;
+  for (const std::string& name : names_)
+    for (const std::string& place : places) asked.push_back(path_join(place, name));
+  TRY(look_up_stored(asked));
+  for (const std::string& name : names_)
+    for (const std::string& place : places) {
+      if (!TRY(path_exists(path_join(place, name)))) continue;
+      TRY(add(place, name));
+      break;
+    }
+  return {};
+}
+
+Status SideFiles::add_matching(const std::string& directory) {
+  if (patterns_.empty() || !TRY(may_be_listed(directory))) return {};
+  const std::set<std::string> code = TRY(model_code(directory));
+  for (const std::string& name : TRY(files_like(directory, patterns_)))
+    if (!name.ends_with(".py") || code.contains(name)) TRY(add(directory, name));
+  return {};
+}
+
+Status SideFiles::add_config(const std::string& directory) {
+  const std::size_t before = files_.size();
+  TRY(add(directory, std::string(kConfigFile)));
+  if (files_.size() > before)
+    notes_.warnings.push_back(files_.back().path + " is copied unchanged, because it is next to a model");
+  return {};
+}
+
+Status SideFiles::note_what_stays(const Catalog& source) {
+  if (OmittedState stays = TRY(what_stays(source, files_)); !stays.names.empty())
+    notes_.left_out.push_back(std::move(stays));
+  return {};
+}
+
 }  // namespace
 
 Result<std::vector<SideFile>> find_side_files(const Catalog& source, const std::string& config_path,
@@ -627,56 +710,14 @@ Result<std::vector<SideFile>> find_side_files(const Catalog& source, const std::
   std::vector<std::string> places = {source.root, parent_path(source.root)};
   if (!config_path.empty()) places.insert(places.begin(), parent_path(config_path));
   const bool is_models = TRY(path_exists(path_join(source.root, kConfigFile)));
-  std::vector<SideFile> out;
-  std::set<std::string> seen;
-  const auto add = [&](const std::string& place, const std::string& name) -> Status {
-    const std::string path = path_join(place, name);
-    if (!seen.insert(name).second) return {};
-    if (const auto real = TRY(leads_out(path, place))) {
-      notes.warnings.push_back(path + " is a link out of the checkpoint, to " + printable(*real) +
-                               ": it is not copied");
-      return {};
-    }
-    SideFile file{name, "", path};
-    file.bytes = TRY(file.size());  // fails now if it cannot be opened, not after the weights are written
-    if (file.bytes > kMaxSideFile)
-      return unsupported(path + ": expected a side file of at most " + with_commas(kMaxSideFile) + " bytes, got " +
-                         with_commas(file.bytes));
-    out.push_back(std::move(file));
-    return {};
-  };
-  std::vector<std::string> asked;
-  for (const std::string_view pattern : format.side_files)
-    for (const std::string& place : places)
-      if (means_one(pattern)) asked.push_back(path_join(place, std::string(pattern)));
-  TRY(look_up_stored(asked));
-  std::vector<std::string_view> several;
-  for (const std::string_view pattern : format.side_files) {
-    if (!means_one(pattern)) several.push_back(pattern);
-    if (!means_one(pattern)) continue;
-    for (const std::string& place : places) {
-      if (!TRY(path_exists(path_join(place, std::string(pattern))))) continue;
-      TRY(add(place, std::string(pattern)));
-      break;
-    }
+  SideFiles files(format, notes);
+  TRY(files.add_named(places));
+  if (!config_path.empty() || is_models) TRY(files.add_matching(places.front()));
+  if (!format.side_files.empty() && is_models) {
+    if (config_path.empty() && source.has_model_names) TRY(files.add_config(source.root));
+    TRY(files.note_what_stays(source));
   }
-  const std::string beside = !config_path.empty() ? parent_path(config_path) : is_models ? source.root : "";
-  if (!several.empty() && !beside.empty() && TRY(may_be_listed(beside))) {
-    const std::set<std::string> code = TRY(model_code(beside));
-    const std::vector<std::string> names = TRY(files_like(beside, several));
-    for (const std::string& name : names)
-      if (!name.ends_with(".py") || code.contains(name)) TRY(add(beside, name));
-  }
-  if (format.side_files.empty() || !is_models) return out;
-  if (config_path.empty() && source.has_model_names) {
-    const std::size_t before = out.size();
-    TRY(add(source.root, std::string(kConfigFile)));
-    if (out.size() > before)
-      notes.warnings.push_back(out.back().path + " is copied unchanged, because it is next to a model");
-  }
-  if (OmittedState stays = TRY(what_stays(source, out)); !stays.names.empty())
-    notes.left_out.push_back(std::move(stays));
-  return out;
+  return std::move(files).take();
 }
 
 // ---- for formats that refer to tensors in place
