@@ -5,6 +5,21 @@
 #include <numeric>
 
 namespace reshard {
+namespace {
+
+Upload::Turn turn_of(Image::Needs needs) {
+  switch (needs) {
+    case Image::Needs::kNothing:
+      return Upload::Turn::kAnyTime;
+    case Image::Needs::kChecksums:
+      return Upload::Turn::kAfterItsFile;
+    case Image::Needs::kProofs:
+      break;
+  }
+  return Upload::Turn::kLast;
+}
+
+}  // namespace
 
 ImageFiles files_to_upload(const Image& image, const Target& target) {
   ImageFiles out;
@@ -29,7 +44,7 @@ Upload::Source source_of(Image& image, const ImageFiles& files) {
     return image.read(numbers[file], offset, bytes);
   };
   out.turn = [&image, numbers](std::uint32_t file, Index offset, Index length) {
-    return static_cast<int>(image.needs(numbers[file], offset, length));
+    return turn_of(image.needs(numbers[file], offset, length));
   };
   out.expect = [&image, numbers](std::uint32_t file, Index offset, Index length, std::vector<FileRange>& ranges) {
     image.add_ranges(numbers[file], offset, length, ranges);

@@ -370,27 +370,28 @@ bool Upload::is_mine(std::uint32_t file, Index offset) const {
   return (begins_[file] + begin + length / 2) / share == rank_of(options_.ranks);
 }
 
-// Returns the parts that this rank sends: its share, in order; those of turn 2, which are last, are all rank 0's.
+// Returns the parts that this rank sends: its share, in order; those of the last turn, which come last, are all rank
+// 0's.
 std::vector<Upload::Part> Upload::parts_of(const Source& source) const {
   std::vector<Part> out;
   for (std::uint32_t f = 0; f < files_.size(); ++f) {
     if (!uploads_[f] || !files_[f].holds_tensors) continue;
     for (Index offset = 0; offset < files_[f].size; offset += part_bytes_) {
       const Index length = std::min(part_bytes_, files_[f].size - offset);
-      const int turn = source.turn ? source.turn(f, offset, length) : 0;
-      if (turn > 1 ? rank_of(options_.ranks) == 0 : is_mine(f, offset))
+      const Turn turn = source.turn ? source.turn(f, offset, length) : Turn::kAnyTime;
+      if (turn == Turn::kLast ? rank_of(options_.ranks) == 0 : is_mine(f, offset))
         out.push_back({f, static_cast<int>(offset / part_bytes_) + 1, offset, length, turn});
     }
   }
   std::stable_sort(out.begin(), out.end(), [&](const Part& a, const Part& b) {
-    const bool a_waits = a.turn > 1, b_waits = b.turn > 1;
-    return std::tuple(a_waits, a.file, a.turn) < std::tuple(b_waits, b.file, b.turn);
+    const bool a_is_last = a.turn == Turn::kLast, b_is_last = b.turn == Turn::kLast;
+    return std::tuple(a_is_last, a.file, a.turn) < std::tuple(b_is_last, b.file, b.turn);
   });
   return out;
 }
 
-std::vector<Upload::Part>::const_iterator Upload::first_waiting(const std::vector<Part>& parts) {
-  return std::find_if(parts.begin(), parts.end(), [](const Part& part) { return part.turn > 1; });
+std::vector<Upload::Part>::const_iterator Upload::first_of_last_turn(const std::vector<Part>& parts) {
+  return std::find_if(parts.begin(), parts.end(), [](const Part& part) { return part.turn == Turn::kLast; });
 }
 
 Status Upload::send(const Source& source, const std::function<void(Index bytes)>& progress) {
@@ -398,7 +399,7 @@ Status Upload::send(const Source& source, const std::function<void(Index bytes)>
   for (std::size_t f = 0; f < files_.size(); ++f)
     if (uploads_[f]) uploads_[f]->etags.resize(ceil_div(files_[f].size, part_bytes_));
   std::atomic<Index> done{0};
-  return send_parts({parts.begin(), first_waiting(parts)}, source, [&](Index bytes) {
+  return send_parts({parts.begin(), first_of_last_turn(parts)}, source, [&](Index bytes) {
     if (progress) progress(done += bytes);
   });
 }
@@ -444,7 +445,7 @@ Status Upload::publish(const Source& source) {
   TRY(gather_etags());
   if (rank_of(options_.ranks) == 0) {
     const std::vector<Part> parts = parts_of(source);
-    TRY(send_parts({first_waiting(parts), parts.end()}, source, [](Index) {}));
+    TRY(send_parts({first_of_last_turn(parts), parts.end()}, source, [](Index) {}));
     TRY(make_visible(source));
   }
   return barrier(options_.ranks);

@@ -72,18 +72,23 @@ class Upload {
   Upload& operator=(const Upload&) = delete;
 
   // The source of the bytes. Thread-safe.
+  // When a range of a file may be read.
+  enum class Turn {
+    kAnyTime,
+    kAfterItsFile,  // after the other ranges of its file
+    kLast,          // after all others
+  };
   struct Source {
     std::function<Status(std::uint32_t file, Index offset, MutableBytes out)> read;
-    // Returns when a range may be read: 0: at any time; 1: after the other ranges of its file; 2: after all others.
-    // Null: 0 for all.
-    std::function<int(std::uint32_t file, Index offset, Index length)> turn = nullptr;
+    // Returns the turn of a range. Null: any time for all.
+    std::function<Turn(std::uint32_t file, Index offset, Index length)> turn = nullptr;
     // Adds the ranges that read() will request from files behind URLs. Null: none.
     std::function<void(std::uint32_t file, Index offset, Index length, std::vector<FileRange>& out)> expect = nullptr;
   };
-  // Uploads this rank's share of the files that hold tensors, except parts of turn 2. `progress` receives its bytes
-  // that are done.
+  // Uploads this rank's share of the files that hold tensors, except parts of the last turn. `progress` receives its
+  // bytes that are done.
   Status send(const Source& source, const std::function<void(Index bytes)>& progress);
-  // Returns whether this rank's share contains the part with this byte of a file. Parts of turn 2 count as well.
+  // Returns whether this rank's share contains the part with this byte of a file. Parts of the last turn count as well.
   bool is_mine(std::uint32_t file, Index offset) const;
   // Uploads the rest and makes everything visible. All ranks must call it, after send() was successful on each. The
   // message of an error says what is visible then.
@@ -98,7 +103,7 @@ class Upload {
     std::uint32_t file = 0;
     int number = 0;  // from 1
     Index offset = 0, length = 0;
-    int turn = 0;
+    Turn turn = Turn::kAnyTime;
   };
   // The upload of a file in parts.
   struct Parts {
@@ -130,7 +135,7 @@ class Upload {
   Status share_uploads();
   Status gather_etags();
   std::vector<Part> parts_of(const Source& source) const;
-  static std::vector<Part>::const_iterator first_waiting(const std::vector<Part>& parts);
+  static std::vector<Part>::const_iterator first_of_last_turn(const std::vector<Part>& parts);
   Status send_part(const Part& part, Bytes bytes);
   Status send_parts(std::span<const Part> parts, const Source& source, const std::function<void(Index bytes)>& report);
   Status make_visible(const Source& source);
