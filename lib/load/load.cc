@@ -120,11 +120,11 @@ Result<LoadReport> Load::run(std::span<const Destination> destinations) {
   // first does.
   if (options_.run.ranks || rank() == 0) TRY(check_equal_tensors(draft_, source_.files(), run_));
   ConversionSource origin(draft_, source_, source_);
-  const LoadDestinations landings =
+  const LoadDestinations load_destinations =
       TRY(LoadDestinations::make(plan_, target_view_, *target_, rank(), held_, destinations));
   const RunOptions& run = options_.run;
   TRY(device_of(run).settle());  // the caller's pending work on the destinations
-  const LoadJob job{plan_, origin.tensors(), target_view_, *target_, landings, rank(), run};
+  const LoadJob job{plan_, origin.tensors(), target_view_, *target_, load_destinations, rank(), run};
   const bool together = !is_direct() && options_.run.ranks;
   const LoadDigests digests = TRY(together ? load_together(job) : load_direct(job));
   if (options_.run.ranks || options_.check_whole_items) {

@@ -61,17 +61,17 @@ Result<LoadDestinations> LoadDestinations::make(const Plan& plan, const Catalog&
   LoadDestinations out;
   for (const PlannedTensor& planned : plan.tensors) {
     const Tensor& to = target_view.tensors()[planned.to];
-    auto landing = std::make_unique<TensorDestination>(to.shape.rank());
-    landing->element_bytes = byte_size(to.dtype);
+    auto destination = std::make_unique<TensorDestination>(to.shape.rank());
+    destination->element_bytes = byte_size(to.dtype);
     for (std::size_t i = 0; i < to.fragments.size(); ++i) {
       const Extent& extent = to.fragments.extent(i);
       const std::size_t tensor = target.tensor_at(extent.offset);
       if (extent.file != target.file_of(tensor, rank) || held_number[tensor] == held.size()) continue;
       const HeldTensor& part = held[held_number[tensor]];
-      const Destination& destination = destinations[held_number[tensor]];
-      const Dims strides = destination.strides.value_or(row_major_strides(part.shape));
+      const Destination& memory = destinations[held_number[tensor]];
+      const Dims strides = memory.strides.value_or(row_major_strides(part.shape));
       const Fragment f = to.fragments.get(i);
-      const Dims first = steps_along(f.start / landing->element_bytes, part.shape);
+      const Dims first = steps_along(f.start / destination->element_bytes, part.shape);
       Dims last = first, place_strides = f.strides;
       for (int d = 0; d < f.box.rank(); ++d) {
         place_strides[d] = 0;
@@ -84,25 +84,26 @@ Result<LoadDestinations> LoadDestinations::make(const Plan& plan, const Catalog&
         if (last[k] >= part.shape[k])
           return internal_error(tensor_text(to.name) + " " + to_string(f.box) +
                                 " is not aligned with the dimensions of a part of shape " + to_string(part.shape));
-      landing->boxes.add(f.box, extent);
-      landing->places.push_back({destination.data + dot(first, strides) * landing->element_bytes, place_strides});
+      destination->boxes.add(f.box, extent);
+      destination->places.push_back({memory.data + dot(first, strides) * destination->element_bytes, place_strides});
     }
-    landing->index.emplace(landing->boxes);
-    out.destinations_.push_back(std::move(landing));
+    destination->index.emplace(destination->boxes);
+    out.destinations_.push_back(std::move(destination));
   }
   return out;
 }
 
 Status LoadDestinations::place(std::size_t planned, const Box& box, const std::byte* elements, Stream& stream) const {
-  const TensorDestination& landing = *destinations_[planned];
+  const TensorDestination& destination = *destinations_[planned];
   const Dims strides = row_major_strides(box.shape);
   Status status;
-  landing.index->overlapping(box, [&](std::size_t i, const Box& both) {
+  destination.index->overlapping(box, [&](std::size_t i, const Box& both) {
     if (!status) return;
-    const TensorDestination::Place& place = landing.places[i];
+    const TensorDestination::Place& place = destination.places[i];
     status = stream.copy_box(
-        both.shape, landing.element_bytes, elements + offset_in(box, strides, both) * landing.element_bytes, strides,
-        place.first + offset_in(landing.boxes.box(i), place.strides, both) * landing.element_bytes, place.strides);
+        both.shape, destination.element_bytes, elements + offset_in(box, strides, both) * destination.element_bytes,
+        strides, place.first + offset_in(destination.boxes.box(i), place.strides, both) * destination.element_bytes,
+        place.strides);
   });
   return status;
 }

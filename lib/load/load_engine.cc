@@ -122,10 +122,10 @@ struct LocalItems {
   std::vector<WalkItem> items;
   std::vector<std::size_t> planned;
 };
-LocalItems landing_items(const LoadJob& job) {
+LocalItems items_of_rank(const LoadJob& job) {
   LocalItems out;
   for (std::size_t p = 0; p < job.plan.tensors.size(); ++p) {
-    const FragmentList& boxes = job.landings.boxes(p);
+    const FragmentList& boxes = job.destinations.boxes(p);
     if (boxes.empty()) continue;
     Box hull = boxes.box(0);
     Index elements = 0;
@@ -233,7 +233,7 @@ class JointLoad : public Rounds {
       const std::byte* elements = buffer.device.data();
       for (std::size_t i = 0; i < a.pieces.size(); ++i) {
         TRY(stream.digest_box(to.shape, a.pieces[i], byte_size(to.dtype), elements, &digests[i]));
-        TRY(job_.landings.place(a.planned, a.pieces[i], elements, stream));
+        TRY(job_.destinations.place(a.planned, a.pieces[i], elements, stream));
         elements += bytes_of(a.pieces[i], to.dtype);
       }
       return {};
@@ -272,7 +272,7 @@ Result<LoadDigests> load_direct(const LoadJob& job) {
   const auto place = [&, &of = planned](const WalkSlab& s, const DeviceBuffer& stored, Side side, const Buffers& b) {
     const std::size_t p = of[s.item];
     return use_slab(job, p, s.box, stored, side, b, placed,
-                    [&](const std::byte* elements) { return job.landings.place(p, s.box, elements, *b.stream); });
+                    [&](const std::byte* elements) { return job.destinations.place(p, s.box, elements, *b.stream); });
   };
   TRY(read_slabs(items, slabs, 0, slabs.total(), job.source, job.run, buffers.buffers(), place));
   out.bytes_read = placed.bytes_read();

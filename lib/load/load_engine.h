@@ -17,7 +17,7 @@ struct LoadJob {
   TensorSource& source;
   const Catalog& target_view;
   const MemoryTarget& target;
-  const LoadDestinations& landings;
+  const LoadDestinations& destinations;
   Index rank;
   RunOptions run;  // `memory` is that of the buffers alone
 
