@@ -121,11 +121,9 @@ RequestCounts requests_of(const Conversion& c, const ConvertOptions& options) {
     out.read = ceil_div(c.plan().bytes_read, kRead) + kOfFile * files + ceil_div(files, kListed);
   }
   if (!is_url(options.destination)) return out;
-  std::vector<UploadFile> uploads;
   const auto& files = c.target().catalog().files;
   const std::vector<bool> holds = files_with_tensors(c.target().catalog());
-  for (const CatalogFile& file : files) uploads.push_back({file.path, file.size});
-  const Index part = Upload::part_bytes(uploads);
+  const Index part = Upload::part_bytes(c.target().catalog());
   out.write = kOfRun + std::ssize(c.beside()) + ceil_div(std::ssize(files), kListed);
   for (std::size_t f = 0; f < files.size(); ++f) out.write += holds[f] ? kOfUpload + ceil_div(files[f].size, part) : 1;
   return out;

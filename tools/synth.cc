@@ -299,9 +299,8 @@ Status upload(const SynthOptions& options, const Subject& subject, SynthSource& 
     return usage_error(options.destination + ": a bucket has no sparse files; --headers-only needs a local path");
   const Catalog view = options.metadata_only ? Catalog() : TRY(generated_view(target, subject));
   const Plan plan = options.metadata_only ? Plan() : TRY(make_plan(source.catalog(), view));
-  std::vector<UploadFile> planned;
-  for (const CatalogFile& file : written.catalog().files) planned.push_back({file.path, file.size});
-  const Upload::Memory memory = Upload::plan_memory(run.memory - held_bytes(), Upload::part_bytes(planned), false);
+  const Upload::Memory memory =
+      Upload::plan_memory(run.memory - held_bytes(), Upload::part_bytes(written.catalog()), false);
   const WatchedFiles watched({});
   const auto image = TRY(Image::create({plan, source, written, view, watched}, run, memory.bytes));
   const std::string config = python_text(subject.config_file);

@@ -16,10 +16,8 @@ namespace reshard {
 namespace {
 
 Upload::Memory upload_memory(const Target& target, const RunOptions& run, bool reads_ahead) {
-  std::vector<UploadFile> files;
-  for (const CatalogFile& file : target.catalog().files) files.push_back({file.path, file.size});
   release_freed_memory();
-  return Upload::plan_memory(run.memory - held_bytes(), Upload::part_bytes(files), reads_ahead);
+  return Upload::plan_memory(run.memory - held_bytes(), Upload::part_bytes(target.catalog()), reads_ahead);
 }
 
 }  // namespace

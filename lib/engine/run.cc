@@ -12,8 +12,6 @@
 namespace reshard {
 namespace {
 
-Index ratio(DType from, DType to) { return std::max<Index>(1, ceil_div(byte_size(to), byte_size(from))); }
-
 // The items of a copy, and the memory it needs in addition to a slab, in slabs.
 struct CopyItems {
   std::vector<WalkItem> items;
@@ -26,7 +24,7 @@ CopyItems copy_items(const Plan& plan, const Catalog& source, const Catalog& tar
     const Tensor &from = source.tensors()[p.from], &to = target.tensors()[p.to];
     out.items.push_back({p.from, to.dtype, std::max(from.row_group, to.row_group), column_count(to.fragments), nullptr,
                          orders_of(to.fragments, from.fragments)});
-    if (from.dtype != to.dtype) out.extra = std::max(out.extra, ratio(from.dtype, to.dtype));
+    if (from.dtype != to.dtype) out.extra = std::max(out.extra, growth(from.dtype, to.dtype));
   }
   return out;
 }
@@ -85,7 +83,7 @@ Result<std::vector<TensorProof>> digest_tensors(const std::vector<DigestRequest>
     const Tensor& t = source.catalog().tensors()[r.tensor];
     items.push_back(
         {r.tensor, r.as, t.row_group, source.columns(r.tensor), nullptr, orders_of(t.fragments, t.fragments)});
-    if (t.dtype != r.as) extra = std::max(extra, ratio(t.dtype, r.as));
+    if (t.dtype != r.as) extra = std::max(extra, growth(t.dtype, r.as));
   }
   if (!visit) return run_walk({items, source, extra}, options, nullptr);
   const SlabSink sink = [&](const SeenSlab& seen, Bytes elements, const Buffers&) -> Status {
@@ -104,7 +102,7 @@ Status visit_pairs(const std::vector<PairRequest>& requests, TensorSource& a, Te
     const Index columns = r.box ? 1 : std::max(a.columns(r.a), b.columns(r.b));
     items.push_back({r.a, ta.dtype, std::max(ta.row_group, tb.row_group), columns,
                      r.box ? std::make_shared<const Box>(*r.box) : nullptr, orders_of(ta.fragments, tb.fragments)});
-    extra = std::max(extra, ratio(ta.dtype, tb.dtype));
+    extra = std::max(extra, growth(ta.dtype, tb.dtype));
   }
   TRY(run_walk({items, a, extra}, options, [&](const SeenSlab& seen, Bytes elements, const Buffers& buffers) -> Status {
     const std::size_t i = seen.slab.item;

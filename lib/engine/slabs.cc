@@ -24,6 +24,8 @@ Box box_of(const WalkItem& item, const Tensor& tensor) { return item.box ? *item
 
 }  // namespace
 
+Index growth(DType from, DType to) { return std::max<Index>(1, ceil_div(byte_size(to), byte_size(from))); }
+
 Index largest_group(const std::vector<WalkItem>& items, const Catalog& source) {
   Index largest = 0;
   for (const WalkItem& item : items) {

@@ -122,6 +122,9 @@ Result<Side> read_box(TensorSource& source, std::size_t tensor, const Box& box, 
 Result<DeviceBuffer> convert_on_device(const DeviceBuffer& elements, Side side, DType from, DType to, Index n,
                                        const Buffers& buffers);
 
+// Returns the factor by which elements grow if they are converted, rounded up to at least 1.
+Index growth(DType from, DType to);
+
 // Returns the size in bytes of the largest slab that cannot be made smaller.
 Index largest_group(const std::vector<WalkItem>& items, const Catalog& source);
 

@@ -34,11 +34,10 @@ WalkItem item_of(const LoadJob& job, std::size_t planned, std::shared_ptr<const 
 }
 
 // Returns the largest factor by which elements grow, or 0 if no tensor changes its dtype.
-Index growth(const LoadJob& job) {
+Index largest_growth(const LoadJob& job) {
   Index most = 0;
   for (std::size_t p = 0; p < job.plan.tensors.size(); ++p)
-    if (const DType from = job.from(p).dtype, to = job.to(p).dtype; from != to)
-      most = std::max({most, Index{1}, ceil_div(byte_size(to), byte_size(from))});
+    if (const DType from = job.from(p).dtype, to = job.to(p).dtype; from != to) most = std::max(most, growth(from, to));
   return most;
 }
 
@@ -259,8 +258,8 @@ class JointLoad : public Rounds {
 }  // namespace
 
 Result<LoadDigests> load_direct(const LoadJob& job) {
-  const auto [items, planned] = landing_items(job);
-  const Index extra = growth(job);
+  const auto [items, planned] = items_of_rank(job);
+  const Index extra = largest_growth(job);
   const LoadMemory memory = TRY(plan_load_memory(job, items, 2 + extra, 0));
   const SlabList slabs(items, job.source.catalog(), device_of(job.run).slab_bytes(), memory.slab_bytes);
   const auto threads = static_cast<int>(std::clamp<Index>(slabs.total(), 1, memory.threads));
@@ -282,7 +281,7 @@ Result<LoadDigests> load_direct(const LoadJob& job) {
 
 Result<LoadDigests> load_together(const LoadJob& job) {
   Transport* const data = job.run.data ? TRY(job.run.data()) : job.run.ranks;
-  return JointLoad(job, *data, growth(job)).run();
+  return JointLoad(job, *data, largest_growth(job)).run();
 }
 
 }  // namespace reshard

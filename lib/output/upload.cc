@@ -30,6 +30,11 @@ Error upload_not_resumable(const std::string& what, const std::string& why) {
   return usage_error(what + ": cannot be resumed: " + why + "; leave --resume require out to start over");
 }
 
+// Returns the size of parts with which a file of this size needs at most kMostParts.
+Index part_bytes_for(Index largest_file) {
+  return std::max(kUsualPart, ceil_div(ceil_div(largest_file, kMostParts), kStep) * kStep);
+}
+
 // Fetches ahead the parts of a source that will be computed next.
 class PartsAhead {
  public:
@@ -61,7 +66,13 @@ class PartsAhead {
 Index Upload::part_bytes(const std::vector<UploadFile>& files) {
   Index largest = 0;
   for (const UploadFile& file : files) largest = std::max(largest, file.size);
-  return std::max(kUsualPart, ceil_div(ceil_div(largest, kMostParts), kStep) * kStep);
+  return part_bytes_for(largest);
+}
+
+Index Upload::part_bytes(const Catalog& output) {
+  Index largest = 0;
+  for (const CatalogFile& file : output.files) largest = std::max(largest, file.size);
+  return part_bytes_for(largest);
 }
 
 Upload::Memory Upload::plan_memory(Index left, Index part_bytes, bool reads_ahead) {

@@ -56,6 +56,7 @@ class Upload {
   };
   // Returns the size of the parts of an output, which a resumed run must not change.
   static Index part_bytes(const std::vector<UploadFile>& files);
+  static Index part_bytes(const Catalog& output);
   // Divides the memory that a run may still take: as many workers as fit into a part of it, and the bytes that they
   // take.
   struct Memory {
@@ -71,13 +72,13 @@ class Upload {
   Upload(const Upload&) = delete;
   Upload& operator=(const Upload&) = delete;
 
-  // The source of the bytes. Thread-safe.
   // When a range of a file may be read.
   enum class Turn {
     kAnyTime,
     kAfterItsFile,  // after the other ranges of its file
     kLast,          // after all others
   };
+  // The source of the bytes. Thread-safe.
   struct Source {
     std::function<Status(std::uint32_t file, Index offset, MutableBytes out)> read;
     // Returns the turn of a range. Null: any time for all.

@@ -2,7 +2,6 @@
 #include "lib/source/checked_source.h"
 
 #include <algorithm>
-#include <cstdio>
 
 #include "lib/base/text.h"
 #include "lib/device/crc32.h"
@@ -26,13 +25,7 @@ Status CheckedSource::check(const Tensor& tensor, std::size_t number, MutableByt
     if (seen->second.extent == fragment.extent) return seen->second.error ? Status(*seen->second.error) : Status();
   const std::uint32_t got = TRY(crc_of(fragment.extent, scratch).context(tensor_text(tensor.name)));
   CheckedItem seen{fragment.extent, std::nullopt};
-  if (got != *fragment.crc) {
-    char text[64];
-    std::snprintf(text, sizeof text, "expected CRC-32 %08x, got %08x", *fragment.crc, got);
-    seen.error = corrupt(at(catalog().file_path(fragment.extent.file), fragment.extent.offset) + ": " +
-                         tensor_text(tensor.name) + " " + to_string(fragment.box) + ": " + text +
-                         ": the bytes changed after they were saved");
-  }
+  if (got != *fragment.crc) seen.error = crc_mismatch(catalog(), tensor, fragment, got);
   seen_.emplace(fragment.extent.offset, seen);
   return seen.error ? Status(*seen.error) : Status();
 }

@@ -53,6 +53,13 @@ Index column_count(const FragmentList& fragments) {
   return std::max<Index>(1, static_cast<Index>(columns.size()));
 }
 
+Error crc_mismatch(const Catalog& catalog, const Tensor& tensor, const Fragment& fragment, std::uint32_t got) {
+  char text[64];
+  std::snprintf(text, sizeof text, "expected CRC-32 %08x, got %08x", *fragment.crc, got);
+  return corrupt(at(catalog.file_path(fragment.extent.file), fragment.extent.offset) + ": " + tensor_text(tensor.name) +
+                 " " + to_string(fragment.box) + ": " + text + ": the bytes changed after they were saved");
+}
+
 FileSource::FileSource(const Catalog& catalog, FilePool& files)
     : catalog_(catalog),
       files_(files),
@@ -74,11 +81,7 @@ Index FileSource::columns(std::size_t tensor) const { return column_count(catalo
 Index FileSource::checksums_checked() const { return checked_; }
 
 Status FileSource::check_crc(const Tensor& tensor, const Fragment& f, std::uint32_t got) const {
-  if (got == *f.crc) return {};
-  char text[64];
-  std::snprintf(text, sizeof text, "expected CRC-32 %08x, got %08x", *f.crc, got);
-  return corrupt(at(catalog_.file_path(f.extent.file), f.extent.offset) + ": " + tensor_text(tensor.name) + " " +
-                 to_string(f.box) + ": " + text + ": the bytes changed after they were saved");
+  return got == *f.crc ? Status() : crc_mismatch(catalog_, tensor, f, got);
 }
 
 // Adds the bytes of a group to the CRC of its extent, and verifies the CRC once the extent is complete.

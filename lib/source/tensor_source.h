@@ -166,4 +166,7 @@ Index decoding_memory(const Catalog& catalog);
 // dimensions after the first, at least 1 and at most 64.
 Index column_count(const FragmentList& fragments);
 
+// Returns the error of a fragment whose bytes have the CRC-32 `got` instead of the recorded one.
+Error crc_mismatch(const Catalog& catalog, const Tensor& tensor, const Fragment& fragment, std::uint32_t got);
+
 }  // namespace reshard
