@@ -101,20 +101,20 @@ Result<Conversion::Outcome> Conversion::run(OutputPath destination) {
                             : TRY(SourceManifest::open(source_, plan_, source_view(), options_.model.families));
   destination.inputs.push_back(options_.source_path);
   for (std::string& path : inputs()) destination.inputs.push_back(std::move(path));
-  std::optional<ResumeOptions> continuation;
+  std::optional<ResumeOptions> resume_options;
   if (can_resume(destination.path)) {
-    continuation.emplace();
-    continuation->resume = options_.resume;
+    resume_options.emplace();
+    resume_options->resume = options_.resume;
     std::string text;
     if (rank_of(ranks) == 0) text = TRY(facts(plan_fingerprint));
-    continuation->facts = TRY(broadcast(ranks, std::move(text)));
-    continuation->group_bytes = options_.group_bytes;
-    continuation->on_note = options_.on_note;
+    resume_options->facts = TRY(broadcast(ranks, std::move(text)));
+    resume_options->group_bytes = options_.group_bytes;
+    resume_options->on_note = options_.on_note;
   }
   const std::string work = destination.path + ".partial";
-  const bool is_journaled = continuation.has_value();
+  const bool is_journaled = resume_options.has_value();
   auto output =
-      TRY(Output::create(std::move(destination), *target_, Output::Space::kReserved, ranks, std::move(continuation)));
+      TRY(Output::create(std::move(destination), *target_, Output::Space::kReserved, ranks, std::move(resume_options)));
   if (!is_journaled && output->removed_leftover() && options_.on_note)
     options_.on_note("removed " + work + " of an interrupted run");
   Result<Outcome> outcome = write(*output, origin, {recorded ? &*recorded : nullptr, deltas.get()}, read);

@@ -106,7 +106,7 @@ Status check_fits(const std::map<Index, Index>& finished, Index total) {
 
 Result<FinishedWork> read_finished_work(SlabCut cut, const Output& output, Transport* ranks) {
   std::vector<Index> numbers;
-  if (const JournalText* const before = output.continued()) {
+  if (const JournalText* const before = output.earlier_work()) {
     numbers = {before->cut.usual, before->cut.limit};
     for (const auto& [first, count] : before->finished.slabs) numbers.insert(numbers.end(), {first, count});
   }
@@ -150,7 +150,7 @@ Result<std::optional<std::string>> find_changed(const std::vector<WalkItem>& ite
   }));
   const std::vector<RereadDigest> seen = TRY(check.take(options.ranks));
   std::string changed;  // the index of the changed item
-  if (const JournalText* const text = output.continued())
+  if (const JournalText* const text = output.earlier_work())
     for (std::size_t i = 0; i < seen.size() && changed.empty(); ++i) {
       const auto recorded = text->finished.digests.find(i);
       const Digest expected = recorded == text->finished.digests.end() ? Digest() : recorded->second.target;

@@ -163,7 +163,7 @@ Result<std::vector<TensorProof>> run_walk(const Walk& walk, const RunOptions& op
   const std::vector<Buffers>& buffers = thread_buffers.buffers();
   source.expect_once();
   SlabWork work(walk, options, sink);
-  if (journal) work.resume(*journal, walk.journaled->continued(), cut, !finished.empty());
+  if (journal) work.resume(*journal, walk.journaled->earlier_work(), cut, !finished.empty());
   const SlabVisit process = [&work](const WalkSlab& s, const DeviceBuffer& in, Side side, const Buffers& b) {
     return work.process(s, in, side, b);
   };

@@ -96,13 +96,13 @@ Status sync_files(FilePool& files, const std::vector<std::string>& paths) {
 
 }  // namespace
 
-Output::Output(OutputPath destination, Target& target, Transport* ranks, std::optional<ResumeOptions> continuation)
+Output::Output(OutputPath destination, Target& target, Transport* ranks, std::optional<ResumeOptions> resume_options)
     : to_(std::move(destination)),
       destination_(to_.path),
       work_(work_directory(destination_)),
       publishing_(publishing_directory(destination_)),
       target_(target),
-      continuation_(std::move(continuation)),
+      resume_options_(std::move(resume_options)),
       ranks_(ranks),
       crcs_(extents_of(target.catalog())),
       written_(target.catalog().files.size()),
@@ -117,9 +117,9 @@ Output::~Output() {
 }
 
 Result<std::unique_ptr<Output>> Output::create(OutputPath destination, Target& target, Space space, Transport* ranks,
-                                               std::optional<ResumeOptions> continuation) {
+                                               std::optional<ResumeOptions> resume_options) {
   destination.path = TRY(by_own_name(without_end_slashes(destination.path)));
-  std::unique_ptr<Output> out(new Output(std::move(destination), target, ranks, std::move(continuation)));
+  std::unique_ptr<Output> out(new Output(std::move(destination), target, ranks, std::move(resume_options)));
   if (rank_of(ranks) == 0) TRY(out->prepare(space));
   TRY(barrier(ranks));
   if (rank_of(ranks) > 0 && !TRY(path_exists(path_join(out->work_, kMarker))))
@@ -127,7 +127,7 @@ Result<std::unique_ptr<Output>> Output::create(OutputPath destination, Target& t
         out->work_ +
         ": rank 0 created this directory, but this rank cannot see it; all ranks need the destination under the "
         "same path on a shared file system");
-  if (out->continuation_) out->make_journal();
+  if (out->resume_options_) out->make_journal();
   if (target.encoder()) out->make_chunks();
   return out;
 }
@@ -139,7 +139,7 @@ Status Output::prepare(Space space) {
     old_ = TRY(replaceable(to_, destination_, target_));
   }
   TRY(take_leftover());
-  if (continued_) return {};
+  if (earlier_work_) return {};
   lock_.emplace(TRY(make_work(work_)));
   made_work_ = true;
   for (const std::string& directory : directories_of(target_.catalog()))
@@ -155,7 +155,7 @@ Status Output::prepare(Space space) {
 
 // Resumes from the leftover of a killed run, or removes it.
 Status Output::take_leftover() {
-  const Resume resume = continuation_ ? continuation_->resume : Resume::kNever;
+  const Resume resume = resume_options_ ? resume_options_->resume : Resume::kNever;
   if (TRY(path_exists(publishing_))) {
     const DirectoryLock lock = TRY(claim_work(publishing_));
     TRY(remove_work(publishing_));
@@ -167,16 +167,16 @@ Status Output::take_leftover() {
   lock_.emplace(TRY(claim_work(work_)));
   std::string why;
   if (resume != Resume::kNever) {
-    Leftover left = TRY(read_leftover(work_, target_, continuation_->facts));
-    continued_ = std::move(left.finished);
+    Leftover left = TRY(read_leftover(work_, target_, resume_options_->facts));
+    earlier_work_ = std::move(left.finished);
     why = std::move(left.why_not);
-    if (continued_) {
+    if (earlier_work_) {
       TRY(remove_what_is_not_data(work_, target_));
-      journal_length_ = TRY(join_journals(work_, *continued_));
+      journal_length_ = TRY(join_journals(work_, *earlier_work_));
       has_old_files_ = true;
-      if (continuation_->on_note)
-        continuation_->on_note("resuming " + work_ + ": " + human_bytes(continued_->finished.bytes) +
-                               " already written; checking it first");
+      if (resume_options_->on_note)
+        resume_options_->on_note("resuming " + work_ + ": " + human_bytes(earlier_work_->finished.bytes) +
+                                 " already written; checking it first");
       return {};
     }
     if (resume == Resume::kRequire) return cannot_resume(work_, why);
@@ -184,23 +184,23 @@ Status Output::take_leftover() {
   TRY(remove_work(work_));
   lock_.reset();
   removed_leftover_ = true;
-  if (continuation_ && continuation_->on_note)
-    continuation_->on_note("removed " + work_ + " of an interrupted run" +
-                           (why.empty() ? "" : ", and started over: " + why));
+  if (resume_options_ && resume_options_->on_note)
+    resume_options_->on_note("removed " + work_ + " of an interrupted run" +
+                             (why.empty() ? "" : ", and started over: " + why));
   return {};
 }
 
 Status Output::start_over(const std::string& why) {
   if (rank_of(ranks_) == 0) {
-    const bool is_required = continuation_->resume == Resume::kRequire;
-    continued_.reset();  // and the directory stays
+    const bool is_required = resume_options_->resume == Resume::kRequire;
+    earlier_work_.reset();  // and the directory stays
     if (is_required) return cannot_resume(work_, why);
     const File marker = TRY(File::open(path_join(work_, kMarker), File::Access::kReadWrite));
     TRY(marker.set_length(0));
     TRY(marker.sync_data());
     journal_length_ = 0;
     made_work_ = true;
-    if (continuation_->on_note) continuation_->on_note("started over: " + why);
+    if (resume_options_->on_note) resume_options_->on_note("started over: " + why);
   }
   make_journal();
   return {};
@@ -213,7 +213,7 @@ void Output::make_journal() {
   const auto open = [rank, marker] {
     return rank == 0 ? File::open(marker, File::Access::kReadWrite) : File::create(marker + "." + std::to_string(rank));
   };
-  journal_ = std::make_unique<Journal>(open, journal_length_, continuation_->facts, continuation_->group_bytes,
+  journal_ = std::make_unique<Journal>(open, journal_length_, resume_options_->facts, resume_options_->group_bytes,
                                        [this] { return sync_written(); });
 }
 
@@ -236,14 +236,14 @@ Error Output::give_up(const Error& error) {
   if (!journal_ || (is_there.has_value() && !*is_there)) return error;
   // The next run would fail in the same way.
   if (!may_pass) {
-    made_work_ = made_work_ || continued_.has_value();
+    made_work_ = made_work_ || earlier_work_.has_value();
     return error;
   }
   const auto has_others = [&] {
     const auto others = journals_of_ranks(work_);
     return !others || !others->empty();  // what cannot be looked at is kept
   };
-  const bool is_begun = continued_ || journal_->bytes() > 0 || (rank_of(ranks_) == 0 && has_others());
+  const bool is_begun = earlier_work_ || journal_->bytes() > 0 || (rank_of(ranks_) == 0 && has_others());
   if (!is_begun) return error;
   (void)journal_->close_group();
   made_work_ = false;
@@ -458,8 +458,8 @@ Status Output::flush() {
 
 // Writes what surrounds the data, and syncs everything.
 Status Output::seal() {
-  if (continued_)
-    for (const CrcPiece& p : continued_->finished.written) crcs_.add(p.extent, p.begin, p.length, p.crc);
+  if (earlier_work_)
+    for (const CrcPiece& p : earlier_work_->finished.written) crcs_.add(p.extent, p.begin, p.length, p.crc);
   std::string missing_crc;
   const PayloadCrc crc = [&](const Extent& e) -> std::uint32_t {
     if (e.length == 0) return 0;
@@ -531,7 +531,7 @@ Result<bool> Output::take_place(const std::string& made) {
   if (!is_replaced.has_value() && exchange_paths(made, destination_)) return is_replaced.error();
   // What appeared in between is neither ours nor the next run's to remove.
   made_work_ = made_publishing_ = false;
-  (void)remove_markers(around());
+  (void)remove_markers(marked_directory());
   TRY(exchange_paths(made, destination_)
           .context("the output is complete at " + destination_ + "; what appeared there meanwhile is at " + made));
   return keep_finished(made, changed);
@@ -540,7 +540,7 @@ Result<bool> Output::take_place(const std::string& made) {
 // Returns the error of an output that is complete but cannot be published, and leaves the output to the user: in the
 // work directory, without a marker.
 Error Output::keep_finished(const std::string& made, const Error& error) {
-  if (!remove_markers(around())) return error;
+  if (!remove_markers(marked_directory())) return error;
   made_work_ = made_publishing_ = false;
   if (!target_.single_file() && (!rename_no_replace(made, work_) || !remove_directory(publishing_)))
     return {error.code(), error.message() + ". The finished output is at " + made + "; move it to its destination"};
@@ -583,7 +583,7 @@ Status Output::publish() {
     made_work_ = made_publishing_ = false;
     const std::string complete = "the new checkpoint is complete in " + destination_;
     if (replaces) TRY(remove_old(made).context(complete + ", but the old one could not be removed"));
-    return remove_work(around()).context(complete + ", but its work directory could not be removed");
+    return remove_work(marked_directory()).context(complete + ", but its work directory could not be removed");
   }
   if (replaces ? exchange_paths(made, destination_) : rename_no_replace(destination_, made)) return lasting;
   made_work_ = made_publishing_ = false;

@@ -55,11 +55,11 @@ class Output {
 
   // Creates the work directory and all of the target's files at their full length. Fails with a usage error if an
   // existing destination may not be replaced. Every rank must call it. `target` and `ranks` must outlive the output.
-  // Without `continuation` there is no journal, and the leftover of an earlier run is removed; a target that encodes
+  // Without `resume_options` there is no journal, and the leftover of an earlier run is removed; a target that encodes
   // does not support one.
   static Result<std::unique_ptr<Output>> create(OutputPath destination, Target& target, Space space = Space::kReserved,
                                                 Transport* ranks = nullptr,
-                                                std::optional<ResumeOptions> continuation = std::nullopt);
+                                                std::optional<ResumeOptions> resume_options = std::nullopt);
   // Removes the work directory, unless it was committed, kept by give_up(), or left by an earlier run.
   ~Output();
   Output(const Output&) = delete;
@@ -84,7 +84,7 @@ class Output {
   // Returns this rank's journal, or null. The caller adds finished slabs to it.
   Journal* journal() const { return journal_.get(); }
   // Returns what earlier runs have finished, on rank 0; null on others or if there is nothing.
-  const JournalText* continued() const { return continued_ ? &*continued_ : nullptr; }
+  const JournalText* earlier_work() const { return earlier_work_ ? &*earlier_work_ : nullptr; }
   // Discards what earlier runs have finished, for the reason `why`, so that everything is written again. A usage error
   // with Resume::kRequire. Every rank must call it, before its first write().
   Status start_over(const std::string& why);
@@ -115,7 +115,7 @@ class Output {
   static Result<Index> held_by_leftover(const std::string& destination);
 
  private:
-  Output(OutputPath destination, Target& target, Transport* ranks, std::optional<ResumeOptions> continuation);
+  Output(OutputPath destination, Target& target, Transport* ranks, std::optional<ResumeOptions> resume_options);
   Status prepare(Space space);
   void make_journal();
   Status take_leftover();
@@ -129,7 +129,8 @@ class Output {
   Result<bool> take_place(const std::string& made);
   Error keep_finished(const std::string& made, const Error& error);
   Status remove_old(const std::string& made);
-  const std::string& around() const { return target_.single_file() ? work_ : publishing_; }
+  // Returns the directory that contains the finished output with the marker next to it.
+  const std::string& marked_directory() const { return target_.single_file() ? work_ : publishing_; }
   void make_chunks();
   Status encode(Index offset, Bytes bytes);
   Status put(std::uint32_t file, Index offset, Bytes bytes, MutableBytes scratch);
@@ -141,9 +142,9 @@ class Output {
   std::string publishing_;  // where a finished directory is before it is renamed
   Target& target_;
   std::optional<OldOutput> old_;  // what will be replaced
-  std::optional<ResumeOptions> continuation_;
-  std::optional<JournalText> continued_;
-  Index journal_length_ = 0;  // initial length of rank 0's journal
+  std::optional<ResumeOptions> resume_options_;
+  std::optional<JournalText> earlier_work_;  // what earlier runs have finished; on rank 0
+  Index journal_length_ = 0;                 // initial length of rank 0's journal
   std::unique_ptr<Journal> journal_;
   Transport* ranks_;
   bool removed_leftover_ = false;
