@@ -151,16 +151,10 @@ Status ConvertedImage::prove() {
   auto proofs = image_->proofs();
   if (!proofs) return internal_error("not all of the output was read");
   Transport* const ranks = conversion_.options_.run.ranks;
-  TRY(combine_values(ranks, std::span(*proofs), [](TensorProof& mine, const TensorProof& theirs) {
-    mine.source += theirs.source;
-    mine.target += theirs.target;
-  }));
+  TRY(add_up(ranks, *proofs));
   Index has_read_twice = image_->has_read_twice() ? 1 : 0;
   TRY(maximum(ranks, std::span(&has_read_twice, 1)));
-  if (conversion_.target_->wants_crcs())
-    TRY(stream_values<CrcPiece>(
-        ranks, [&](const VisitPiece& visit) { image_->crcs().visit_all(visit); },
-        [&](const CrcPiece& p) { image_->crcs().add(p.extent, p.begin, p.length, p.crc); }));
+  if (conversion_.target_->wants_crcs()) TRY(image_->crcs().gather(ranks));
   std::vector<std::byte> scratch(std::size_t{kMinSlab});
   TRY(origin_.tensors().finish(scratch, ranks));
   TRY(origin_.finish(ranks));

@@ -27,15 +27,11 @@ class Proofs {
   explicit Proofs(std::size_t n) : proofs_(n) {}
   void add(std::size_t i, const Digest& source, const Digest& target) {
     const std::lock_guard lock(mutex_);
-    proofs_[i].source += source;
-    proofs_[i].target += target;
+    proofs_[i] += {source, target};
   }
   // Adds up the proofs of all ranks.
   Result<std::vector<TensorProof>> take(Transport* ranks) {
-    TRY(combine_values(ranks, std::span(proofs_), [](TensorProof& mine, const TensorProof& theirs) {
-      mine.source += theirs.source;
-      mine.target += theirs.target;
-    }));
+    TRY(add_up(ranks, proofs_));
     return std::move(proofs_);
   }
 
@@ -45,6 +41,16 @@ class Proofs {
 };
 
 }  // namespace
+
+TensorProof& TensorProof::operator+=(const TensorProof& other) {
+  source += other.source;
+  target += other.target;
+  return *this;
+}
+
+Status add_up(Transport* ranks, std::span<TensorProof> proofs) {
+  return combine_values(ranks, proofs, [](TensorProof& mine, const TensorProof& theirs) { mine += theirs; });
+}
 
 Index kept_bytes(const std::vector<WalkItem>& items, const Catalog& source) {
   constexpr Index kWalked = SlabList::item_bytes() + sizeof(TensorProof);

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <functional>
+#include <span>
 #include <vector>
 
 #include "lib/device/digest.h"
@@ -16,7 +17,12 @@ namespace reshard {
 struct TensorProof {
   Digest source;  // of the source's elements, in the source's dtype
   Digest target;  // digest of the written values; equal to `source` if nothing was converted
+
+  TensorProof& operator+=(const TensorProof& other);
 };
+
+// Adds up the proofs of all ranks, which have the same tensors. Every rank ends with the sums.
+Status add_up(Transport* ranks, std::span<TensorProof> proofs);
 
 // A slab that was read, with its digests before and after conversion.
 struct SeenSlab {

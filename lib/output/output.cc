@@ -430,10 +430,7 @@ Status Output::commit() {
     TRY(write_held());
     TRY(flush());
   }
-  if (target_.wants_crcs())
-    TRY(stream_values<CrcPiece>(
-        ranks_, [&](const VisitPiece& visit) { crcs_.visit_all(visit); },
-        [&](const CrcPiece& p) { crcs_.add(p.extent, p.begin, p.length, p.crc); }));
+  if (target_.wants_crcs()) TRY(crcs_.gather(ranks_));
   TRY(barrier(ranks_));  // every rank's data is on disk
   if (rank_of(ranks_) == 0) {
     TRY(seal());

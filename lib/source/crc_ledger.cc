@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "lib/device/crc32.h"
+#include "lib/transport/collectives.h"
 
 namespace reshard {
 namespace {
@@ -187,6 +188,12 @@ void CrcLedger::visit_all(const VisitPiece& visit) const {
   const std::lock_guard lock(mutex_);
   incomplete_.for_each(visit);
   complete().for_each(visit);
+}
+
+Status CrcLedger::gather(Transport* ranks) {
+  return stream_values<CrcPiece>(
+      ranks, [&](const VisitPiece& visit) { visit_all(visit); },
+      [&](const CrcPiece& p) { add(p.extent, p.begin, p.length, p.crc); });
 }
 
 std::vector<CrcPiece> CrcLedger::take_recent() {

@@ -15,6 +15,7 @@
 
 #include "lib/base/cursor.h"
 #include "lib/checkpoint/catalog.h"
+#include "lib/transport/transport.h"
 
 namespace reshard {
 
@@ -59,6 +60,8 @@ class CrcLedger {
   // is visited with both lengths 0.
   void visit_incomplete(const VisitPiece& visit) const;
   void visit_all(const VisitPiece& visit) const;
+  // Adds the pieces of all ranks to rank 0's ledger. Every rank must call it.
+  Status gather(Transport* ranks);
   // Forgets everything.
   void clear();
 
