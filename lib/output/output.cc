@@ -275,73 +275,123 @@ Status Output::read(const FragmentList& fragments, const FragmentIndex& index, c
 
 std::string Output::file_path(std::uint32_t file) const { return path_join(work_, target_.catalog().files[file].path); }
 
-Result<bool> Output::write(const FragmentList& fragments, const FragmentIndex& index, const Box& box,
-                           Index element_bytes, Bytes data, MutableBytes scratch, std::vector<CrcPiece>* sums) {
-  const auto add_sum = [&](const Extent& extent, Index begin, Bytes bytes) {
-    if (!target_.wants_crcs()) return;
+// Writes the elements of one box, which are row-major in memory.
+class Output::BoxWriter {
+ public:
+  BoxWriter(Output& output, const Box& box, Index element_bytes, Bytes data, MutableBytes scratch,
+            std::vector<CrcPiece>* sums)
+      : output_(output),
+        box_(box),
+        strides_(row_major_strides(box.shape)),
+        element_bytes_(element_bytes),
+        data_(data),
+        scratch_(scratch),
+        sums_(sums) {}
+
+  // Returns the most bytes that a group may have.
+  Index room() const { return std::ssize(scratch_) - File::kDirectUnit; }
+
+  // Returns false if some data stays in memory until commit().
+  Result<bool> write(std::span<const PieceGroup> groups) {
+    while (!groups.empty()) {
+      const PieceGroup& group = groups.front();
+      Piece rows = group.pieces.front();
+      std::size_t count = 1;
+      if (has_gaps(group, element_bytes_)) {
+        TRY(write_runs_of(group));
+      } else if (is_one_run(group, strides_)) {
+        TRY(write_bytes(group, {first_element(group.pieces.front()), static_cast<std::size_t>(group.length())},
+                        scratch_));
+      } else if (count = take_rows(groups, element_bytes_, room() / 2, rows); count > 1) {
+        TRY(write_rows(groups.first(count), rows));
+      } else {
+        TRY(write_packed(group));
+      }
+      groups = groups.subspan(count);
+    }
+    return is_written_;
+  }
+
+ private:
+  const std::byte* first_element(const Piece& piece) const {
+    return data_.data() + offset_in(box_, strides_, piece.box) * element_bytes_;
+  }
+
+  void add_sum(const Extent& extent, Index begin, Bytes bytes) {
+    if (!output_.target_.wants_crcs()) return;
     const CrcPiece sum{extent, begin, static_cast<Index>(bytes.size()), crc32(0, bytes)};
-    crcs_.add(sum.extent, sum.begin, sum.length, sum.crc);
-    if (sums && sum.length > 0) sums->push_back(sum);
-  };
-  const Dims data_strides = row_major_strides(box.shape);
-  bool is_written = true;
-  const auto write_group = [&](const PieceGroup& group, Bytes bytes, MutableBytes free) -> Status {
+    output_.crcs_.add(sum.extent, sum.begin, sum.length, sum.crc);
+    if (sums_ && sum.length > 0) sums_->push_back(sum);
+  }
+
+  // Writes the bytes of a group, or keeps them until commit(). `free` is the part of the scratch memory that does not
+  // hold them.
+  Status write_bytes(const PieceGroup& group, Bytes bytes, MutableBytes free) {
+    const std::uint32_t file = group.extent.file;
     const Index offset = group.extent.offset + group.begin;
-    if (target_.encoder()) return encode(offset, bytes);
+    if (output_.target_.encoder()) return output_.encode(offset, bytes);
     add_sum(group.extent, group.begin, bytes);
-    if (std::ssize(data) <= SmallWriteBuffer::kLongest && held_.add(group.extent.file, offset, bytes)) {
-      is_written = false;
+    if (std::ssize(data_) <= SmallWriteBuffer::kLongest && output_.held_.add(file, offset, bytes)) {
+      is_written_ = false;
       return {};
     }
-    TRY(put(group.extent.file, offset, bytes, free));
-    unsynced_[group.extent.file] = true;
+    TRY(output_.put(file, offset, bytes, free));
+    output_.unsynced_[file] = true;
     return {};
-  };
-  const Index room = std::ssize(scratch) - File::kDirectUnit;
-  const std::vector<PieceGroup> groups = pieces_of(fragments, index, box, element_bytes, room);
-  std::size_t count = 1;
-  for (std::size_t i = 0; i < groups.size(); i += std::exchange(count, 1)) {
-    const PieceGroup& group = groups[i];
-    const auto place = [&](const Piece& p) {
-      return data.data() + offset_in(box, data_strides, p.box) * element_bytes;
-    };
-    Index held = 0;
-    for (const Piece& p : group.pieces) held += volume(p.box) * element_bytes;
-    if (held != group.length()) {
-      const auto file = TRY(files_.open(file_path(group.extent.file)));
-      const auto write_run = [&](Index begin, Bytes run) -> Status {
-        if (target_.encoder()) return encode(group.extent.offset + begin, run);
-        add_sum(group.extent, begin, run);
-        TRY(file->write_at(group.extent.offset + begin, run));
-        written_[group.extent.file] = unsynced_[group.extent.file] = true;
-        return {};
-      };
-      for (const Piece& p : group.pieces) TRY(write_runs(p, element_bytes, place(p), data_strides, scratch, write_run));
-      continue;
-    }
-    const Piece& first = group.pieces.front();
-    const auto length = static_cast<std::size_t>(group.length());
-    if (group.pieces.size() == 1 && is_one_run(first.box.shape, first.strides) &&
-        is_one_run(first.box.shape, data_strides)) {
-      TRY(write_group(group, {place(first), length}, scratch));
-      continue;
-    }
-    Piece rows = first;
-    count = take_rows(std::span(groups).subspan(i), element_bytes, room / 2, rows);
-    if (count > 1) {
-      copy_box(rows.box.shape, element_bytes, place(rows), data_strides, scratch.data(), rows.strides);
-      for (std::size_t k = 0; k < count; ++k)
-        TRY(write_group(groups[i + k], scratch.subspan(k * length, length), scratch.subspan(count * length)));
-      continue;
-    }
-    // Packed with the same offset within a page as in the file, so that whole pages can be written directly.
-    const auto shift = static_cast<std::size_t>((group.extent.offset + group.begin) % File::kDirectUnit);
-    const MutableBytes packed = scratch.subspan(shift, length);
-    for (const Piece& p : group.pieces)
-      copy_box(p.box.shape, element_bytes, place(p), data_strides, packed.data() + (p.begin - group.begin), p.strides);
-    TRY(write_group(group, packed, scratch));
   }
-  return is_written;
+
+  // Writes the runs of a group one by one, because the bytes between them are not this box's.
+  Status write_runs_of(const PieceGroup& group) {
+    const Extent& extent = group.extent;
+    std::shared_ptr<const File> file;
+    if (!output_.target_.encoder()) file = TRY(output_.files_.open(output_.file_path(extent.file)));
+    const auto write_run = [&](Index begin, Bytes run) -> Status {
+      if (!file) return output_.encode(extent.offset + begin, run);
+      add_sum(extent, begin, run);
+      TRY(file->write_at(extent.offset + begin, run));
+      output_.written_[extent.file] = output_.unsynced_[extent.file] = true;
+      return {};
+    };
+    for (const Piece& p : group.pieces)
+      TRY(write_runs(p, element_bytes_, first_element(p), strides_, scratch_, write_run));
+    return {};
+  }
+
+  // Writes groups that take_rows() has joined to `rows`.
+  Status write_rows(std::span<const PieceGroup> groups, const Piece& rows) {
+    const auto length = static_cast<std::size_t>(groups.front().length());
+    copy_box(rows.box.shape, element_bytes_, first_element(rows), strides_, scratch_.data(), rows.strides);
+    const MutableBytes free = scratch_.subspan(groups.size() * length);
+    for (std::size_t k = 0; k < groups.size(); ++k)
+      TRY(write_bytes(groups[k], scratch_.subspan(k * length, length), free));
+    return {};
+  }
+
+  // Packs the pieces of a group with the same offset within a page as in the file, so that whole pages can be written
+  // directly.
+  Status write_packed(const PieceGroup& group) {
+    const auto shift = static_cast<std::size_t>((group.extent.offset + group.begin) % File::kDirectUnit);
+    const MutableBytes packed = scratch_.subspan(shift, static_cast<std::size_t>(group.length()));
+    for (const Piece& p : group.pieces)
+      copy_box(p.box.shape, element_bytes_, first_element(p), strides_, packed.data() + (p.begin - group.begin),
+               p.strides);
+    return write_bytes(group, packed, scratch_);
+  }
+
+  Output& output_;
+  const Box& box_;
+  const Dims strides_;
+  const Index element_bytes_;
+  const Bytes data_;
+  const MutableBytes scratch_;
+  std::vector<CrcPiece>* const sums_;
+  bool is_written_ = true;
+};
+
+Result<bool> Output::write(const FragmentList& fragments, const FragmentIndex& index, const Box& box,
+                           Index element_bytes, Bytes data, MutableBytes scratch, std::vector<CrcPiece>* sums) {
+  BoxWriter writer(*this, box, element_bytes, data, scratch, sums);
+  return writer.write(pieces_of(fragments, index, box, element_bytes, writer.room()));
 }
 
 void Output::make_chunks() {

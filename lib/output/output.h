@@ -115,6 +115,7 @@ class Output {
   static Result<Index> held_by_leftover(const std::string& destination);
 
  private:
+  class BoxWriter;
   Output(OutputPath destination, Target& target, Transport* ranks, std::optional<ResumeOptions> resume_options);
   Status prepare(Space space);
   void make_journal();

@@ -102,6 +102,18 @@ bool is_one_run(const Dims& shape, const Dims& strides) {
   return true;
 }
 
+bool is_one_run(const PieceGroup& group, const Dims& memory_strides) {
+  const Piece& first = group.pieces.front();
+  return group.pieces.size() == 1 && is_one_run(first.box.shape, first.strides) &&
+         is_one_run(first.box.shape, memory_strides);
+}
+
+bool has_gaps(const PieceGroup& group, Index element_bytes) {
+  Index held = 0;
+  for (const Piece& p : group.pieces) held += volume(p.box) * element_bytes;
+  return held < group.length();
+}
+
 std::vector<StoredPiece> stored_pieces(const FragmentList& fragments, const FragmentIndex& index, const Box& box,
                                        Index element_bytes) {
   std::vector<StoredPiece> out;

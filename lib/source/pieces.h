@@ -32,6 +32,10 @@ struct PieceGroup {
 
 // Returns whether a box with these strides is one contiguous row-major run.
 bool is_one_run(const Dims& shape, const Dims& strides);
+// Returns whether a group is one piece that is contiguous in its file and in memory with these strides.
+bool is_one_run(const PieceGroup& group, const Dims& memory_strides);
+// Returns whether a group spans bytes that none of its pieces has.
+bool has_gaps(const PieceGroup& group, Index element_bytes);
 
 // A box inside one fragment, and the file offset of its first byte.
 struct StoredPiece {

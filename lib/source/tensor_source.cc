@@ -23,20 +23,6 @@ Index swap_unit(DType dtype) {
   return byte_size(dtype) / (complex ? 2 : 1);
 }
 
-// Returns whether a group is one piece that is contiguous in its file and in memory with these strides.
-bool is_one_run(const PieceGroup& group, const Dims& out_strides) {
-  const Piece& first = group.pieces.front();
-  return group.pieces.size() == 1 && is_one_run(first.box.shape, first.strides) &&
-         is_one_run(first.box.shape, out_strides);
-}
-
-// Returns whether a group contains unwanted bytes. Later slabs may need them.
-bool has_gaps(const PieceGroup& group, Index element_bytes) {
-  Index held = 0;
-  for (const Piece& p : group.pieces) held += volume(p.box) * element_bytes;
-  return held < group.length();
-}
-
 std::string piece_text(const Tensor& tensor, const Piece& piece) {
   return tensor_text(tensor.name) + " " + to_string(piece.box);
 }

@@ -224,13 +224,13 @@ TEST(Pieces, WithLongRunsFarApartAreNotReadThrough) {
 }
 
 TEST(IsOneRun, LooksPastDimensionsOfOne) {
-  EXPECT_TRUE(is_one_run({}, {}));
-  EXPECT_TRUE(is_one_run({3, 4}, {4, 1}));
-  EXPECT_TRUE(is_one_run({1, 4}, {99, 1}));
-  EXPECT_TRUE(is_one_run({3, 1, 4}, {4, 77, 1}));
-  EXPECT_FALSE(is_one_run({3, 4}, {5, 1}));
-  EXPECT_FALSE(is_one_run({3, 4}, {1, 3}));
-  EXPECT_FALSE(is_one_run({4}, {2}));
+  EXPECT_TRUE(is_one_run(Dims{}, {}));
+  EXPECT_TRUE(is_one_run(Dims{3, 4}, {4, 1}));
+  EXPECT_TRUE(is_one_run(Dims{1, 4}, {99, 1}));
+  EXPECT_TRUE(is_one_run(Dims{3, 1, 4}, {4, 77, 1}));
+  EXPECT_FALSE(is_one_run(Dims{3, 4}, {5, 1}));
+  EXPECT_FALSE(is_one_run(Dims{3, 4}, {1, 3}));
+  EXPECT_FALSE(is_one_run(Dims{4}, {2}));
 }
 
 }  // namespace
