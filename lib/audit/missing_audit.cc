@@ -21,10 +21,10 @@ bool is_head(const Parameter& p) { return p.rule->is_vocabulary() && p.rule->pla
 
 MissingParameters find_missing(const DescribedModel& subject, const StoredModel& stored, Index kept) {
   MissingParameters out;
-  std::map<Index, Index> due, gone;  // by layer
+  std::map<Index, Index> expected, gone;  // by layer
   std::vector<const Parameter*> rest;
   for (const Parameter& p : subject.expected) {
-    if (p.layer >= 0 && p.layer < subject.config.num_hidden_layers()) ++due[p.layer];
+    if (p.layer >= 0 && p.layer < subject.config.num_hidden_layers()) ++expected[p.layer];
     if (stored.find(p) || stored.packed.contains(p.name) || p.is_tied || !subject.requires_it(p)) continue;
     if (kept > 0 && p.expert >= kept) continue;
     if (!out.head && is_head(p)) {
@@ -35,7 +35,7 @@ MissingParameters find_missing(const DescribedModel& subject, const StoredModel&
     rest.push_back(&p);
   }
   for (const auto& [layer, n] : gone)
-    if (n == due[layer]) out.layer_numbers.insert(layer);
+    if (n == expected[layer]) out.layer_numbers.insert(layer);
   for (const Parameter* p : rest)
     (out.layer_numbers.contains(p->layer) ? out.layers
      : p->rule->is_per_expert()           ? out.experts
@@ -128,19 +128,19 @@ void report_unknown(const DescribedModel& subject, const StoredModel& stored, Fi
 // or all together have about as many elements.
 bool are_renamed(const StoredModel& stored, const std::vector<const Parameter*>& missing) {
   std::map<Dims, Index> shapes;
-  Index there = 0, due = 0, alike = 0;
+  Index there = 0, expected = 0, alike = 0;
   for (const Tensor* t : stored.unknown) {
     ++shapes[t->shape];
     there += t->elements();
   }
   for (const Parameter* p : missing) {
-    due += volume(p->shape);
+    expected += volume(p->shape);
     if (const auto same = shapes.find(p->shape); same != shapes.end() && same->second > 0) {
       --same->second;
       ++alike;
     }
   }
-  const bool holds_as_much = there > 0 && there >= due / 2 && there / 2 <= due;
+  const bool holds_as_much = there > 0 && there >= expected / 2 && there / 2 <= expected;
   return !missing.empty() && !stored.unknown.empty() && (2 * alike >= std::ssize(missing) || holds_as_much);
 }
 
@@ -149,15 +149,15 @@ void report_renamed(const DescribedModel& subject, const StoredModel& stored,
   Finding& f = findings.add(Severity::kError, "names-other");
   std::vector<std::string> unknown;
   for (const Tensor* t : stored.unknown) unknown.push_back(t->name);
-  Index due = 0, there = 0;
-  for (const Parameter* p : missing) due += volume(p->shape);
+  Index expected = 0, there = 0;
+  for (const Parameter* p : missing) expected += volume(p->shape);
   for (const Tensor* t : stored.unknown) there += t->elements();
   f.what = "no tensor has the name of " + count_of(std::ssize(missing), "parameter") + " that " + subject.config.path +
            " describes, and " + count_of(std::ssize(unknown), "tensor") + " have names that family " +
            subject.family.name + " does not know";
   for (const Parameter* p : missing) f.tensors.push_back(p->name);
   f.why.push_back("unknown: " + some_of(unknown));
-  f.why.push_back("they have " + count_of(there, "element") + ", the missing parameters " + with_commas(due) +
+  f.why.push_back("they have " + count_of(there, "element") + ", the missing parameters " + with_commas(expected) +
                   ": they seem to be the same under other names");
   f.advice = "Add --rename FROM=TO to translate names, or --family-file to describe a family that has them.";
 }

@@ -162,13 +162,13 @@ bool is_padded_head(const DescribedModel& subject, const Tensor& tensor, const P
 void look_at_packed(const DescribedModel& subject, const Tensor& tensor, const ParsedName& parsed, StoredModel& stored,
                     FindingList& findings) {
   std::vector<Dims> shapes;
-  std::vector<std::string> due;
+  std::vector<std::string> shown;
   for (const std::string& part : part_names(parsed, subject.config.number("num_experts"))) {
     if (is_whole(*parsed.stored, stored.sections[part])) stored.packed.insert(part);
     const auto expected = subject.by_name.find(part);
     if (expected == subject.by_name.end()) continue;
     shapes.push_back(expected->second->shape);
-    if (due.size() < 3) due.push_back(part + " " + to_string(shapes.back()));
+    if (shown.size() < 3) shown.push_back(part + " " + to_string(shapes.back()));
   }
   if (shapes.empty()) {
     stored.extra.emplace_back(parsed, &tensor);
@@ -181,8 +181,8 @@ void look_at_packed(const DescribedModel& subject, const Tensor& tensor, const P
   f.causes = {"config-other"};
   f.what = shapes_text(tensor.shape, *shape);
   f.why.push_back(
-      "it consists of " + join(due, ", ") +
-      (shapes.size() > due.size() ? " and " + count_of(std::ssize(shapes) - std::ssize(due), "other") : ""));
+      "it consists of " + join(shown, ", ") +
+      (shapes.size() > shown.size() ? " and " + count_of(std::ssize(shapes) - std::ssize(shown), "other") : ""));
 }
 
 StoredModel match_names(const DescribedModel& subject, ModelAudit& audit, FindingList& findings) {
@@ -573,12 +573,12 @@ std::string report_dtypes(const DescribedModel& subject, const StoredModel& stor
   // Training keeps all parameters in float32 while the config names the dtype for inference, which is normal.
   if (!by_dtype.empty() && in_float32 == compared) return "float32";
   for (auto& [dtypes, names] : by_dtype) {
-    const auto& [dtype, due] = dtypes;
+    const auto& [dtype, expected] = dtypes;
     Finding& f = findings.add(Severity::kWarning, "dtype");
     f.what = (names.size() == 1 ? "is " : "are ") + std::string(dtype) + "; " +
-             (due == subject.config.dtype ? subject.config.path + " expects "
-                                          : std::string(subject.family.title) + " expects ") +
-             std::string(due);
+             (expected == subject.config.dtype ? subject.config.path + " expects "
+                                               : std::string(subject.family.title) + " expects ") +
+             std::string(expected);
     f.why.push_back(with_commas(std::ssize(names)) + " of " + count_of(compared, "tensor"));
     f.tensors = std::move(names);
     f.advice = "convert --dtype " + (subject.config.dtype.empty() ? "float32" : subject.config.dtype) +

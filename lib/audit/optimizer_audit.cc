@@ -88,11 +88,11 @@ OptimizerAudit audit_optimizer(const Catalog& catalog) {
       continue;
     }
     have[key.suffix].insert(key.parameter);
-    const Dims& due = parameter->second->shape;
+    const Dims& expected = parameter->second->shape;
     const bool is_factored = key.suffix.ends_with("_row") || key.suffix.ends_with("_col");  // Adafactor
-    if (t.shape.rank() == 0 || is_factored || t.shape == due) continue;
+    if (t.shape.rank() == 0 || is_factored || t.shape == expected) continue;
     if (wrong.empty())
-      said = {"shape " + to_string(t.shape) + "; its parameter has " + to_string(due),
+      said = {"shape " + to_string(t.shape) + "; its parameter has " + to_string(expected),
               "optimizer state of " + key.parameter + " has its parameter's shape, element by element"};
     wrong.push_back(t.name);
   }

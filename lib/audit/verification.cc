@@ -152,17 +152,17 @@ void check_optimizer(const Catalog& catalog, VerifyReport& report) {
 // Reports a model stored in float32 although its config names a dtype of half the size: it is twice as large as the
 // published one. Training state keeps float32 on purpose.
 void check_upcast(const ModelAudit& audit, const ModelConfig& config, const Catalog& catalog, VerifyReport& report) {
-  const auto stored = dtype_from_torch(audit.uniform_dtype), due = dtype_from_torch(config.dtype);
+  const auto stored = dtype_from_torch(audit.uniform_dtype), expected = dtype_from_torch(config.dtype);
   const bool is_training = report.format->holds != StateSupport::kModel ||
                            std::any_of(catalog.parts.begin(), catalog.parts.end(),
                                        [](const Part& part) { return part.kind != StateKind::kModel; });
-  if (!stored || !due || byte_size(*stored) <= byte_size(*due) || is_training) return;
+  if (!stored || !expected || byte_size(*stored) <= byte_size(*expected) || is_training) return;
   const Index n = audit.expected_elements;
   Finding& f = report.add(Severity::kNote, "dtype-wider",
                           "the weights are " + audit.uniform_dtype + "; " + config.path + " expects " + config.dtype);
   f.why.push_back(count_of(n, "parameter") + " of " + bytes_of(byte_size(*stored)) + " take " +
-                  human_bytes(n * byte_size(*stored)) + ", with " + bytes_of(byte_size(*due)) + " each " +
-                  human_bytes(n * byte_size(*due)));
+                  human_bytes(n * byte_size(*stored)) + ", with " + bytes_of(byte_size(*expected)) + " each " +
+                  human_bytes(n * byte_size(*expected)));
   f.advice = "Loaders that follow the config convert them. convert --dtype " + config.dtype +
              " writes them like this; to keep " + audit.uniform_dtype + ", change the dtype in the config.";
 }

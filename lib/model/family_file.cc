@@ -290,9 +290,9 @@ class FamilyReader {
     for (const std::string& formula : formulas) TRY(check_formula(formula));
     TRY(read_shapes_of_types(json, formulas.size(), rule));
     constexpr std::size_t kMatrix = 2, kExperts = 3;
-    if (const std::size_t due = rule.quantized == Quantized::kMxfp4 ? kExperts : kMatrix;
-        rule.quantized != Quantized::kNever && formulas.size() != due)
-      return corrupt("quantized: expected a shape of " + count_of(due, "dimension") + ", got " +
+    if (const std::size_t expected = rule.quantized == Quantized::kMxfp4 ? kExperts : kMatrix;
+        rule.quantized != Quantized::kNever && formulas.size() != expected)
+      return corrupt("quantized: expected a shape of " + count_of(expected, "dimension") + ", got " +
                      std::to_string(formulas.size()));
     if (rule.tp_dim >= static_cast<int>(formulas.size()) && rule.tp_dim >= 0)
       return corrupt("tp_dim: expected one of " + count_of(std::ssize(formulas), "dimension") + ", got " +

@@ -448,10 +448,10 @@ class Unpacker {
     return out;
   }
 
-  Status check_axis(std::size_t a, Index due, const std::string& why) const {
-    if (shape_[static_cast<int>(a)] == due) return {};
-    return corrupt(what_ + ": " + (config_ ? config_->path : "config.json") + " says " + with_commas(due) + " (" + why +
-                   ") in dimension " + std::to_string(a) + ", got shape " + to_string(shape_));
+  Status check_axis(std::size_t a, Index expected, const std::string& why) const {
+    if (shape_[static_cast<int>(a)] == expected) return {};
+    return corrupt(what_ + ": " + (config_ ? config_->path : "config.json") + " says " + with_commas(expected) + " (" +
+                   why + ") in dimension " + std::to_string(a) + ", got shape " + to_string(shape_));
   }
 
   // Checks the axes and returns the part's shape.

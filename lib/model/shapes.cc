@@ -60,9 +60,9 @@ class Sizes {
         const auto known = known_.find(name);
         return known == known_.end() ? std::nullopt : std::optional(known->second.size);
       };
-      const auto due = evaluate(formula, number_of);
-      if (!due || *due == n) return {};
-      return contradiction(seen, d, with_commas(*due) + " (" + explain(formula, number_of) + ")", names);
+      const auto expected = evaluate(formula, number_of);
+      if (!expected || *expected == n) return {};
+      return contradiction(seen, d, with_commas(*expected) + " (" + explain(formula, number_of) + ")", names);
     });
   }
 
@@ -92,14 +92,14 @@ class Sizes {
   }
 
   // `names` are the sizes that it contradicts.
-  Error contradiction(const MatchedParameter& seen, int d, const std::string& due,
+  Error contradiction(const MatchedParameter& seen, int d, const std::string& expected,
                       const std::set<std::string>& names) const {
     std::string by;
     for (const std::string& name : names) {
       const Tensor& of = *known_.find(name)->second.of;
       by += (by.empty() ? ", by " : " and ") + tensor_text(of.name) + " " + to_string(of.shape);
     }
-    return corrupt(tensor_text(seen.tensor->name) + " " + to_string(seen.tensor->shape) + ": expected " + due +
+    return corrupt(tensor_text(seen.tensor->name) + " " + to_string(seen.tensor->shape) + ": expected " + expected +
                    " in dimension " + std::to_string(d) + by + ", got " + with_commas(seen.tensor->shape[d]));
   }
 

@@ -220,10 +220,10 @@ class Fitter {
     const auto found = donor.find(t.name);
     if (!found) return corrupt(lost + ", and " + donor.root + " has no such tensor");
     const Tensor& d = donor.tensors()[*found];
-    Dims due = t.shape;
-    due[0] = size;
-    if (d.shape != due || d.dtype != t.dtype)
-      return corrupt(lost + "; expected the donor " + donor.root + " to have it as " + to_string(due) + " of " +
+    Dims expected = t.shape;
+    expected[0] = size;
+    if (d.shape != expected || d.dtype != t.dtype)
+      return corrupt(lost + "; expected the donor " + donor.root + " to have it as " + to_string(expected) + " of " +
                      std::string(info(t.dtype).torch_name) + ", got " + to_string(d.shape) + " of " +
                      std::string(info(d.dtype).torch_name));
     Index different = 0;

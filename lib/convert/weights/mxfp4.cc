@@ -225,11 +225,11 @@ Result<PackedMatrix> match(const Catalog& catalog, std::size_t blocks) {
   if (b.dtype != DType::kUint8 || b.shape.rank() != 4 || b.shape[3] != kMxfp4Bytes)
     return corrupt(catalog.root + ": " + tensor_text(b.name) + " " + to_string(b.shape) + " of " +
                    std::string(info(b.dtype).torch_name) + ": expected uint8 in blocks of 16");
-  const Dims due = {b.shape[0], b.shape[1], b.shape[2]};
-  if (s.shape != due || s.dtype != DType::kUint8)
+  const Dims expected = {b.shape[0], b.shape[1], b.shape[2]};
+  if (s.shape != expected || s.dtype != DType::kUint8)
     return corrupt(catalog.root + ": " + tensor_text(s.name) + " " + to_string(s.shape) + " of " +
-                   std::string(info(s.dtype).torch_name) + ": expected " + to_string(due) + " of uint8, one for each " +
-                   "block of " + to_string(b.shape));
+                   std::string(info(s.dtype).torch_name) + ": expected " + to_string(expected) +
+                   " of uint8, one for each " + "block of " + to_string(b.shape));
   out.blocks = blocks;
   out.scales = *scales;
   out.out = b.shape[1];

@@ -51,9 +51,9 @@ bool stacks_experts(const Family& family) {
 // Returns whether models of the family have matrices that `quantization` applies to.
 bool has_matrices(const Family& family, Quantization quantization) {
   if (quantization == Quantization::kFp8Tensor) return !stacks_experts(family);
-  const Quantized due = quantization == Quantization::kMxfp4 ? Quantized::kMxfp4 : Quantized::kFloat8;
+  const Quantized expected = quantization == Quantization::kMxfp4 ? Quantized::kMxfp4 : Quantized::kFloat8;
   return std::any_of(family.rules.begin(), family.rules.end(),
-                     [&](const NameRule& rule) { return rule.quantized == due; });
+                     [&](const NameRule& rule) { return rule.quantized == expected; });
 }
 
 // Returns a clause with the family's choices: "; --quantize fp8-tensor applies to this family".
