@@ -163,7 +163,7 @@ class Watch {
       return fs::absolute(path, ignored).lexically_normal().string() + "/";
     };
     const bool exists = !is_url(run_) && TRY(is_directory(run_));
-    if (exists ? TRY(lies_in(parent_path(root_), run_)) : !is_url(run_) && plain(root_).starts_with(plain(run_)))
+    if (exists ? TRY(is_at_or_below(parent_path(root_), run_)) : !is_url(run_) && plain(root_).starts_with(plain(run_)))
       return usage_error(printable(root_) +
                          ": is inside the run, so its outputs would be taken for steps; choose another directory");
     return {};

@@ -379,7 +379,7 @@ Result<std::vector<Node>> list_tree(const std::string& directory) {
   return out;
 }
 
-Result<bool> lies_in(const std::string& path, const std::string& directory) {
+Result<bool> is_at_or_below(const std::string& path, const std::string& directory) {
   if (is_url(path) || is_url(directory)) return is_url(path) && (path + "/").starts_with(path_join(directory, ""));
   struct stat st {
   }, wanted{};

@@ -121,7 +121,7 @@ Result<std::vector<Node>> list_tree(const std::string& directory);
 // failure the answer is unknown, which is an error.
 
 // Returns whether `path` is `directory` or is inside it, following links. False if one of them does not exist.
-Result<bool> lies_in(const std::string& path, const std::string& directory);
+Result<bool> is_at_or_below(const std::string& path, const std::string& directory);
 Result<bool> path_exists(const std::string& path);   // true for a dangling link
 Result<bool> is_directory(const std::string& path);  // follows links
 // Returns whether `path` is a mount point, so that nothing else can be renamed to it.

@@ -82,7 +82,7 @@ class OutputIdentity {
     return out;
   }
 
-  Result<bool> holds(const std::string& input) const { return directory_ ? lies_in(input, path_) : false; }
+  Result<bool> holds(const std::string& input) const { return directory_ ? is_at_or_below(input, path_) : false; }
   bool is(const Identity& input) const { return input == file_ || input == directory_; }
   bool is_in(const Identity& directory) const { return around_.contains(directory); }
   // Returns whether only comparing inodes of regular files can tell.

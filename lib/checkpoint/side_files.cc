@@ -15,7 +15,7 @@ Result<Index> SideFile::size() const { return path.empty() ? std::ssize(text) : 
 Result<std::optional<std::string>> leads_out(const std::string& path, const std::string& directory) {
   using Outside = std::optional<std::string>;
   const std::string real = is_url(path) ? "" : TRY(real_path(path));
-  if (real.empty() || TRY(lies_in(real, directory))) return Outside();
+  if (real.empty() || TRY(is_at_or_below(real, directory))) return Outside();
   for (std::string at = TRY(real_path(directory)); at.size() > 1; at = parent_path(at))
     if (base_name(at) == "snapshots" && parent_path(real) == path_join(parent_path(at), "blobs")) return Outside();
   return Outside(real);

@@ -22,7 +22,7 @@ bool has_checksums(const Tensor& tensor) {
   return true;
 }
 
-bool lies_in(const Tensor& tensor, const std::set<std::uint32_t>& files) {
+bool is_stored_only_in(const Tensor& tensor, const std::set<std::uint32_t>& files) {
   for (std::size_t i = 0; i < tensor.fragments.size(); ++i)
     if (!files.contains(tensor.fragments.extent(i).file)) return false;
   return !tensor.fragments.empty();
@@ -72,7 +72,7 @@ Result<Index> SourceManifest::check(const std::vector<TensorProof>& proofs, cons
   std::vector<DigestRequest> again;
   for (std::size_t i = 0; i < view.tensors().size(); ++i) {
     const Tensor& tensor = view.tensors()[i];
-    if (!recorded.find(tensor.name) || has_checksums(tensor) || !lies_in(tensor, files)) continue;
+    if (!recorded.find(tensor.name) || has_checksums(tensor) || !is_stored_only_in(tensor, files)) continue;
     const auto same = by_name.find(tensor.name);
     if (same != by_name.end() && is_same_data(planned(same->second), tensor)) {
       TRY(compare(tensor, proofs[same->second].source));

@@ -364,8 +364,8 @@ Dims Float8Scales::shape(const Dims& matrix) const {
           block_columns > 0 ? ceil_div(matrix[1], block_columns) : 1};
 }
 
-bool is_shape_of_scales(const Dims& shape, const Dims& due) {
-  return shape == due || (volume(shape) == 1 && volume(due) == 1);
+bool is_shape_of_scales(const Dims& shape, const Dims& expected) {
+  return shape == expected || (volume(shape) == 1 && volume(expected) == 1);
 }
 
 bool ModelConfig::is_left_unquantized(std::string_view parameter) const {

@@ -29,8 +29,8 @@ struct Float8Scales {
   // Returns the shape of the scales of a matrix of this shape.
   Dims shape(const Dims& matrix) const;
 };
-// Returns whether scales may have `shape` where `due` is expected: a single scale may have any number of dimensions.
-bool is_shape_of_scales(const Dims& shape, const Dims& due);
+// Returns whether scales may have `shape` instead of `expected`: a single scale may have any number of dimensions.
+bool is_shape_of_scales(const Dims& shape, const Dims& expected);
 
 inline constexpr Index kMaxConfigBytes = Index{16} << 20;  // of a config.json; real ones have a few thousand
 

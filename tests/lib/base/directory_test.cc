@@ -146,10 +146,10 @@ TEST(Directory, WhatLiesInIt) {
   dir.write("a/b/f", "");
   fs::create_directory_symlink(dir / "a/b", dir / "link");
   for (const std::string inside : {"a", "a/b", "a/b/f", "link", "link/f", "a/../a/b"})
-    EXPECT_TRUE(*lies_in(dir / inside, dir / "a")) << inside;
-  EXPECT_TRUE(*lies_in(dir / "a/b/f", dir / "link"));
+    EXPECT_TRUE(*is_at_or_below(dir / inside, dir / "a")) << inside;
+  EXPECT_TRUE(*is_at_or_below(dir / "a/b/f", dir / "link"));
   for (const std::string outside : {"", "a/..", "no", "a/no"})
-    EXPECT_FALSE(*lies_in(dir / outside, dir / "a")) << outside;
+    EXPECT_FALSE(*is_at_or_below(dir / outside, dir / "a")) << outside;
 }
 
 TEST(Directory, RemoveTreeFollowsNoLinks) {
@@ -297,8 +297,8 @@ TEST(Paths, ALookThatFailsIsAnError) {
   const std::map<std::string, std::function<std::string()>> questions = {
       {"path_exists", [&] { return why(path_exists(f)); }},
       {"is_directory", [&] { return why(is_directory(f)); }},
-      {"lies_in", [&] { return why(lies_in(f, dir.path())); }},
-      {"lies_in, the directory", [&] { return why(lies_in(dir.path(), f)); }},
+      {"is_at_or_below", [&] { return why(is_at_or_below(f, dir.path())); }},
+      {"is_at_or_below, the directory", [&] { return why(is_at_or_below(dir.path(), f)); }},
       {"is_mount_point", [&] { return why(is_mount_point(f)); }},
       {"real_path", [&] { return why(real_path(f)); }},
       {"by_own_name", [&] { return why(by_own_name(f + "/.")); }},
@@ -331,7 +331,7 @@ TEST(Paths, ALookThatFailsIsAnError) {
     unseen = "d/f";
     EXPECT_FALSE(*path_exists(f));
     EXPECT_FALSE(*is_directory(f));
-    EXPECT_FALSE(*lies_in(f, d));
+    EXPECT_FALSE(*is_at_or_below(f, d));
     EXPECT_FALSE(*is_mount_point(f));
     EXPECT_EQ(*real_path(f), "");
     EXPECT_FALSE(*node_at(f));
