@@ -534,7 +534,8 @@ Result<std::vector<RunEntry>> run_entries(const std::string& directory, const st
     const bool is_last = is_last_of_lightning(e.name);
     if (!e.is_directory && !is_last && !names_step(e.name)) continue;
     const std::string path = path_join(directory, e.name);
-    out.push_back({path, e.name, e.is_directory, is_last, TRY(step_of(path, e))});
+    const Index step = TRY(step_of(path, e));
+    out.push_back({path, e.name, e.is_directory, is_last, step});
   }
   Index newest = -1;
   for (const RunEntry& entry : out)

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <exception>
-#include <filesystem>
 #include <new>
 #include <stdexcept>
 #include <string>
@@ -14,9 +13,9 @@
 
 namespace reshard {
 
-// Returns the Status or Result of `work()`. If it throws, returns an I/O error for exhausted memory, for a file system
-// and for a thread that cannot be started, and an internal error for any other exception of the standard library. On a
-// thread an exception would terminate the process.
+// Returns the Status or Result of `work()`. If it throws, returns an I/O error for exhausted memory and for a thread
+// that cannot be started, and an internal error for any other exception of the standard library. On a thread an
+// exception would terminate the process.
 template <class Work>
 auto catch_exceptions(Work&& work) -> decltype(work()) {
   try {
@@ -25,8 +24,6 @@ auto catch_exceptions(Work&& work) -> decltype(work()) {
     return io_error("out of memory");
   } catch (const std::length_error&) {  // a container beyond its largest size
     return io_error("out of memory");
-  } catch (const std::filesystem::filesystem_error& e) {
-    return io_error(e.what());
   } catch (const std::system_error& e) {
     return io_error(std::string("cannot start a thread: ") + e.what());
   } catch (const std::exception& e) {
