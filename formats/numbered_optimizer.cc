@@ -16,8 +16,8 @@
 #include "lib/base/json.h"
 #include "lib/base/names.h"
 #include "lib/base/text.h"
-#include "lib/checkpoint/side_files.h"
 #include "lib/checkpoint/state_key.h"
+#include "lib/model/config.h"
 #include "lib/model/parameter_order.h"
 
 namespace reshard {
@@ -26,7 +26,6 @@ namespace {
 constexpr std::string_view kState = "optimizer.state.";
 constexpr std::string_view kGroupPrefix = "optimizer.param_groups.";
 constexpr std::string_view kParameters = ".params";
-constexpr Index kMaxConfigBytes = Index{16} << 20;
 
 using Names = std::vector<std::string>;
 using Groups = std::vector<std::vector<Index>>;  // the numbers in each group
@@ -93,22 +92,14 @@ std::optional<Names> stored_order(const Catalog& model, const std::map<std::stri
   return out;
 }
 
-// Returns the table's order for the model type in the config.json next to the model.
-std::optional<Names> known_order(Reader& model, const std::map<std::string, Dims>& shapes) {
-  const auto text = model.side_file(std::string(kConfigFile), kMaxConfigBytes);
-  if (!text || !*text) return std::nullopt;
-  const auto config = parse_json(**text, "");
+// Returns the table's order for the model type in the config.
+std::optional<Names> known_order(const ConfigFile& file, const std::map<std::string, Dims>& shapes) {
+  const auto config = parse_json(file.text, file.path);
   const Json* const type = config ? config->find("model_type") : nullptr;
   if (!type || !type->is_string()) return std::nullopt;
   Names names;
   for (const auto& [name, shape] : shapes) names.push_back(name);
   return in_parameter_order(*type->as_string(), names);
-}
-
-// Returns whether a config.json is next to the model, even if it cannot be read.
-bool has_config(Reader& model) {
-  const auto text = model.side_file(std::string(kConfigFile), kMaxConfigBytes);
-  return !text || *text;
 }
 
 // Returns whether a recipe gives the parameter weight decay: if it has two dimensions, or is neither a bias nor a norm.
@@ -215,7 +206,8 @@ class RenamedOptimizer : public Reader {
 
 }  // namespace
 
-NamedOptimizer name_parameters(std::unique_ptr<Reader> optimizer, Reader& model, bool is_ordered) {
+NamedOptimizer name_parameters(std::unique_ptr<Reader> optimizer, Reader& model, const std::string& config,
+                               bool is_ordered) {
   const auto no = [](std::string why) { return NamedOptimizer{nullptr, std::move(why)}; };
   const auto groups = groups_of(*optimizer);
   if (!groups || groups->empty() || groups->size() > 2)
@@ -226,11 +218,12 @@ NamedOptimizer name_parameters(std::unique_ptr<Reader> optimizer, Reader& model,
       if (!moments.emplace(number->first, t.shape).second && moments.at(number->first) != t.shape)
         return no("a parameter has states of several shapes");
   const std::map<std::string, Dims> shapes = shapes_of(model.catalog());
-  auto order = known_order(model, shapes);
+  const auto file = find_config_file(model, config, {});
+  auto order = file && file->is_there() ? known_order(*file, shapes) : std::nullopt;
   if (!order && is_ordered) order = stored_order(model.catalog(), shapes);
   if (!order)
     return no(std::string("the order of the model's parameters is unknown") +
-              (has_config(model) ? "" : " without a config.json next to it"));
+              (file && !file->is_there() ? " without a config.json next to it" : ""));
   std::vector<std::map<Index, std::string>> found;
   for (const Names& all : divided(*order, shapes, *groups)) {
     std::map<Index, std::string> names;

@@ -19,9 +19,10 @@ struct NamedOptimizer {
 };
 
 // Gives the parameters of an open optimizer the names of the model next to it. That needs a known order of the model's
-// parameters (a torch.save file has it, `is_ordered`; a table has it for models of transformers), moments with the
-// shapes of their parameters, and no other assignment to groups that fits as well. Otherwise closes the optimizer and
-// says why.
-NamedOptimizer name_parameters(std::unique_ptr<Reader> optimizer, Reader& model, bool is_ordered);
+// parameters (a torch.save file has it, `is_ordered`; a table has it for models of transformers, by the model type in
+// the file `config` or, if that is empty, in the config.json next to the model), moments with the shapes of their
+// parameters, and no other assignment to groups that fits as well. Otherwise closes the optimizer and says why.
+NamedOptimizer name_parameters(std::unique_ptr<Reader> optimizer, Reader& model, const std::string& config,
+                               bool is_ordered);
 
 }  // namespace reshard

@@ -58,7 +58,7 @@ Result<std::optional<OpenCheckpoint>> open_snapshot(const PathSnapshot& place, c
                        std::string(open->format->title) + " stores them once");
   if (!open) return open;
   if (open->format == &kDcpFormat) open->reader = TRY(megatron::with_config_of_args(std::move(open->reader)));
-  TRY(join_optimizers(place, *open));
+  TRY(join_optimizers(place, options.config, *open));
   Catalog& catalog = open->reader->catalog();
   if (open->format->sharding == Sharding::kNone && catalog.files.size() == 1) TRY(doubt_single_rank(place, catalog));
   catalog.has_model_names = open->format->hf_names;

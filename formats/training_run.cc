@@ -402,14 +402,15 @@ std::vector<std::string> optimizers_beside(const PathSnapshot& place, const Cata
 
 // Joins the optimizer to the model if it has the parameters' names (`is_named`) or its numbers can be given them.
 // Returns why not: a clause, or nothing.
-Result<std::string> join_optimizer(OpenCheckpoint& model, OpenCheckpoint optimizer, bool is_named) {
+Result<std::string> join_optimizer(OpenCheckpoint& model, OpenCheckpoint optimizer, const std::string& config,
+                                   bool is_named) {
   constexpr std::string_view kTorchSave = "bin";
   const std::vector<Tensor>& state = optimizer.reader->catalog().tensors();
   if (!std::all_of(state.begin(), state.end(), [](const Tensor& t) { return t.located; }))
     return std::string("its moments are in a form that reshard does not read");
   const bool is_ordered = model.format->name == kTorchSave;
   NamedOptimizer named = is_named ? NamedOptimizer{std::move(optimizer.reader), {}}
-                                  : name_parameters(std::move(optimizer.reader), *model.reader, is_ordered);
+                                  : name_parameters(std::move(optimizer.reader), *model.reader, config, is_ordered);
   if (!named.reader) return named.why_not;
   auto joined = std::make_unique<JoinedReader>(model.reader->catalog().root);
   TRY(joined->add("", std::move(model.reader), "", ""));
@@ -421,7 +422,7 @@ Result<std::string> join_optimizer(OpenCheckpoint& model, OpenCheckpoint optimiz
 
 }  // namespace
 
-Status join_optimizers(const PathSnapshot& place, OpenCheckpoint& open) {
+Status join_optimizers(const PathSnapshot& place, const std::string& config, OpenCheckpoint& open) {
   Catalog& catalog = open.reader->catalog();
   if (place.is_file()) TRY(compare_with_model(place, catalog));
   if (place.is_file() || catalog.root != place.path()) return {};
@@ -437,7 +438,7 @@ Status join_optimizers(const PathSnapshot& place, OpenCheckpoint& open) {
     are_named = are_named || (!is_numbered && has_moments(moments));
     const bool is_named = has_names_of(catalog, moments);
     if (beside.size() > 1 || !(is_numbered || is_named)) continue;
-    why = TRY(join_optimizer(open, *std::move(state), is_named));
+    why = TRY(join_optimizer(open, *std::move(state), config, is_named));
     if (why.empty()) return {};
   }
   if (!beside.empty())

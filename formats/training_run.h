@@ -37,9 +37,9 @@ Result<const PathSnapshot*> checkpoint_of_step(const PathSnapshot& place);
 
 // Adds to an open model the numbered optimizer state next to it: without FSDP, Accelerate (optimizer.bin) and Trainer
 // (optimizer.pt) save torch's own, which numbers the parameters (numbered_optimizer.h). If the numbers cannot be given
-// names, a note says why. Warns if moments have shapes that no parameter of the model has, also if the optimizer was
+// names, a note says why (`config` as OpenOptions::config). Warns if moments have shapes that no parameter of the model has, also if the optimizer was
 // opened and its model is next to it. Ignores files that cannot be read.
-Status join_optimizers(const PathSnapshot& place, OpenCheckpoint& open);
+Status join_optimizers(const PathSnapshot& place, const std::string& config, OpenCheckpoint& open);
 
 // Returns the first file of optimizer state next to an open model that its writer has not finished: it is empty or its
 // end is missing. Returns an empty text if there is none.

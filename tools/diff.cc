@@ -180,7 +180,8 @@ Result<int> diff(DiffOptions options) {
   const auto layout = TRY(options.source_layout.load());
   const ModelChoice model = TRY(options.model.choice());
   NotedInputs inputs;
-  const OpenOptions plain{.layout = layout ? &*layout : nullptr, .own_family = model.families.own()};
+  const OpenOptions plain{
+      .layout = layout ? &*layout : nullptr, .own_family = model.families.own(), .config = options.model.config};
   const std::vector<OpenCheckpoint> opened = TRY(open_all(options, plain, inputs));
   const ComparisonOptions how{
       .model = model, .config = options.model.config, .spool = temporary_directory(), .run = run};

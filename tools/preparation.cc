@@ -68,6 +68,7 @@ Result<PreparedConversion> open_sources(const ConvertOptions& options, bool file
   how.layout = layout ? &*layout : nullptr;
   how.weights = TRY(options.source_layout.which_weights());
   how.own_family = o.model.families.own();
+  how.config = o.config_path;
   how.external_too = options.allow.contains(Problem::kExternal);
   p.allows_objects = options.allow.contains(Problem::kObjects);
   p.source = TRY(open_source(options, how, o.allow.cover));

@@ -30,7 +30,8 @@ Result<OpenedSource> open_to_audit(const Opener& open, const VerifyOptions& opti
                   .keys = options.keys,
                   .layout = options.source_layout ? &*options.source_layout : nullptr,
                   .weights = options.weights,
-                  .own_family = options.model.families.own()};
+                  .own_family = options.model.families.own(),
+                  .config = options.config};
   const IoFailureWatch watch;
   auto whole = open(options.path, how);
   if (whole) return OpenedSource{*std::move(whole), ""};

@@ -209,6 +209,7 @@ struct OpenOptions {
   const LayoutDescriptor* layout = nullptr;  // how ranks' files join; null: the reader infers it or fails
   Weights weights = Weights::kModel;         // kMaster requires Format::has_masters
   const Family* own_family = nullptr;  // a family described by the user, tried before the built-in ones; may be null
+  std::string config = {};             // the model's config.json; empty: the one next to the checkpoint
 };
 
 // Returns which of `files` to restore, for a sentence: "it", "them" or "the others"; empty if none of them is lost.

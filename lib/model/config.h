@@ -140,8 +140,8 @@ struct ConfigFile {
   std::string path, text;
   Families families;      // used to read its model
   bool is_given = false;  // named by the user instead of found
-  bool is_copied =
-      true;  // copied to outputs; false: a link that leads out of the checkpoint and that the user did not name
+  // Whether outputs get a copy: not of a link that leads out of the checkpoint and that the user did not name.
+  bool is_copied = true;
 
   bool is_there() const { return !text.empty(); }
   // Returns whether it names a model_type. A config that does not, such as a trainer's own, describes no model.

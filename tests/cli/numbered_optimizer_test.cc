@@ -109,6 +109,20 @@ TEST(NumberedOptimizer, HasTheNamesOfAModelWhoseOrderIsKnown) {
     }
 }
 
+TEST(NumberedOptimizer, TheConfigMayBeElsewhere) {
+  const TempDir dir;
+  make(dir, "llama", "whole.pt", "optimizer.pt");
+  ASSERT_EQ(reshard_cli({"convert", dir / "run", dir / "beside", "--to", "dcp", "--family", "none", "-q"}).exit_code,
+            0);
+  fs::rename(dir / "run/config.json", dir / "config.json");
+  const std::vector<std::string> config = {"--config", dir / "config.json", "--family", "none"};
+  const CommandResult r = reshard_cli({"convert", dir / "run", dir / "out", "--to", "dcp", "-q"}, config);
+  ASSERT_EQ(r.exit_code, 0) << r.err;
+  EXPECT_TRUE(load_checkpoint(dir / "out") == load_checkpoint(dir / "beside"));
+  const CommandResult same = reshard_cli({"diff", dir / "run", dir / "out", "--json"}, config);
+  EXPECT_EQ(same.exit_code, 0) << same.out << same.err;
+}
+
 // Unsloth saves the state of FSDP2 as Trainer's optimizer.pt, with names.
 TEST(NumberedOptimizer, WithTheNamesOfTheModelItIsRead) {
   const TempDir dir;
