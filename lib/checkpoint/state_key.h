@@ -37,7 +37,7 @@ struct KeyChanges {
   std::string model_prefix;  // prefix of the model's names; empty: found automatically
   std::string part;          // name of the only part to use; empty: all, "model" for the model
   std::vector<std::pair<std::string, std::string>> renames;  // replacements in names, "transformer.h" to "model.layers"
-  bool as_stored = false;                                    // keep the model's names, except for a given model_prefix
+  bool as_stored = false;  // keep the model's names, unless a model_prefix or one of several models is given
 };
 
 bool is_optimizer_word(std::string_view word);  // "optimizer", "optim", "optimizer_0", "optimizer_state_dict"

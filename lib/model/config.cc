@@ -238,8 +238,9 @@ Status ModelConfig::read(const Json& json) {
     std::sort(moe_layers_->begin(), moe_layers_->end());
   }
   TRY(read_layer_types(json));
-  if (const Json* quantized = json.find("quantization_config"); quantized && quantized->is_object())
-    TRY(read_quantization(*quantized));
+  const Json* quantized = json.find("quantization_config");
+  if (!quantized) quantized = json.find("quantization");  // mlx-lm's key; it writes both (mlx_lm/utils.py)
+  if (quantized && quantized->is_object()) TRY(read_quantization(*quantized));
   return {};
 }
 
@@ -296,7 +297,8 @@ Status ModelConfig::read_compressed_tensors(const Json& json) {
 }
 
 Status ModelConfig::read_quantization(const Json& json) {
-  quantization = std::string(TRY(json.get_string("quant_method")));
+  const bool is_mlx = !json.find("quant_method") && json.find("group_size") && json.find("bits");
+  quantization = is_mlx ? "mlx" : std::string(TRY(json.get_string("quant_method")));
   float8.reset();
   online_transform.clear();
   if (quantization == "fp8") {

@@ -77,7 +77,7 @@ const NameRule* rule_of(const Family& family, std::string_view hf) {
 }
 
 bool may_match(std::string_view pattern, std::string_view name) {
-  return !pattern.empty() && (name.front() == pattern.front() || pattern.front() == '{');
+  return !pattern.empty() && (name.starts_with(pattern.front()) || pattern.front() == '{');
 }
 
 std::span<const StoredRule> stored_rules(const Family& family, Convention convention) {

@@ -638,7 +638,7 @@ class PartFinder {
       case StateKind::kModel:
         break;
     }
-    if (as_stored_) return name;
+    if (as_stored_ && chosen_.empty()) return name;
     if (!averages_.empty() && !has_weights_ && chosen_.empty()) return "extra_state." + name;
     if (is_beside_weights(name)) return adapter_key(name);
     std::string clean = without_wrappers(name);

@@ -439,6 +439,23 @@ TEST(MegatronAdapter, IsNotLeftOutUnnoticed) {
   EXPECT_THAT(reshard_cli({"verify", dir / "lost"}).out, HasSubstr("the other matrix of the pair"));
 }
 
+// PEFT's other kinds have no words of their own in common but the prefix.
+TEST(OtherAdapters, AreNotWrittenAsModels) {
+  const TensorValue value = {DType::kFloat32, {2}, std::string(8, 'a')};
+  for (const TensorValues& adapter :
+       {TensorValues{{"base_model.model.model.layers.0.self_attn.q_proj.oft_R.weight", value},
+                     {"base_model.model.model.layers.1.self_attn.q_proj.oft_R.weight", value}},
+        TensorValues{{"prompt_embeddings", value}}}) {
+    const TempDir dir;
+    write_dcp(adapter, dir / "saved", Mesh());
+    const std::vector<std::string> convert = {"convert", dir / "saved", dir / "adapter", "--to", "hf"};
+    ASSERT_EQ(reshard_cli(convert, {"--family", "none"}).exit_code, 0);
+    const CommandResult r = reshard_cli({"convert", dir / "adapter", dir / "out", "--to", "hf"});
+    EXPECT_EQ(r.exit_code, 4);
+    EXPECT_THAT(r.err, HasSubstr("it contains only an adapter of PEFT ("));
+  }
+}
+
 TEST_F(AdapterTest, ItsConfigIsFoundWhereTrainersPutIt) {
   for (const char* place : {"lora_adapter", "adapter", "default", "policy_lora"}) {
     SCOPED_TRACE(place);

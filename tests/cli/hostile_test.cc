@@ -94,6 +94,15 @@ void expect_printable(const std::string& output, const std::string& what) {
   for (const std::string& text : unprintable_texts()) EXPECT_THAT(output, Not(HasSubstr(text))) << what;
 }
 
+TEST(Hostile, ANameMayBeOnlyASuffix) {
+  const TempDir dir;
+  dir.write("model.safetensors", empty_tensors({"_scale", "._scale", "act._scale", "lm_head.weight._scale", "."}));
+  const std::string model = dir / "model.safetensors";
+  for (const std::vector<std::string>& command : std::vector<std::vector<std::string>>{
+           {"inspect", model}, {"verify", model}, {"convert", model, dir / "out", "--to", "hf", "--family", "none"}})
+    EXPECT_LE(reshard_cli(command).exit_code, 5) << command[0];
+}
+
 // A shell's word for a path, a file name and a tensor's name each contain all of them.
 TEST(Hostile, NamesDoNotSteerTheTerminal) {
   const TempDir dir;

@@ -114,6 +114,10 @@ TEST(Parts, AnAverageOfTheWeightsIsAPartOfItsOwn) {
     const TensorValues average = load_checkpoint(run.out);
     EXPECT_EQ(average.size(), 39u);
     EXPECT_EQ(average.at("model.norm.weight").bytes[0], 'e');
+    ASSERT_EQ(run.convert({"--to", "hf", "--part", "ema", "--family", "none"}).exit_code, 0);
+    const TensorValues unnamed = load_checkpoint(run.out);
+    EXPECT_EQ(unnamed.size(), 39u);
+    for (const auto& [name, value] : unnamed) EXPECT_EQ(value.bytes[0], 'e') << name;
   }
 }
 

@@ -126,6 +126,10 @@ class Selector {
         is_adapters && kind == StateKind::kOther && (format_.holds_adapter() || format_.resumes_training());
     if (!holds(kind) && !stays) {
       if (kind == StateKind::kOptimizer) return &optimizer_;
+      const bool is_of_model = std::any_of(source_.parts.begin(), source_.parts.end(), [&](const Part& part) {
+        return part.kind == StateKind::kModel && !part.prefix.empty() && tensor.name.starts_with(part.prefix);
+      });
+      if (is_of_model) return &parts_;
       return is_of_average(source_, tensor.name) ? &average_ : &other_;
     }
     if (!is_of_part(tensor.key(), selection_.part)) return &parts_;

@@ -236,7 +236,10 @@ Status check_nothing_is_beside(const Catalog& source, const Request& wanted, boo
 
 // Adds verify's findings about a model without a family as notes.
 void note_unknown_model(const UnknownModelAudit& audit, const ModelConfig& config, ConversionNotes& notes) {
-  notes.warnings.push_back("names, shapes and rows are the source's own: " + summary(audit, config));
+  const bool is_known_class = !audit.architecture.empty() && audit.unknown == 0;
+  notes.warnings.push_back(
+      (is_known_class ? "written under its own names, which match " : "names, shapes and rows are the source's own: ") +
+      summary(audit, config));
   for (const Finding& f : audit.findings)
     notes.warnings.push_back((f.tensors.empty() ? "" : folded(f.tensors) + ": ") + f.what);
 }
@@ -276,6 +279,14 @@ bool has_only_adapters(const Unrecognised& known) {
          std::all_of(known.model.begin(), known.model.end(), is_of_adapter);
 }
 
+// Returns whether the source is an adapter of PEFT's that is not LoRA's: only names say so.
+bool is_other_adapter(const Unrecognised& known) {
+  return known.adapters.empty() && !known.model.empty() &&
+         std::all_of(known.model.begin(), known.model.end(), [](const Tensor* t) {
+           return t->key().starts_with(kPeftPrefix) || t->key() == kPromptEmbeddings;
+         });
+}
+
 // Returns the error for a source that is not a model under names that loaders know.
 Error no_model(const Catalog& source, const Unrecognised& known, const std::string& config_path, Families families) {
   if (has_only_adapters(known) && is_megatron_adapter(known.adapters.front()->key()))
@@ -287,6 +298,11 @@ Error no_model(const Catalog& source, const Unrecognised& known, const std::stri
     return unsupported(source.root + ": it contains only adapters (" + names_of(known.adapters) +
                        "). To merge them, convert the model that they change, with --merge-adapter --adapter " +
                        shell_word(source.root) + ". Add --family none to write them under their own names");
+  if (is_other_adapter(known))
+    return unsupported(source.root + ": it contains only an adapter of PEFT (" + names_of(known.model) +
+                       "), of a kind that reshard does not merge. If it can be merged, do so with PEFT "
+                       "(merge_and_unload) and convert " +
+                       "the result. Add --family none to write it under its own names");
   if (const std::string choice = choice_of_part(source); !choice.empty())
     return unsupported((source.files.size() == 1 ? source.file_path(0) : source.root) + ": " + choice);
   std::string why = "it contains no model's tensors" +
@@ -324,7 +340,7 @@ Status check_names(const Catalog& source, const Translation& names, const Reques
   const Families families = wanted.model.families;
   const Unrecognised known = look_at_unrecognised(source, file, families);
   const bool is_writable = known.has_model_names && !known.said && !wanted.naming.convention &&
-                           known.adapters.empty() && choice_of_part(source).empty();
+                           known.adapters.empty() && !is_other_adapter(known) && choice_of_part(source).empty();
   if (!wanted.model.is_none() && !is_writable) return no_model(source, known, file.path, families);
   const auto audit = known.is_unknown() ? std::optional(audit_unknown_model(source, *known.config)) : std::nullopt;
   const bool is_other_class = audit && !audit->skipped.empty();

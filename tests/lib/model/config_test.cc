@@ -156,6 +156,13 @@ TEST(Config, ReadsHowFloat8IsScaled) {
   EXPECT_EQ(read(R"({"quant_method": "gptq"})"), std::nullopt);
 }
 
+// mlx-lm names no method, and writes its settings under two keys; earlier releases wrote one.
+TEST(Config, KnowsMlx) {
+  for (const char* key : {"quantization", "quantization_config"})
+    EXPECT_EQ(parse(with("llama", R"(, ")" + std::string(key) + R"(": {"group_size": 32, "bits": 4})"))->quantization,
+              "mlx");
+}
+
 TEST(Config, SaysWhatIsWrong) {
   EXPECT_EQ(error_of(R"({"model_type": "llama", "hidden_size": 64})"),
             "num_attention_heads: expected a positive number, got nothing");
