@@ -200,7 +200,7 @@ void expect_same_on_devices(const std::string& name, const std::vector<int>& ran
         if (n_cases++ % step != 0) continue;
         Request with = job;
         with.strategy = Strategy::kExchange;
-        with.memory = Index{64} << 20;  // a stand-in fills all of its memory
+        if (kind == RankDevice::kSplit) with.memory = Index{192} << 20;  // a stand-in fills all that it allocates
         const std::string out = dir / ("out" + std::to_string(made++));
         const Status status = on_devices(n, kind, with, between_devices, [&](Transport& control, const Request& mine) {
           return convert_one(source, out, mine, &control);
