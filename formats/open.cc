@@ -208,6 +208,18 @@ Result<std::string> newest_complete(const std::vector<std::string>& checkpoints)
   return corrupt("none of them complete; the last: " + gap_of_last);
 }
 
+Result<NewestOfRun> newest_of_run(const std::vector<std::string>& checkpoints) {
+  std::string newest = TRY(newest_complete(checkpoints));
+  std::vector<std::string> models = TRY(models_beside(newest, checkpoints));
+  if (models.empty()) return NewestOfRun{std::move(newest), ""};
+  for (std::string& model : models) model = printable(model);
+  return NewestOfRun{
+      "", (models.size() == checkpoints.size()
+               ? "a directory of several models"
+               : "the newest of " + count_of(std::ssize(checkpoints), "checkpoint") + " are several models") +
+              "; name one of them: " + some_of(models)};
+}
+
 namespace {
 
 // Says what to open instead of the directory of a training run; empty if nothing below it is a checkpoint, or if it has
@@ -219,13 +231,11 @@ Result<std::string> advice_for_run(const PathSnapshot& place) {
   if (!found && watch.may_be_io_failure(found.error())) return found.error();
   if (!found || found->empty()) return std::string();
   if (place.is_directory() && bin::usual_names(place).size() > found->size()) return std::string();
-  // diffusers' pipelines, sentence-transformers' modules
-  if (TRY(path_exists(path_join(path, "model_index.json"))) || TRY(path_exists(path_join(path, "modules.json"))))
-    return "a directory of several models; name one of them: " + some_of(*found);
-  const auto newest = newest_complete(*found);
+  const auto newest = newest_of_run(*found);
   if (!newest && newest.error().code() == ErrorCode::kIo) return newest.error();
+  if (newest && newest->path.empty()) return newest->choice;
   return "a directory of " + count_of(std::ssize(*found), "checkpoint") + "; " +
-         (newest ? "the newest complete one is " + printable(*newest) : newest.error().message());
+         (newest ? "the newest complete one is " + printable(newest->path) : newest.error().message());
 }
 
 }  // namespace

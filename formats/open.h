@@ -28,6 +28,15 @@ Result<std::string> gap_of_checkpoint(const std::string& path);
 // one if none is complete, and (I/O) if that of a newer one cannot be found out.
 Result<std::string> newest_complete(const std::vector<std::string>& checkpoints);
 
+// The newest complete checkpoint of a run.
+struct NewestOfRun {
+  std::string path;    // empty: there are several models, between which the names do not decide
+  std::string choice;  // then, a clause that lists them
+};
+
+// Returns newest_complete(), or a choice if that is one of several models next to each other (models_beside).
+Result<NewestOfRun> newest_of_run(const std::vector<std::string>& checkpoints);
+
 // Returns the files, relative to `directory`, that may be removed together with the checkpoint there: those that
 // reshard's own manifest records (files_of_manifest). If reshard did not write the checkpoint: the files that its
 // reader uses and that an index names or that have a name of the format (Format::is_own_file), and the config,

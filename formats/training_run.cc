@@ -20,8 +20,10 @@
 namespace reshard {
 namespace {
 
-constexpr std::size_t kMaxSteps = 10'000;  // directories and files to look into
-constexpr int kMaxRunDepth = 4;            // lightning_logs/version_0/checkpoints/epoch=0-step=2.ckpt
+constexpr std::size_t kMaxSteps = 10'000;                       // directories and files to look into
+constexpr std::string_view kPipelineFile = "model_index.json";  // diffusers
+constexpr std::string_view kModulesFile = "modules.json";       // sentence-transformers
+constexpr int kMaxRunDepth = 4;  // lightning_logs/version_0/checkpoints/epoch=0-step=2.ckpt
 
 // Accelerate's names for the parts that it saves, NeMo AutoModel's and LLaMA-Factory's.
 struct PartWord {
@@ -307,8 +309,11 @@ Index parts_of_shapes(const Shapes& cut, const Shapes& model) {
   return 0;
 }
 
-void compare_shapes(const std::string& path, const Catalog& optimizer, const Catalog& model,
+// Warns if an optimizer has moments of shapes that the model in `place` does not have. Sentence-transformers saves
+// other modules in directories ("2_Dense"). The optimizer trains these too, so it is not compared with the model alone.
+void compare_shapes(const PathSnapshot& place, const std::string& path, const Catalog& optimizer, const Catalog& model,
                     std::vector<std::string>& warnings) {
+  if (place.has_file(kModulesFile)) return;
   const Shapes parameters = shapes_of_model(model);
   const Shapes others = without_shapes(shapes_of_moments(optimizer), parameters);
   if (others.empty() || parameters.empty()) return;
@@ -347,7 +352,7 @@ Result<std::optional<OpenCheckpoint>> open_beside(const Look& look) {
 Status compare_with_model(const PathSnapshot& file, Catalog& catalog) {
   if (shapes_of_moments(catalog).empty()) return {};
   if (const auto model = TRY(open_beside([&] { return file.parent(); })))
-    compare_shapes(file.path(), catalog, model->reader->catalog(), catalog.warnings);
+    compare_shapes(*TRY(file.parent()), file.path(), catalog, model->reader->catalog(), catalog.warnings);
   return {};
 }
 
@@ -432,7 +437,7 @@ Status join_optimizers(const PathSnapshot& place, const std::string& config, Ope
   for (const std::string& name : beside) {
     auto state = TRY(open_beside([&] { return place.inside(name); }));
     if (!state) continue;
-    compare_shapes(path_join(place.path(), name), state->reader->catalog(), catalog, catalog.warnings);
+    compare_shapes(place, path_join(place.path(), name), state->reader->catalog(), catalog, catalog.warnings);
     const Catalog& moments = state->reader->catalog();
     const bool is_numbered = !shapes_of_moments(moments).empty();
     are_named = are_named || (!is_numbered && has_moments(moments));
@@ -503,13 +508,45 @@ std::optional<Index> batches_of_composer(std::string_view name) {
   return number_after(name, "-ba");
 }
 
+// Returns whether a name has a number after a word for a step.
+bool has_step_word(std::string_view name) {
+  constexpr std::string_view kWords[] = {"step", "iter", "iteration", "epoch", "ckpt", "checkpoint"};
+  return std::any_of(std::begin(kWords), std::end(kWords),
+                     [&](std::string_view word) { return number_after(name, word).has_value(); });
+}
+
 // Returns whether a file's name is that of a step, and not of one rank's part of it.
 bool names_step(std::string_view name) {
   if (batches_of_composer(name)) return true;
-  constexpr std::string_view kWords[] = {"step", "iter", "iteration", "epoch", "ckpt", "checkpoint"};
-  return name.find("rank") == std::string_view::npos &&
-         std::any_of(std::begin(kWords), std::end(kWords),
-                     [&](std::string_view word) { return number_after(name, word).has_value(); });
+  return name.find("rank") == std::string_view::npos && has_step_word(name);
+}
+
+// The numbers in a checkpoint's name, in the order in which a run's checkpoints are sorted.
+enum class Numbering {
+  kNone,    // "final", "unet"
+  kNumber,  // "version_9", "2026-01-31", "5": may be a step
+  kStep,    // "checkpoint-8", or Lightning's "last.ckpt", whose step is in the file
+};
+
+Numbering numbering_of(std::string_view name) {
+  if (has_step_word(name) || batches_of_composer(name) || is_last_of_lightning(name)) return Numbering::kStep;
+  return name.find_first_of("0123456789") == std::string_view::npos ? Numbering::kNone : Numbering::kNumber;
+}
+
+// Returns whether all names begin with a digit: "5", "2026-01-31".
+bool begin_with_digits(const std::vector<std::string>& names) {
+  return std::all_of(names.begin(), names.end(),
+                     [](const std::string& name) { return is_digits(std::string_view(name).substr(0, 1)); });
+}
+
+// Returns whether several names differ only in their digits, as "version_9" and "version_10" do.
+bool differ_in_numbers(const std::vector<std::string>& names) {
+  std::set<std::string> others;
+  for (std::string name : names) {
+    std::erase_if(name, [](char c) { return is_digits(std::string_view(&c, 1)); });
+    others.insert(std::move(name));
+  }
+  return names.size() > 1 && others.size() == 1;
 }
 
 // A directory or a file of a run that may be a checkpoint.
@@ -517,7 +554,8 @@ struct RunEntry {
   std::string path, name;
   bool is_directory;
   bool is_last;  // is_last_of_lightning()
-  Index step;    // -1: unknown
+  Numbering numbering;
+  Index step;  // -1: unknown
 };
 
 Result<Index> step_of(const std::string& path, const DirectoryEntry& entry) {
@@ -528,7 +566,8 @@ Result<Index> step_of(const std::string& path, const DirectoryEntry& entry) {
 }
 
 // Returns what may be a checkpoint in a directory, in the order of the steps. This is not the names' natural order
-// ("val_loss=2.1-step=100").
+// ("val_loss=2.1-step=100"). Names without a number come first, because a run that is resumed after it saved "final"
+// has newer steps.
 Result<std::vector<RunEntry>> run_entries(const std::string& directory, const std::vector<DirectoryEntry>& entries) {
   std::vector<RunEntry> out;
   for (const DirectoryEntry& e : entries) {
@@ -536,14 +575,16 @@ Result<std::vector<RunEntry>> run_entries(const std::string& directory, const st
     if (!e.is_directory && !is_last && !names_step(e.name)) continue;
     const std::string path = path_join(directory, e.name);
     const Index step = TRY(step_of(path, e));
-    out.push_back({path, e.name, e.is_directory, is_last, step});
+    out.push_back({path, e.name, e.is_directory, is_last, numbering_of(e.name), step});
   }
   Index newest = -1;
   for (const RunEntry& entry : out)
     if (!entry.is_last) newest = std::max(newest, entry.step);
   std::erase_if(out, [&](const RunEntry& e) { return e.is_last && !e.is_directory && e.step <= newest; });
   std::sort(out.begin(), out.end(), [](const RunEntry& a, const RunEntry& b) { return natural_less(a.name, b.name); });
-  std::stable_sort(out.begin(), out.end(), [](const RunEntry& a, const RunEntry& b) { return a.step < b.step; });
+  std::stable_sort(out.begin(), out.end(), [](const RunEntry& a, const RunEntry& b) {
+    return std::pair(a.numbering, a.step) < std::pair(b.numbering, b.step);
+  });
   return out;
 }
 
@@ -630,6 +671,27 @@ Result<std::vector<std::string>> checkpoints_of_run(const std::string& path) {
     level = std::move(next);
   }
   return without_links(std::move(out));
+}
+
+Result<std::vector<std::string>> models_beside(const std::string& checkpoint, const std::vector<std::string>& all) {
+  const std::string parent = parent_path(checkpoint);
+  std::vector<std::string> out;
+  Numbering highest = Numbering::kNone;
+  std::vector<std::string> numbered;  // names
+  for (const std::string& other : all) {
+    if (parent_path(other) != parent) continue;
+    const std::string name = base_name(other);
+    highest = std::max(highest, numbering_of(name));
+    if (numbering_of(name) != Numbering::kNone) numbered.push_back(name);
+    out.push_back(other);
+  }
+  if (out.size() < 2 || highest == Numbering::kStep) return std::vector<std::string>();
+  const bool is_in_step = numbering_of(base_name(parent)) == Numbering::kStep;
+  const bool are_steps = begin_with_digits(numbered) || (!is_in_step && differ_in_numbers(numbered));
+  if (highest == Numbering::kNone || !are_steps) return out;
+  for (const std::string_view list : {kPipelineFile, kModulesFile})
+    if (TRY(path_exists(path_join(parent, list)))) return out;
+  return std::vector<std::string>();
 }
 
 }  // namespace reshard

@@ -37,8 +37,8 @@ Result<const PathSnapshot*> checkpoint_of_step(const PathSnapshot& place);
 
 // Adds to an open model the numbered optimizer state next to it: without FSDP, Accelerate (optimizer.bin) and Trainer
 // (optimizer.pt) save torch's own, which numbers the parameters (numbered_optimizer.h). If the numbers cannot be given
-// names, a note says why (`config` as OpenOptions::config). Warns if moments have shapes that no parameter of the model has, also if the optimizer was
-// opened and its model is next to it. Ignores files that cannot be read.
+// names, a note says why (`config` as OpenOptions::config). Warns if moments have shapes that no parameter of the model
+// has, also if the optimizer was opened and its model is next to it. Ignores files that cannot be read.
 Status join_optimizers(const PathSnapshot& place, const std::string& config, OpenCheckpoint& open);
 
 // Returns the first file of optimizer state next to an open model that its writer has not finished: it is empty or its
@@ -50,11 +50,17 @@ Result<std::string> unfinished_optimizer(const PathSnapshot& place, const Catalo
 std::string awaited_file(const PathSnapshot& place);
 
 // Returns the checkpoints below a run's directory, on the first level that has any, up to four down: directories, and
-// files whose names have the number of a step. Those of one directory are in the order of their steps, and directories
-// ("version_9", "version_10") in natural order. Skips directories that may not be listed, links to another of them
-// ("latest"), and a last.ckpt that is no newer than the steps next to it. Looks at 10,000 directories and files at
-// most, of one directory at the newest.
+// files whose names have the number of a step. Those of one directory are in the order of their steps: first names
+// without a number ("final"), then directories with other numbers ("version_9", "version_10") in natural order. Skips
+// directories that may not be listed, links to another of them ("latest"), and a last.ckpt that is no newer than the
+// steps next to it. Looks at 10,000 directories and files at most, of one directory at the newest.
 Result<std::vector<std::string>> checkpoints_of_run(const std::string& path);
+
+// Returns the checkpoints of a run that are in the directory of one of them, including this one, if they are models
+// next to each other ("unet", "vae") and not steps: no name has the number of a step ("checkpoint-8"), and the
+// numbers in them are none of versions ("version_9") or dates, or they are in the directory of one step or are the
+// modules of a pipeline. Otherwise, or if there is only one, the result is empty.
+Result<std::vector<std::string>> models_beside(const std::string& checkpoint, const std::vector<std::string>& all);
 
 // Returns whether a name is that of Lightning's newest step, whose number is only in the file: "last.ckpt",
 // "last-v1.ckpt".

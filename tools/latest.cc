@@ -19,14 +19,17 @@ Result<int> print_json(const std::string& path, const std::vector<std::string>& 
                        .set("complete", gap.empty())
                        .set("problem", gap.empty() ? Json() : Json(gap)));
   }
-  const auto newest = newest_complete(found);
+  const auto newest = newest_of_run(found);
   if (!newest && newest.error().code() == ErrorCode::kIo) return newest.error();
+  const bool is_one = newest && !newest->path.empty();
+  const std::string problem = newest ? newest->choice : newest.error().message();
   show_json(answer_json("latest")
                 .set("run", path)
-                .set("newest", newest ? Json(*newest) : Json())
+                .set("newest", is_one ? Json(newest->path) : Json())
+                .set("problem", is_one ? Json() : Json(problem))
                 .set("checkpoints", std::move(list)),
             2);
-  return newest ? 0 : static_cast<int>(ErrorCode::kCorrupt);
+  return is_one ? 0 : static_cast<int>(newest ? ErrorCode::kUnsupported : ErrorCode::kCorrupt);
 }
 
 Result<int> latest(const std::string& path, bool all, bool as_json) {
@@ -40,8 +43,10 @@ Result<int> latest(const std::string& path, bool all, bool as_json) {
     }
     return 0;
   }
-  std::printf("%s\n",
-              TRY(newest_complete(found).context(path + ": of " + count_of(std::ssize(found), "checkpoint"))).c_str());
+  const NewestOfRun newest =
+      TRY(newest_of_run(found).context(path + ": of " + count_of(std::ssize(found), "checkpoint")));
+  if (newest.path.empty()) return unsupported(printable(path) + ": " + newest.choice);
+  std::printf("%s\n", newest.path.c_str());
   return 0;
 }
 
@@ -58,8 +63,8 @@ void add_latest(CommandLine& line) {
                  {"reshard convert $(reshard latest outputs/checkpoint) model --to hf", ""}});
   line.description(
       "The newest checkpoint is the one with the highest step in its name (or in the file, for Lightning's last.ckpt) "
-      "whose metadata is valid and whose files all exist. Exits with 3 if no checkpoint is complete, and with 5 if "
-      "there is none.");
+      "whose metadata is valid and whose files all exist. Exits with 3 if no checkpoint is complete, with 4 if several "
+      "models are next to each other ('unet', 'vae'), and with 5 if there is none.");
   line.action([path, all, as_json] { return latest(*path, *all, *as_json); });
 }
 

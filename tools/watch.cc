@@ -379,12 +379,13 @@ class Watch {
     return record_.has(name) && !failed_.contains(name) && TRY(path_exists(output_of(name)));
   }
 
+  // Returns the names of the steps that stay: also of those without a number, whose age is unknown.
   std::set<std::string> kept_names(const std::vector<RunStep>& complete, const std::set<std::string>& best) const {
     std::set<std::string> out;
     const auto last = static_cast<std::size_t>(newest_kept());
     for (std::size_t i = 0; i < complete.size(); ++i) {
       const RunStep& step = complete[i];
-      const bool is_kept = !options_.removes() || i + last >= complete.size() ||
+      const bool is_kept = !options_.removes() || i + last >= complete.size() || step.number < 0 ||
                            (options_.keep_every > 0 && step.number % options_.keep_every == 0) ||
                            std::any_of(best.begin(), best.end(),
                                        [&](const std::string& line) { return means(line, step.name, step.source); });
@@ -515,13 +516,14 @@ class Watch {
     return {};
   }
 
-  // Rewrites the sources of proven steps without their optimizer, but not those of the newest and the named ones.
+  // Rewrites the sources of proven steps without their optimizer, but not those of the newest, of the named ones and of
+  // those without a number.
   Status drop_optimizers(const std::vector<RunStep>& complete, const std::set<std::string>& named) {
     const std::size_t spared = options_.without_optimizer_after;
     for (std::size_t i = 0; i + spared < complete.size(); ++i) {
       const RunStep& step = complete[i];
       StepRecord* const done = record_.find(step.name);
-      if (done == nullptr || named.contains(step.source)) continue;
+      if (done == nullptr || step.number < 0 || named.contains(step.source)) continue;
       if (!done->proven || done->small || !TRY(path_exists(step.source))) continue;
       if (failed_.contains(step.name) || TRY(awaits_then(step.name)) || must_wait(not_small_, step)) continue;
       if (TRY(is_replaced(step))) continue;

@@ -4,6 +4,9 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
+#include <map>
+#include <string>
+#include <vector>
 
 #include "formats/open.h"
 #include "tests/support/checkpoints.h"
@@ -118,6 +121,80 @@ TEST(Identity, TheNewestStepOfTheNewestVersionOfALightningRunIsFound) {
     fs::copy(sample("tp8") + "/checkpoint", dir / step, fs::copy_options::recursive);
   }
   EXPECT_EQ(reshard_cli({"latest", dir / "run"}).out, dir / "run/loss=1.5-step=20" + "\n");
+}
+
+void make_checkpoints(const std::string& run, const std::vector<std::string>& names) {
+  for (const std::string& name : names) {
+    fs::create_directories(fs::path(run) / name);
+    fs::copy(sample("tp8") + "/hf.safetensors", fs::path(run) / name / "model.safetensors");
+  }
+}
+
+// Trainers write "final" at the end, and a run that is resumed afterwards saves newer steps.
+TEST(Identity, ANameWithoutANumberIsOlderThanSteps) {
+  const TempDir dir;
+  make_checkpoints(dir / "run", {"checkpoint_6", "checkpoint_10", "final", "merged-v2"});
+  EXPECT_EQ(reshard_cli({"latest", dir / "run"}).out, dir / "run/checkpoint_10" + "\n");
+  EXPECT_THAT(reshard_cli({"inspect", dir / "run"}).err,
+              HasSubstr("a directory of 4 checkpoints; the newest complete one is " + dir / "run/checkpoint_10"));
+  make_checkpoints(dir / "dates", {"2026-01-31", "2026-02-01", "best"});
+  EXPECT_EQ(reshard_cli({"latest", dir / "dates"}).out, dir / "dates/2026-02-01" + "\n");
+  make_checkpoints(dir / "ckpt_2", {"9", "10"});
+  EXPECT_EQ(reshard_cli({"latest", dir / "ckpt_2"}).out, dir / "ckpt_2/10" + "\n");
+  make_checkpoints(dir / "trials", {"trial_9", "trial_10", "best"});
+  EXPECT_EQ(reshard_cli({"latest", dir / "trials"}).out, dir / "trials/trial_10" + "\n");
+  make_checkpoints(dir / "nested", {"epoch_1/step_8", "epoch_1/step_10"});
+  EXPECT_EQ(reshard_cli({"latest", dir / "nested"}).out, dir / "nested/epoch_1/step_10" + "\n");
+}
+
+// Checkpoints next to each other that are no steps: the parts of a pipeline, or an actor and its critic.
+TEST(Identity, OfModelsNextToEachOtherNoneIsTheNewest) {
+  const TempDir dir;
+  make_checkpoints(dir / "rl", {"_actor", "_critic"});
+  make_checkpoints(dir / "zoo", {"resnet", "vit16", "bert2"});
+  make_checkpoints(dir / "pipeline", {"text_encoder", "text_encoder_2", "unet"});
+  write_file(dir / "pipeline/model_index.json", "{}");
+  make_checkpoints(dir / "modules", {"0_Transformer", "2_Dense"});
+  write_file(dir / "modules/modules.json", "[]");
+  make_checkpoints(dir / "run",
+                   {"checkpoint-500/unet", "checkpoint-500/vae", "checkpoint-1000/unet", "checkpoint-1000/unet_2"});
+  for (const auto& [run, names] :
+       std::map<std::string, std::vector<std::string>>{{"zoo", {"resnet", "bert2", "vit16"}},
+                                                       {"rl", {"_actor", "_critic"}},
+                                                       {"pipeline", {"text_encoder", "unet", "text_encoder_2"}},
+                                                       {"modules", {"0_Transformer", "2_Dense"}},
+                                                       {"run/checkpoint-1000", {"unet", "unet_2"}}}) {
+    std::string expected = dir / run + ": a directory of several models; name one of them: ";
+    for (const std::string& name : names)
+      expected += (name == names.front() ? "" : ", ") + dir / (run + "/").append(name);
+    for (const char* const command : {"latest", "inspect"}) {
+      const CommandResult r = reshard_cli({command, dir / run});
+      EXPECT_EQ(r.exit_code, 4) << r.out;
+      EXPECT_EQ(r.out, "");
+      EXPECT_THAT(r.err, HasSubstr(expected));
+    }
+  }
+  const std::string last = dir / "run/checkpoint-1000/unet";
+  const std::string expected =
+      "the newest of 4 checkpoints are several models; name one of them: " + last + ", " + last;
+  EXPECT_THAT(reshard_cli({"latest", dir / "run"}).err, HasSubstr(dir / "run: " + expected + "_2"));
+  EXPECT_THAT(reshard_cli({"inspect", dir / "run"}).err, HasSubstr(dir / "run: " + expected + "_2"));
+  const CommandResult all = reshard_cli({"latest", dir / "run", "--all"});
+  EXPECT_EQ(all.exit_code, 0);
+  EXPECT_THAT(all.out, HasSubstr(last + "   complete\n"));
+  const CommandResult json = reshard_cli({"latest", dir / "run", "--json"});
+  EXPECT_EQ(json.exit_code, 4);
+  EXPECT_THAT(json.out, AllOf(HasSubstr("\"newest\": null"), HasSubstr("\"problem\": \"" + expected + "_2\""),
+                              HasSubstr("\"path\": \"" + last + "\"")));
+}
+
+TEST(Identity, APipelineOfOneModelHasANewest) {
+  const TempDir dir;
+  make_checkpoints(dir / "ddpm", {"unet"});
+  write_file(dir / "ddpm/model_index.json", "{}");
+  EXPECT_EQ(reshard_cli({"latest", dir / "ddpm"}).out, dir / "ddpm/unet" + "\n");
+  EXPECT_THAT(reshard_cli({"inspect", dir / "ddpm"}).err,
+              HasSubstr("a directory of 1 checkpoint; the newest complete one is " + dir / "ddpm/unet"));
 }
 
 TEST(Identity, TheNewestFileOfAComposerRunIsFound) {

@@ -42,6 +42,19 @@ TEST(NumberedOptimizer, OneRanksMomentsAreNotThoseOfTheModelBeside) {
     }
 }
 
+// The optimizer of sentence-transformers trains all modules, which are saved in directories next to the first.
+TEST(NumberedOptimizer, OfSeveralModulesItIsNotComparedWithOne) {
+  const TempDir dir;
+  fs::copy(kData + "model.safetensors", dir / "model.safetensors");
+  fs::copy(kData + "one_of_two.pt", dir / "optimizer.pt");
+  write_file(dir / "modules.json", "[]");
+  for (const std::string& path : {dir.path(), dir / "optimizer.pt"}) {
+    const CommandResult r = verify(path);
+    EXPECT_EQ(r.exit_code, 0) << path << r.out << r.err;
+    EXPECT_THAT(r.out, Not(HasSubstr("the moments of")));
+  }
+}
+
 TEST(NumberedOptimizer, ByItselfOrDamagedItHasNothingToBeComparedWith) {
   const TempDir dir;
   fs::copy(kData + "one_of_two.pt", dir / "optimizer.pt");

@@ -573,6 +573,22 @@ TEST_F(Watch, RemovesOutputsOfStepsThatTheTrainerRemoved) {
   EXPECT_THAT(names(run_), ElementsAre("step-50"));
 }
 
+// A checkpoint without a number ("final") is no older step.
+TEST_F(Watch, NeitherRemovesNorRewritesACheckpointWithoutANumber) {
+  for (const int step : {100, 200}) {
+    const CommandResult made =
+        reshard_cli({"synth", source(step), "--config", sample("tp8") + "/config.json", "--to", "dcp", "--optimizer"});
+    ASSERT_EQ(made.exit_code, 0) << made.err;
+  }
+  std::filesystem::copy(source(200), run_ + "/final", std::filesystem::copy_options::recursive);
+  ASSERT_EQ(watch({}).exit_code, 0);
+  ASSERT_EQ(watch({"--keep-last", "1", "--prune-source", "--without-optimizer-after", "1"}).exit_code, 0);
+  EXPECT_THAT(names(models_), ElementsAre("final", "step-200"));
+  EXPECT_THAT(names(run_), ElementsAre("final", "step-200"));
+  EXPECT_EQ(reshard_cli({"latest", run_}).out, source(200) + "\n");
+  EXPECT_EQ(reshard_cli({"diff", source(200), run_ + "/final"}).exit_code, 0);
+}
+
 // A link to a step, which the trainer moves, is no step of its own.
 TEST_F(Watch, TakesLinksBetweenStepsForNone) {
   save(100);

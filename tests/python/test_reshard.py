@@ -1709,6 +1709,13 @@ class EveryName(Case):
                 self.assertNotIn("docs/", text)
                 self.assertLessEqual(max(map(len, text.splitlines())), 120)
 
+    def test_latest_does_not_choose_between_models(self):
+        (self.tmp / "models").mkdir()
+        for name in ("actor", "critic"):
+            reshard.synth(self.tmp / "models" / name, model="llama3-tiny", layers=1)
+        with self.assertRaisesRegex(reshard.UnsupportedError, "several models; name one of them: .*actor, .*critic"):
+            reshard.latest(self.tmp / "models")
+
     def a_run(self):
         (self.tmp / "run").mkdir(exist_ok=True)
         reshard.synth(self.tmp / "run/step-1", model="llama3-tiny", layers=1, force=True)

@@ -8,7 +8,7 @@ import sys
 from dataclasses import dataclass
 
 from ._commands import Conversion, ConversionPlan, _of, _run
-from ._errors import CorruptError, UsageError, of
+from ._errors import CorruptError, UnsupportedError, UsageError, of
 from ._words import path_of, words_of
 
 
@@ -50,11 +50,14 @@ def latest(run):
     whose metadata is valid and whose files all exist.
 
     run: the directory with a checkpoint for each step. Raises CorruptError if none is complete, with the reason of the
-    last one, and MissingError or FileError if there is none.
+    last one, UnsupportedError if several models are next to each other and no steps ("unet", "vae"), and MissingError
+    or FileError if there is none.
 
     Example: reshard.open(reshard.latest("outputs/checkpoint"))
     """
     _, data = _run("latest", {}, (run,), None, run)
+    if data["newest"] is None and any(one["complete"] for one in data["checkpoints"]):
+        raise UnsupportedError(f"{data['run']}: {data['problem']}", data["run"])
     if data["newest"] is None:
         last = data["checkpoints"][-1]
         raise CorruptError(f"{data['run']}: no checkpoint is complete; the last: {last['path']}: {last['problem']}", data["run"])
