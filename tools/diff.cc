@@ -2,6 +2,7 @@
 // reshard diff: compares two checkpoints tensor by tensor.
 #include <cstdio>
 
+#include "formats/object_values.h"
 #include "lib/audit/comparison.h"
 #include "lib/base/text.h"
 #include "lib/checkpoint/state_key.h"
@@ -183,8 +184,11 @@ Result<int> diff(DiffOptions options) {
   const OpenOptions plain{
       .layout = layout ? &*layout : nullptr, .own_family = model.families.own(), .config = options.model.config};
   const std::vector<OpenCheckpoint> opened = TRY(open_all(options, plain, inputs));
-  const ComparisonOptions how{
-      .model = model, .config = options.model.config, .spool = temporary_directory(), .run = run};
+  const ComparisonOptions how{.model = model,
+                              .config = options.model.config,
+                              .spool = temporary_directory(),
+                              .run = run,
+                              .same_value = have_same_value};
   std::vector<Json> steps;
   bool equal = true;
   for (std::size_t i = 1; i < opened.size(); ++i) {

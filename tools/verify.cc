@@ -6,6 +6,7 @@
 #include <iterator>
 #include <map>
 
+#include "formats/object_values.h"
 #include "formats/registry.h"
 #include "lib/audit/verification.h"
 #include "lib/base/text.h"
@@ -57,6 +58,7 @@ Result<VerifyOptions> verify_options(const Options& options) {
   o.file_sums = options.sums && leads();
   o.run = TRY(options.resources.run_options());
   o.spool = temporary_directory();
+  o.same_value = have_same_value;
   o.watch = [quiet = options.resources.quiet || options.findings.json](Index bytes) {
     return [bar = std::make_shared<Progress>("reading", bytes, quiet)](Index done) { bar->update(done); };
   };

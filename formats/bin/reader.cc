@@ -157,6 +157,8 @@ Status BinReader::read_file(const std::string& name, const OpenOptions& options)
   std::unordered_set<std::uint32_t> seen;
   for (const TensorFile::Object& o : open.content->objects()) {
     TRY(add_object(name_of(o.name), path_of(o.path), open.file, o.value));
+    if (!prefix.empty() && o.path.size() > 1 && o.path.front() == KeyPath::value_type(prefix))
+      catalog_.blobs.back().plain_key = o.name.substr(prefix.size() + 1);  // as its module's tensors
     if (o.value.kind() == pickle::Kind::kObject && holds_storage(o.value, seen)) unreadable_.push_back(o.name);
   }
   return {};

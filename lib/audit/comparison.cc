@@ -34,6 +34,26 @@ std::vector<std::size_t> all_tensors(const Catalog& catalog) {
   return out;
 }
 
+// torch's name for the state of a module that is not a parameter or a buffer.
+constexpr std::string_view kModuleState = "_extra_state";
+
+// Returns the name up to the last dot; empty if there is none.
+std::string_view parent_module(std::string_view key) {
+  const std::size_t dot = key.rfind('.');
+  return dot == std::string_view::npos ? std::string_view() : key.substr(0, dot);
+}
+
+// Returns the modules around the model's tensors, without the outermost, which has no name.
+std::set<std::string, std::less<>> modules_of(const Catalog& catalog) {
+  std::set<std::string, std::less<>> out;
+  for (const Tensor& t : catalog.tensors()) {
+    if (state_kind(t.key()) != StateKind::kModel) continue;
+    std::string_view module = parent_module(t.key());
+    while (!module.empty() && out.emplace(module).second) module = parent_module(module);
+  }
+  return out;
+}
+
 struct KindCount {
   Index tensors = 0;
   Index bytes = 0;
@@ -250,6 +270,8 @@ Status Comparison::match() {
     not_compared_.push_back(std::string(kTitles[k]) + ": " + count_of(c.tensors, "tensor") + ", " +
                             human_bytes(c.bytes) + ", only in " + (first ? a_view_ : b_view_).root);
   }
+  a_modules_ = modules_of(a_.catalog());
+  b_modules_ = modules_of(b_.catalog());
   // A run and bare weights, or two formats, each have objects of their own.
   has_own_ = options_.of_two_formats || !compared[static_cast<std::size_t>(StateKind::kOptimizer)];
   has_own_groups_ = has_groups_of_its_own();
@@ -286,8 +308,8 @@ Status Comparison::match() {
     if (const Tensor& t = b_view_.tensors()[i]; wanted(t) && !a_view_.find(t.name) && !is_derived(t))
       only_b_.push_back(i);
   const Objects of_a = objects_of(a_.catalog()), of_b = objects_of(b_.catalog());
-  leave_out_own(a_view_, b_view_, of_b);
-  leave_out_own(b_view_, a_view_, of_a);
+  leave_out_own(a_view_, b_view_, a_.catalog(), of_b);
+  leave_out_own(b_view_, a_view_, b_.catalog(), of_a);
   return {};
 }
 
@@ -392,12 +414,26 @@ bool Comparison::has_groups_of_its_own() const {
   return a.groups != b.groups || (options_.of_two_formats && a.keys != b.keys);
 }
 
+// Returns whether an object is a module's, like its extra state, and not the run's, like the number of steps.
+bool Comparison::is_of_model(const Catalog& catalog, const Blob& blob) const {
+  if (state_kind(blob.key()) != StateKind::kModel) return false;
+  if (!blob.plain_key.empty()) return true;  // it was in the model's wrapper
+  const auto& modules = &catalog == &a_.catalog() ? a_modules_ : b_modules_;
+  return modules.contains(parent_module(blob.key())) || blob.key() == kModuleState;
+}
+
+// The run's objects next to a wrapped model have keys under "extra_state.". Next to a model without a wrapper, or in a
+// format that leaves the wrapper out, they look like the model's.
+std::string Comparison::key_of(const Catalog& catalog, const Blob& blob) const {
+  const bool is_of_run = state_kind(blob.key()) == StateKind::kModel && !is_of_model(catalog, blob);
+  return is_of_run ? std::string(kExtraState) + blob.key() : blob.key();
+}
+
 Comparison::Objects Comparison::objects_of(const Catalog& catalog) const {
   Objects out;
   for (const Blob& blob : catalog.blobs) {
     for (std::string& key : keys_of(catalog, blob)) out.keys.insert(std::move(key));
-    const StateKey state = split_state_key(blob.key());
-    if (!is_own(blob)) out.kinds.insert(state.kind);
+    if (!is_own(blob)) out.kinds.insert(kind_of(catalog, blob));
   }
   return out;
 }
@@ -415,9 +451,10 @@ bool Comparison::may_be_alone(const Blob& blob) const {
          (state.prefix.ends_with(kGroups) && state.suffix == kStepSuffix);
 }
 
-void Comparison::leave_out_own(const Catalog& mine, const Catalog& others, const Objects& other_objects) {
+void Comparison::leave_out_own(const Catalog& view, const Catalog& other_view, const Catalog& mine,
+                               const Objects& other_objects) {
   Index tensors = 0, objects = 0;
-  for (const Tensor& t : mine.tensors()) tensors += is_derived(t) && !others.find(t.name);
+  for (const Tensor& t : view.tensors()) tensors += is_derived(t) && !other_view.find(t.name);
   for (const Blob& blob : mine.blobs)
     objects += is_own(blob) || (may_be_alone(blob) && !is_in(other_objects, mine, blob));
   if (tensors > 0) not_compared_.push_back("derived: " + count_of(tensors, "tensor") + ", only in " + mine.root);
@@ -472,9 +509,10 @@ Result<std::vector<Comparison::Digests>> Comparison::digests() {
 }
 
 std::vector<std::string> Comparison::keys_of(const Catalog& catalog, const Blob& blob) const {
-  if (!a_model_.family) return {blob.key()};
+  const std::string key = key_of(catalog, blob);
+  if (!a_model_.family) return {key};
   const Model& with_config = a_model_.config ? a_model_ : b_model_;
-  return canonical_keys(*a_model_.family, catalog, with_config.config_or_null(), blob.key());
+  return canonical_keys(*a_model_.family, catalog, with_config.config_or_null(), key);
 }
 
 std::vector<std::string> Comparison::structural_differences() const {
@@ -495,7 +533,7 @@ std::vector<std::string> Comparison::objects_of_one() const {
   std::vector<std::string> out;
   const auto look = [&](const Catalog& mine, const Objects& others) {
     for (const Blob& blob : mine.blobs)
-      if (others.kinds.contains(split_state_key(blob.key()).kind) && !may_be_alone(blob) && !is_in(others, mine, blob))
+      if (others.kinds.contains(kind_of(mine, blob)) && !may_be_alone(blob) && !is_in(others, mine, blob))
         out.push_back("object '" + printable(blob.name) + "' is only in " + mine.root);
   };
   const Objects of_a = objects_of(a_.catalog()), of_b = objects_of(b_.catalog());
@@ -520,7 +558,7 @@ Result<std::vector<std::string>> Comparison::differing_objects() {
       const auto mine = a_.blob_bytes(blob), others = b_.blob_bytes(*other->second);
       for (const auto* bytes : {&mine, &others})
         if (!*bytes && bytes->error().code() != ErrorCode::kUnsupported) return bytes->error();
-      differs = mine && others && *mine != *others;
+      differs = mine && others && *mine != *others && !(options_.same_value && options_.same_value(*mine, *others));
       if (!mine || !others) unread.insert(blob.name);
     }
     if (differs) out.push_back(blob.name);

@@ -23,7 +23,8 @@ struct ComparisonOptions {
   std::string config;
   std::string spool = "/tmp";
   RunOptions run;
-  bool of_two_formats = false;  // each has objects of its own (extra_state), which are not compared
+  bool of_two_formats = false;     // each has objects of its own (extra_state), which are not compared
+  SameValue same_value = nullptr;  // none: objects are equal if their bytes are
 };
 
 // Returns the dtype in which distances() compares `t` with `other`: the stored one, or the one that the model computes
@@ -72,7 +73,7 @@ class Comparison {
   std::vector<std::string> structural_differences() const;
   // Returns the last of them: the sentences about objects.
   std::vector<std::string> objects_of_one() const;
-  // Returns the names of objects that are on both sides with different bytes.
+  // Returns the names of objects that are on both sides with different values.
   Result<std::vector<std::string>> differing_objects();
 
   // The distance of two tensors in float64; for types other than floating point, only the number of differing elements.
@@ -102,9 +103,13 @@ class Comparison {
     std::set<StateKind> kinds;  // without its own objects
   };
   Objects objects_of(const Catalog& catalog) const;
+  bool is_of_model(const Catalog& catalog, const Blob& blob) const;
+  // Returns the key of an object without what the names of the two sides' wrappers change.
+  std::string key_of(const Catalog& catalog, const Blob& blob) const;
+  StateKind kind_of(const Catalog& catalog, const Blob& blob) const { return state_kind(key_of(catalog, blob)); }
   bool is_in(const Objects& others, const Catalog& mine, const Blob& blob) const;
   bool may_be_alone(const Blob& blob) const;
-  void leave_out_own(const Catalog& mine, const Catalog& others, const Objects& other_objects);
+  void leave_out_own(const Catalog& view, const Catalog& other_view, const Catalog& mine, const Objects& other_objects);
   // Returns the canonical keys of an object: several if it is named after a packed tensor.
   std::vector<std::string> keys_of(const Catalog& catalog, const Blob& blob) const;
 
@@ -115,6 +120,7 @@ class Comparison {
   std::vector<Pair> pairs_, reshaped_;
   std::vector<std::size_t> only_a_, only_b_;
   std::vector<std::string> not_compared_, renamed_;
+  std::set<std::string, std::less<>> a_modules_, b_modules_;  // that have tensors in them, by their plain keys
   Index checksums_ = 0;
   bool has_own_ = false, has_own_groups_ = false;
 };

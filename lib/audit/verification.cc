@@ -519,7 +519,8 @@ Status check_against(const Opener& open, const OpenedSource& opened, const Struc
                                           .config = options.config,
                                           .spool = options.spool,
                                           .run = options.run,
-                                          .of_two_formats = opened.checkpoint.format != other.format}));
+                                          .of_two_formats = opened.checkpoint.format != other.format,
+                                          .same_value = options.same_value}));
   const WatchedFiles read(other.reader->catalog().file_paths());
   report.checked("against", title, std::ssize(c->pairs()));
   report.read_data = true;

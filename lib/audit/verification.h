@@ -36,8 +36,9 @@ struct VerifyOptions {
   bool file_sums = false;  // also compute the SHA-256 of each file, which reads them once more
   bool exponents = false;  // with `values`: count elements by their exponents
 
-  RunOptions run;              // its `progress` is not called
-  std::string spool = "/tmp";  // as in Reader::locate
+  RunOptions run;                  // its `progress` is not called
+  std::string spool = "/tmp";      // as in Reader::locate
+  SameValue same_value = nullptr;  // as in ComparisonOptions
   // Called with the number of bytes before they are read; its result is called with the bytes read so far.
   std::function<std::function<void(Index bytes)>(Index bytes)> watch;
 

@@ -316,5 +316,7 @@ struct OpenCheckpoint {
 };
 // Opens a checkpoint; see open_checkpoint() in formats/open.h.
 using Opener = std::function<Result<OpenCheckpoint>(const std::string& path, const OpenOptions& options)>;
+// Returns whether two objects have the same value; see have_same_value() in formats/object_values.h.
+using SameValue = std::function<bool(std::string_view a, std::string_view b)>;
 
 }  // namespace reshard

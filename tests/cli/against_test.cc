@@ -1,5 +1,6 @@
-// Tests `reshard verify A --against B` for checkpoints of two dtypes: their order makes no difference, and values that
-// a cast changed are a difference unless the output's own manifest records the cast.
+// Tests `reshard verify A --against B`. For checkpoints of two dtypes, their order makes no difference, and values that
+// a cast changed are a difference unless the output's own manifest records the cast. Objects of two formats are
+// compared by value.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -136,6 +137,48 @@ TEST(Against, ACastBetweenTypesOfOneWidthNeedsTheManifest) {
       }
     }
   }
+}
+
+// tests/data/objects has each state twice, in a file of torch.save and in a directory of Distributed Checkpoint, which
+// encode the same objects differently.
+const std::string kObjects = RESHARD_TEST_DATA "/objects/";
+
+TEST(Against, ObjectsOfTwoFormatsAreComparedByValue) {
+  for (const std::string state : {"weights", "run"})
+    for (const auto& [a, b] : {std::pair(state, state + ".pt"), std::pair(state + ".pt", state)}) {
+      const CommandResult verified = reshard_cli({"verify", kObjects + a, "--against", kObjects + b});
+      EXPECT_EQ(verified.exit_code, 0) << verified.out << verified.err;
+      const CommandResult compared = reshard_cli({"diff", kObjects + a, kObjects + b});
+      EXPECT_EQ(compared.exit_code, 0) << compared.out << compared.err;
+    }
+}
+
+TEST(Against, ObjectsOfTwoFormatsThatDifferAreReported) {
+  struct Case {
+    std::string a, b, difference;
+  };
+  for (const auto& [a, b, difference] : {Case{"weights", "weights_step8", "object 'step'"},
+                                         Case{"weights", "weights_epoch", "object 'epoch' is only in "},
+                                         Case{"run", "run_lr", "object 'optim.param_groups.0.lr'"}})
+    for (const auto& [one, other] : {std::pair(a, b + ".pt"), std::pair(a + ".pt", b), std::pair(b, a + ".pt"),
+                                     std::pair(b + ".pt", a), std::pair(a, b), std::pair(a + ".pt", b + ".pt")}) {
+      const CommandResult verified = reshard_cli({"verify", kObjects + one, "--against", kObjects + other});
+      EXPECT_EQ(verified.exit_code, 1) << one << " " << other << verified.out << verified.err;
+      EXPECT_THAT(verified.out, HasSubstr("error     " + difference));
+      EXPECT_THAT(verified.out, HasSubstr("1 error, "));
+      const CommandResult compared = reshard_cli({"diff", kObjects + one, kObjects + other});
+      EXPECT_EQ(compared.exit_code, 1) << one << " " << other << compared.out << compared.err;
+      EXPECT_THAT(compared.out, HasSubstr("differs   " + difference));
+      EXPECT_THAT(compared.out, HasSubstr("1 object missing or different"));
+    }
+}
+
+TEST(Against, ObjectsThatOnlyARunHasAreNoDifferenceFromItsModel) {
+  for (const std::string run : {"weights", "run", "weights.pt", "run.pt"})
+    for (const std::string model : {"model", "model.pt"}) {
+      EXPECT_EQ(reshard_cli({"verify", kObjects + run, "--against", kObjects + model}).exit_code, 0) << run << model;
+      EXPECT_EQ(reshard_cli({"diff", kObjects + model, kObjects + run}).exit_code, 0) << run << model;
+    }
 }
 
 }  // namespace
