@@ -1,4 +1,4 @@
-"""Makes the files beside it with real torch (2.15): python make.py DIRECTORY
+"""Makes the files next to it with real torch (2.15): python make.py DIRECTORY
 
 Each state is saved twice: by torch.save (NAME.pt) and by torch.distributed.checkpoint (NAME). The second has the
 elements of the set in another order, because 0 and 8 have the same hash modulo the size of a small table."""
