@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstdint>
+#include <cstring>
 #include <filesystem>
 #include <string>
 
@@ -394,6 +396,44 @@ TEST_F(AdapterTest, ItsAlphaIsFoundInVerlsNote) {
   const CommandResult wrong = convert({"--merge-adapter", "--force"});
   EXPECT_EQ(wrong.exit_code, 3);
   EXPECT_THAT(wrong.err, HasSubstr("lora_train_meta.json: lora_alpha"));
+}
+
+// Returns a safetensors file with an entry of __metadata__ added, which its header must lack.
+std::string with_header_entry(const std::string& file, const std::string& key, const std::string& value) {
+  std::uint64_t length = 0;
+  std::memcpy(&length, file.data(), sizeof length);
+  std::string header = file.substr(sizeof length, length);
+  EXPECT_THAT(header, Not(HasSubstr("__metadata__")));
+  Json entry = Json::object();
+  header.insert(1, "\"__metadata__\":" + to_text(entry.set(key, value)) + ",");
+  const std::uint64_t longer = header.size();
+  return std::string(reinterpret_cast<const char*>(&longer), sizeof longer) + header +
+         file.substr(sizeof length + length);
+}
+
+// diffusers stores the config in the file of the matrices, a pipeline's under the model's name.
+TEST_F(AdapterTest, ItsConfigIsFoundInTheHeader) {
+  ASSERT_EQ(convert({}).exit_code, 0);
+  const std::string adapter = dir_ / "adapter", matrices = read_file(test_data("lora.adapter.safetensors"));
+  fs::create_directory(adapter);
+  const auto merge = [&](const std::string& config) {
+    write_file(adapter + "/adapter_model.safetensors", with_header_entry(matrices, "lora_adapter_metadata", config));
+    fs::remove_all(dir_ / "merged");
+    return reshard_cli(
+        {"convert", dir_ / "out", dir_ / "merged", "--to", "hf", "-q", "--merge-adapter", "--adapter", adapter});
+  };
+  for (const char* config : {R"({"r": 4, "lora_alpha": 8})", R"({"base_model.r": 4, "base_model.lora_alpha": 8})"}) {
+    const CommandResult r = merge(config);
+    ASSERT_EQ(r.exit_code, 0) << r.err;
+    EXPECT_EQ(digests_of(load_checkpoint(dir_ / "merged")), read_digests(test_data("lora.merged.json"))) << config;
+    EXPECT_THAT(reshard_cli({"inspect", adapter}).out, HasSubstr("LoRA, rank 4, alpha 8, "));
+  }
+  const CommandResult other = merge(R"({"unet.r": 4, "unet.lora_alpha": 8})");
+  EXPECT_EQ(other.exit_code, 2);
+  EXPECT_THAT(other.err, HasSubstr("no adapter_config.json next to it gives the alpha; add --lora-alpha"));
+  const CommandResult wrong = merge(R"({"r": 4, "lora_alpha": "8"})");
+  EXPECT_EQ(wrong.exit_code, 3);
+  EXPECT_THAT(wrong.err, HasSubstr("__metadata__: lora_adapter_metadata: lora_alpha"));
 }
 
 TEST(MegatronAdapter, HasItsOwnNames) {

@@ -14,6 +14,8 @@
 namespace reshard {
 namespace {
 
+constexpr std::string_view kHeaderKey = "lora_adapter_metadata";
+
 // Returns the path of a file that exactly one directory in `root` has; empty if none or several have it.
 Result<std::string> only_below(const std::string& root, const std::string& file) {
   std::string found;
@@ -34,6 +36,26 @@ Result<std::string> find_path(const Catalog& catalog) {
   for (const std::string& name : {file, "lora_adapter/" + file, "adapter/" + file, "default/" + file})
     if (std::string path = TRY(find_beside(catalog, name)); !path.empty()) return path;
   return only_below(catalog.root, file);
+}
+
+// Returns the members of a config under a prefix: "unet.r" of "unet.".
+Json members_under(const Json& json, std::string_view prefix) {
+  Json out = Json::object();
+  for (const Json::Member& m : *json.as_object())
+    if (m.key.starts_with(prefix)) out.set(m.key.substr(prefix.size()), m.value);
+  return out;
+}
+
+// Returns the config that diffusers stores in a header: of a model's adapter as it is, of a pipeline's for each model
+// with its name in front, as in the names of the tensors (src/diffusers/loaders/lora_base.py, _pack_dict_with_prefix).
+// Null if the adapter belongs to several models of a pipeline.
+Json config_in_header(const Json& json, const Catalog& catalog) {
+  if (!json.is_object() || json.find("r") || catalog.tensors().empty()) return json;
+  const std::string& first = catalog.tensors().front().name;
+  const std::string prefix = first.substr(0, first.find('.') + 1);
+  const bool is_one_models = std::ranges::all_of(
+      catalog.tensors(), [&](const Tensor& t) { return std::string_view(t.name).starts_with(prefix); });
+  return is_one_models && !prefix.empty() ? members_under(json, prefix) : Json();
 }
 
 // Returns whether the adapter was initialised from the weights, from which its product was subtracted (PiSSA, OLoRA,
@@ -107,12 +129,25 @@ Result<AdapterConfig> AdapterConfig::find(const Catalog& catalog) {
   AdapterConfig out;
   out.path_ = TRY(find_path(catalog));
   if (out.path_.empty()) {
-    TRY(out.read_trainers_alpha(catalog));
+    TRY(out.read_header(catalog));
+    if (!out.is_there()) TRY(out.read_trainers_alpha(catalog));
     return out;
   }
   out.text_ = TRY(read_whole_file(out.path_, kMaxConfigBytes));
   out.json_ = TRY(parse_json(out.text_, out.path_));
   return out;
+}
+
+Status AdapterConfig::read_header(const Catalog& catalog) {
+  const auto entry = std::ranges::find(catalog.header_metadata, kHeaderKey, [](const auto& e) { return e.first; });
+  if (entry == catalog.header_metadata.end()) return {};
+  const std::string where = catalog.where() + ": __metadata__: " + std::string(kHeaderKey);
+  Json json = config_in_header(TRY(parse_json(entry->second, where)), catalog);
+  if (!json.find("r")) return {};
+  path_ = where;
+  text_ = python_text(json);
+  json_ = std::move(json);
+  return {};
 }
 
 // verl: {"r": 4, "lora_alpha": 16, "task_type": "CAUSAL_LM"} (utils/checkpoint/fsdp_checkpoint_manager.py).
@@ -136,17 +171,17 @@ bool AdapterConfig::allows_parameter(const std::string& parameter) const {
   });
 }
 
-Status AdapterConfig::read(const std::string& root, const AdapterOperands& operands, const AdapterRanks& ranks,
+Status AdapterConfig::read(const std::string& where, const AdapterOperands& operands, const AdapterRanks& ranks,
                            const Use& use) {
   if (is_there()) return use_json(*json_, ranks, use).context(path_);
   if (!operands.rows.empty())
-    return usage_error(root + ": its adapter has rows of '" + printable(operands.rows.begin()->first) +
+    return usage_error(where + ": its adapter has rows of '" + printable(operands.rows.begin()->first) +
                        "', but no adapter_config.json next to it to tell which rows");
   const auto alpha = use.alpha ? use.alpha : trainers_alpha_;
   if (trainers_alpha_ && *alpha != *trainers_alpha_)
     return usage_error(trainers_path_ + ": lora_alpha differs from --lora-alpha; drop the option");
   if (!alpha)
-    return usage_error(root + ": its adapter has rank " + std::to_string(ranks.begin()->first) +
+    return usage_error(where + ": its adapter has rank " + std::to_string(ranks.begin()->first) +
                        ", but no adapter_config.json next to it gives the alpha; add --lora-alpha");
   text_ = made_config(operands, ranks, *alpha);
   alpha_ = *alpha;

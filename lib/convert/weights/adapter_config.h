@@ -21,7 +21,8 @@ using AdapterRanks = std::map<Index, std::vector<std::string>>;
 class AdapterConfig {
  public:
   // Reads the file next to a checkpoint, or in a directory for the adapter (lora_adapter in verl, adapter in our own
-  // outputs, default in PEFT, or the only one that has it). Without one, returns a config that is not there.
+  // outputs, default in PEFT, or the only one that has it), or what diffusers stores instead of it in the header of a
+  // safetensors file. Without one, returns a config that is not there.
   static Result<AdapterConfig> find(const Catalog& catalog);
 
   bool is_there() const { return !path_.empty(); }
@@ -44,7 +45,7 @@ class AdapterConfig {
     std::optional<double> alpha;
     bool is_separate = false, is_beside_weights = false, merges = false;
   };
-  Status read(const std::string& root, const AdapterOperands& operands, const AdapterRanks& ranks, const Use& use);
+  Status read(const std::string& where, const AdapterOperands& operands, const AdapterRanks& ranks, const Use& use);
 
   // Returns the factor of the product of two matrices.
   float scaling_of(const std::string& changed, Index rank) const;
@@ -58,6 +59,7 @@ class AdapterConfig {
  private:
   Status use_json(const Json& json, const AdapterRanks& ranks, const Use& use);
   Status read_alpha(const Json::Member& member);
+  Status read_header(const Catalog& catalog);
   Status read_trainers_alpha(const Catalog& catalog);
   std::optional<double> own_alpha(const std::string& changed) const;
   std::vector<std::string> notes_on_zeros(const AdapterOperands& operands) const;
