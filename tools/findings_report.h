@@ -25,7 +25,7 @@ struct AuditReport {
 struct FindingsOptions {
   bool json = false;
   std::string html, junit;  // files to write; empty: none
-  std::string fail_on = "note";
+  std::string fail_on = "warning";
 
   void add(CommandLine& line);
   Result<Severity> threshold() const;  // of `fail_on`

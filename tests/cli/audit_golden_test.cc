@@ -428,7 +428,7 @@ INSTANTIATE_TEST_SUITE_P(
                [](const Workshop& w) { w.copy("fsdp4_tp2"); },
                {"--layout", "torchtitan-llama", "--mesh", "dp_shard=4,tp=2"},
                0},
-        Golden{"no_trace_in_hf", [](const Workshop& w) { w.model("llama-3.1-8b"); }, {"--mesh", "dp_shard=4,tp=2"}}),
+        Golden{"no_trace_in_hf", [](const Workshop& w) { w.model("llama-3.1-8b"); }, {"--mesh", "dp_shard=4,tp=2"}, 0}),
     title);
 
 // Kind 7: missing, additional and misnamed tensors and files.
@@ -457,7 +457,7 @@ INSTANTIATE_TEST_SUITE_P(
                              values["value_head.weight"] = {DType::kBFloat16, {1, 64}, std::string(128, 'v')};
                              w.save(values);
                            },
-                           kConfig},
+                           kConfig, 0},
                     Golden{"layers_missing",
                            [](const Workshop& w) {
                              w.model("llama-3.1-405b", {"--without", "model.layers.{63..125}.*"});
@@ -487,7 +487,7 @@ INSTANTIATE_TEST_SUITE_P(
                            [](const Workshop& w) {
                              w.model("llama-3.1-8b", {"--dtype", "float32"});
                            },
-                           kConfig},
+                           kConfig, 0},
                     Golden{"names_twice",
                            [](const Workshop& w) {
                              TensorValues values = tp8();
@@ -648,7 +648,8 @@ INSTANTIATE_TEST_SUITE_P(
                              fs::remove(w / "ck/reshard_manifest.json");
                              fs::copy(w / "ck/model.safetensors", w / "ck/adapter_model.safetensors");
                            },
-                           {}},
+                           {},
+                           0},
                     Golden{"placeholders",
                            [](const Workshop& w) {
                              TensorValues values = tp8();

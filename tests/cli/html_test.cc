@@ -286,11 +286,11 @@ std::string plain_part(const std::string& page) { return between(page, "<main>",
 
 TEST(Html, IsReadWithoutScripts) {
   const std::string path = sample("tp8") + "/checkpoint";
-  const std::vector<std::string> command = {"verify", path, "--values", "--sha256"};
+  const std::vector<std::string> command = {"verify", path, "--values", "--sha256", "--fail-on", "note"};
   const std::string page = plain_part(page_of(command));
   const Json json = json_of(command);
   EXPECT_THAT(page, HasSubstr("Passed: 0 errors, 0 warnings, 0 notes"));
-  EXPECT_THAT(page, HasSubstr("reshard verify " + path + " --values --sha256 --html "));
+  EXPECT_THAT(page, HasSubstr("reshard verify " + path + " --values --sha256 --fail-on note --html "));
   for (const Json& tensor : items(json, "tensors")) {
     EXPECT_THAT(page, HasSubstr(">" + std::string(*tensor.get_string("name")) + "</a>"));
     EXPECT_THAT(page, HasSubstr(*tensor.get_string("digest")));

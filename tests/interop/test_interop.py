@@ -59,7 +59,9 @@ SAFETENSORS_NAMES = {
 
 
 def reshard(*arguments, code=0):
-    """Runs reshard; its output. Fails when the exit code is another."""
+    """Runs reshard; its output. Fails when the exit code is another. verify and check fail on notes too, as a default."""
+    if arguments[0] in ("verify", "check") and "--fail-on" not in arguments:
+        arguments = (arguments[0], "--fail-on", "note", *arguments[1:])
     done = subprocess.run([RESHARD, *map(str, arguments)], capture_output=True, text=True, timeout=300)
     if done.returncode != code:
         raise AssertionError(f"reshard {' '.join(map(str, arguments))}: exit code {done.returncode}, expected {code}\n"

@@ -6,6 +6,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <chrono>
@@ -110,8 +111,11 @@ CommandResult run_command(const std::vector<std::string>& argv, double seconds, 
 }
 
 CommandResult reshard_cli(std::vector<std::string> args, const std::vector<std::string>& more) {
-  args.insert(args.begin(), RESHARD_BINARY);
   args.insert(args.end(), more.begin(), more.end());
+  const bool has_findings = !args.empty() && (args.front() == "verify" || args.front() == "check");
+  if (has_findings && std::ranges::find(args, "--fail-on") == args.end())
+    args.insert(args.begin() + 1, {"--fail-on", "note"});
+  args.insert(args.begin(), RESHARD_BINARY);
   return run_command(args);
 }
 

@@ -17,7 +17,8 @@ struct CommandResult {
 CommandResult run_command(const std::vector<std::string>& argv, double seconds = 60,
                           const std::vector<std::string>& env = {});
 
-// Like run_command(), for the reshard of this build.
+// Like run_command(), for the reshard of this build. Lets `verify` and `check` fail on notes too, unless `args` has
+// --fail-on, so that a test that expects success notices each new finding.
 CommandResult reshard_cli(std::vector<std::string> args, const std::vector<std::string>& more = {});
 
 }  // namespace reshard
