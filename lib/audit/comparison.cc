@@ -374,7 +374,7 @@ Status Comparison::leave_out_ties() {
         return view.tensors()[other].shape == t.shape && digests.contains(other) && digests.at(other) == digests.at(i);
       });
       if (same == pairs_.end()) return false;
-      not_compared_.push_back(tensor_text(t.name) + ", only in " + view.root + ": the weights of " +
+      not_compared_.push_back(tensor_text(t.name) + ", only in " + view.where() + ": the weights of " +
                               printable(view.tensors()[is_a ? same->a : same->b].name) + " once more");
       return true;
     });

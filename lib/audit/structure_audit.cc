@@ -190,6 +190,17 @@ void report_unread_files(const Catalog& catalog, FindingList& findings) {
                           : "Restore " + lost + " from another copy of the checkpoint.";
 }
 
+void report_objects_alone(const Catalog& catalog, FindingList& findings) {
+  if (!catalog.tensors().empty() || catalog.blobs.empty()) return;
+  std::vector<std::string> names;
+  for (const Blob& blob : catalog.blobs) names.push_back("'" + printable(blob.name) + "'");
+  Finding& f = findings.add(Severity::kNote, "objects-alone");
+  f.what = "there are no tensors, only " + count_of(std::ssize(names), "object") + ": " + some_of(names, 3);
+  f.advice =
+      "A model that is pickled as one object (flatten_state_dict=False) is not read: save it with "
+      "flatten_state_dict=True.";
+}
+
 void report_leftovers(const Catalog& catalog, FindingList& findings) {
   for (const std::string& text : catalog.warnings) findings.add(Severity::kWarning, "reader").what = text;
   for (const std::string& text : catalog.notes) findings.add(Severity::kNote, "reader").what = text;
@@ -273,6 +284,7 @@ StructureAudit audit_structure(Reader& reader, int threads, const std::string& s
       for (const TensorFault& fault : tensor_faults(catalog, true)) out.unreadable.insert(fault.tensor);
     out.headers_read = check_headers(reader, threads, spool, out.unreadable, findings);
   }
+  report_objects_alone(catalog, findings);
   report_leftovers(catalog, findings);
   out.is_readable = !findings.has_errors();
   out.findings = findings.take();

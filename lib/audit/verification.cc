@@ -83,7 +83,8 @@ Structure check_structure(const OpenedSource& opened, const VerifyOptions& optio
   report.checked("unclaimed-bytes", "every byte of a data file belongs to a tensor or object", files);
   report.checked("key-path", "names and paths in the state_dict agree", tensors);
   report.checked("reader", "the files are consistent", files);
-  if (std::none_of(audit.findings.begin(), audit.findings.end(), [](const Finding& f) { return f.id == "cover"; }))
+  if (tensors > 0 &&
+      std::none_of(audit.findings.begin(), audit.findings.end(), [](const Finding& f) { return f.id == "cover"; }))
     report.fact("cover", "every element of " + count_of(tensors, "tensor") + " is stored exactly once, in " +
                              count_of(pieces, "piece"));
   if (audit.metadata_only)

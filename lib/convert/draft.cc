@@ -167,6 +167,7 @@ Result<Draft> make_draft(Reader& source, const Format& format, const ConversionO
   d.config = TRY(read_config_file(source, o, d.notes));
   d.unpacking = TRY(Unpacking::make(source, o, o.run.threads, d.config, d.notes));
   const Catalog& catalog = d.unpacking ? d.unpacking->catalog() : source.catalog();
+  TRY(check_has_tensors(catalog));
   d.names = TRY(translate(catalog, o.model, d.config, o.naming, format));
   TRY(check_names(catalog, d.names, o, format, d.config, d.notes));
 

@@ -168,8 +168,11 @@ class Inference {
                                   : "every tensor is whole, and different ranks write different ones";
     } else {
       axis.confidence = Confidence::kLikely;
-      axis.evidence = (stages_ > 1 ? "in each stage, ranks " : "ranks ") + span_text(group, group * replicas_ - 1) +
-                      " wrote no tensor: they hold copies, and the lowest ranks saved them";
+      const Index last = group * replicas_ - 1;
+      axis.evidence = std::string(stages_ > 1 ? "in each stage, " : "") + (last > group ? "ranks " : "rank ") +
+                      span_text(group, last) + " wrote no tensor: " +
+                      (last > group ? "they hold copies, and the lowest ranks saved them"
+                                    : "it holds copies, and the lowest ranks saved them");
     }
     if (best_->misfits > 0) axis.confidence = std::min(axis.confidence, Confidence::kLikely);
     out_.axes.push_back(std::move(axis));

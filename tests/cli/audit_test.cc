@@ -306,5 +306,18 @@ TEST(Audit, AFileWithoutTensorsHasNoBytesThatBelongToNone) {
   EXPECT_THAT(converted.err, HasSubstr("model.safetensors: contains no tensors"));
 }
 
+// torch pickles a nested state whole if the planner has flatten_state_dict=False.
+TEST(Audit, AModelInAnObjectIsNotRead) {
+  const TempDir dir;
+  const std::string source = test_data("dcp_small/unflattened");
+  const CommandResult r = reshard_cli({"verify", source, "--fail-on", "warning"});
+  EXPECT_EQ(r.exit_code, 0) << r.out << r.err;
+  EXPECT_THAT(r.out, HasSubstr("note      there are no tensors, only 2 objects: 'model', 'step'"));
+  EXPECT_THAT(r.out, Not(HasSubstr("cover")));
+  const CommandResult converted = reshard_cli({"convert", source, dir / "out", "--to", "hf"});
+  EXPECT_EQ(converted.exit_code, 2);
+  EXPECT_THAT(converted.err, HasSubstr("contains no tensors, only objects"));
+}
+
 }  // namespace
 }  // namespace reshard::audit_test

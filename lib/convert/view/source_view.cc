@@ -160,6 +160,14 @@ class Selector {
 
 }  // namespace
 
+Status check_has_tensors(const Catalog& source) {
+  if (!source.tensors().empty()) return {};
+  return usage_error(source.where() + ": contains no tensors" +
+                     (source.blobs.empty() ? ""
+                                           : ", only objects; a model that is pickled as one object "
+                                             "(flatten_state_dict=False) is not read"));
+}
+
 Result<Selected> select(const Catalog& source, const Selection& selection, const Format& format, bool without_faulty,
                         bool files_too, ConversionNotes& notes) {
   Selector selector(source, selection, format);
@@ -169,11 +177,9 @@ Result<Selected> select(const Catalog& source, const Selection& selection, const
   Selected out = selector.take(notes);
   note_objects_of_ranks(source, out.blobs, notes);
   if (format.holds == StateSupport::kEverything) note_names_off_paths(source, notes);
-  if (source.tensors().empty())
-    return usage_error((source.files.size() == 1 ? source.file_path(0) : source.root) + ": contains no tensors");
   const std::string choice = choice_of_part(source);
   if (out.tensors.empty())
-    return usage_error(source.root + ": no tensor " + nothing_selected(selection) +
+    return usage_error(source.where() + ": no tensor " + nothing_selected(selection) +
                        (choice.empty() ? "" : "; " + choice));
   return out;
 }
@@ -200,7 +206,7 @@ Status check_packed_whole(const Catalog& source, const Selected& selected, const
     const auto left = std::find_if_not(weight.parts.begin(), weight.parts.end(), is_taken);
     const auto count = std::count_if(weight.parts.begin(), weight.parts.end(), is_taken);
     if (count == 0 || left == weight.parts.end()) continue;
-    return usage_error(source.root + ": " + with_commas(count) + " of the " +
+    return usage_error(source.where() + ": " + with_commas(count) + " of the " +
                        count_of(std::ssize(weight.parts), "tensor") + " of '" + printable(weight.name) +
                        "' are selected; packed as " + std::string(packing_title(weight.packing)) +
                        " it is unusable without " + tensor_text(source.tensors()[left->tensor].name) +

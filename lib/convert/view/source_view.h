@@ -19,6 +19,9 @@ namespace reshard {
 // Returns whether the selection includes `name`, a name of the source.
 bool selects(const Selection& selection, std::string_view name);
 
+// Fails (usage) if the source contains no tensors.
+Status check_has_tensors(const Catalog& source);
+
 struct Selected {
   std::vector<std::size_t> tensors, blobs;  // of the source's catalog
   bool complete = true;                     // it contains a model, and no filter or fault removed tensors
