@@ -348,6 +348,8 @@ void Catalog::sort_by_name() {
 
 std::string Catalog::file_path(std::uint32_t file) const { return path_join(root, files[file].path); }
 
+std::string Catalog::where() const { return files.size() == 1 && metadata_files.empty() ? file_path(0) : root; }
+
 std::vector<std::string> Catalog::file_paths() const {
   std::vector<std::string> out;
   for (const CatalogFile& file : files) out.push_back(path_join(root, file.path));

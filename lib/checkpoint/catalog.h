@@ -301,6 +301,8 @@ class Catalog {
   void sort_by_name();
 
   std::string file_path(std::uint32_t file) const;
+  // Returns the path that errors name: that of the file if the checkpoint is a single one, otherwise the directory.
+  std::string where() const;
   std::vector<std::string> file_paths() const;  // of all files
   Index tensor_bytes() const;
 

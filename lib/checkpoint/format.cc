@@ -52,7 +52,7 @@ Status without_unread_files(Status opened, const Catalog& catalog, const OpenOpt
   if (const std::string lost = files_to_restore(files); !lost.empty())
     advice += "; restore " + lost + " from another copy of the checkpoint";
   if (lines.size() == 1) return Error(code, lines.front() + (has_advice ? ". " + advice : ""));
-  std::string text = catalog.root + ": " + count_of(std::ssize(lines), "file") + " cannot be read:";
+  std::string text = catalog.where() + ": " + count_of(std::ssize(lines), "file") + " cannot be read:";
   for (std::size_t i = 0; i < std::min(kShown, lines.size()); ++i) text += "\n  " + lines[i];
   if (lines.size() > kShown) text += "\n  and " + with_commas(std::ssize(lines) - Index{kShown}) + " more";
   return Error(code, text + (has_advice ? "\n" + advice : ""));

@@ -85,7 +85,7 @@ Status add_masters(SourceView& view, ConversionNotes& notes) {
     if (!others.empty()) continue;
     for (const std::string_view moment : {kMomentSuffix, kSecondMomentSuffix})
       if (!states.contains(moment))
-        return unsupported(view.catalog.root + ": the optimizer has no " + std::string(moment.substr(1)) + " of " +
+        return unsupported(view.catalog.where() + ": the optimizer has no " + std::string(moment.substr(1)) + " of " +
                            tensor_text(parameter) +
                            ": expected both of Adam's moments; add --exclude 'optim*' to leave the optimizer out");
     if (states.contains(kMasterSuffix)) continue;
@@ -106,7 +106,7 @@ Status add_masters(SourceView& view, ConversionNotes& notes) {
     masters.push_back(std::move(master));
   }
   if (!others.empty())
-    return unsupported(view.catalog.root + ": " + count_of(std::ssize(others), "tensor") + " of the optimizer (" +
+    return unsupported(view.catalog.where() + ": " + count_of(std::ssize(others), "tensor") + " of the optimizer (" +
                        some_of(others) + ") that are not Adam's state; add --exclude 'optim*' to leave the " +
                        "optimizer out");
   view.catalog.shares_extents = view.catalog.shares_extents || !masters.empty();
@@ -129,8 +129,8 @@ Result<std::optional<Index>> single(const Counts& counts, const SourceView& view
   const auto& [first, name_of_first] = *counts.begin();
   const auto& [last, name_of_last] = *counts.rbegin();
   if (first == last) return std::optional(first);
-  return unsupported(view.catalog.root + ": parameters have made different numbers of steps: " + name_of_last + " is " +
-                     with_commas(last) + " and " + name_of_first + " is " + with_commas(first) +
+  return unsupported(view.catalog.where() + ": parameters have made different numbers of steps: " + name_of_last +
+                     " is " + with_commas(last) + " and " + name_of_first + " is " + with_commas(first) +
                      ", and the output counts them once for all; add --exclude 'optim*' to leave the optimizer out");
 }
 

@@ -70,7 +70,7 @@ Status check_metadata(const HeaderMetadata& metadata, const Target& target, cons
                       ConversionNotes& notes) {
   if (metadata.entries.empty() || target.holds_header_metadata()) return {};
   if (metadata.needed > 0)
-    return unsupported(source.root + ": " + count_of(metadata.needed, "weight") +
+    return unsupported(source.where() + ": " + count_of(metadata.needed, "weight") +
                        " cannot be loaded without the __metadata__ of the safetensors headers, which " +
                        std::string(format.title) + " cannot store; choose a format with safetensors files");
   std::vector<std::string> keys;

@@ -45,7 +45,7 @@ Result<Index> check_equal_tensors(const Draft& draft, FilePool& files, RunOption
     const Tensor &a = view.tensors()[e.kept], &b = view.tensors()[e.left_out];
     if (is_same_data(a, b)) continue;
     if (draft.unpacking && (draft.view.computed.contains(e.kept) || draft.view.computed.contains(e.left_out)))
-      return unsupported(view.root + ": " + tensor_text(a.name) + " and " + tensor_text(b.name) +
+      return unsupported(view.where() + ": " + tensor_text(a.name) + " and " + tensor_text(b.name) +
                          " must be equal, but one of them is packed; unpack them with --family none first");
     pairs.push_back(&e);
     kept.push_back({e.kept, a.dtype});
@@ -57,7 +57,7 @@ Result<Index> check_equal_tensors(const Draft& draft, FilePool& files, RunOption
   const auto expected = TRY(digest_tensors(kept, of_kept, run));
   const auto got = TRY(digest_tensors(left_out, of_left_out, run));
   for (std::size_t i = 0; i < pairs.size(); ++i)
-    if (expected[i].target != got[i].target) return corrupt(view.root + ": " + pairs[i]->otherwise);
+    if (expected[i].target != got[i].target) return corrupt(view.where() + ": " + pairs[i]->otherwise);
   return of_left_out.checksums_checked();
 }
 

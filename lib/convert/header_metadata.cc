@@ -29,7 +29,7 @@ Result<DescribedTensors> described_tensors(const Catalog& source) {
   for (const auto& [key, value] : source.header_metadata) entries.emplace(key, value);
   const auto list = entries.find(kTensorNames);
   if (list == entries.end()) return out;
-  const std::string where = source.root + ": __metadata__: ";
+  const std::string where = source.where() + ": __metadata__: ";
   const auto names = parse_json(list->second, where + std::string(kTensorNames));
   if (!names || !names->is_array()) return out;
   for (const Json& item : TRY(names->as_array())) {

@@ -47,7 +47,7 @@ Status check_described_packed(const SourceView& view, const Family& family, cons
         !view.catalog.find(canonical_key(family, part.name)))
       first = &part;
   if (!first) return {};
-  return unsupported(view.catalog.root + ": '" + printable(first->name) + "' is packed as " +
+  return unsupported(view.catalog.where() + ": '" + printable(first->name) + "' is packed as " +
                      std::string(packing_title(first->packing)) + ", and " + config.path +
                      " describes a plain weight; " +
                      (can_unpack(first->packing) ? "add --dtype bfloat16 to unpack it"
@@ -75,7 +75,7 @@ Result<std::optional<Identity>> repair(SourceView& view, FilePool& files, const 
   for (const Tensor& t : view.catalog.tensors()) TRY(covers.check(t));
   if (!options.config) {
     if (const Status agree = check_shapes_agree(*options.family, view.catalog); !agree) {
-      const std::string fault = view.catalog.root + ": has the tensor names of family " + options.family->name +
+      const std::string fault = view.catalog.where() + ": has the tensor names of family " + options.family->name +
                                 ", but not its shapes: " + agree.error().message();
       if (!allow)
         return Error(agree.error().code(), fault + "; add --config FILE if it is such a model, --family none to " +
@@ -364,7 +364,7 @@ Status check_have_names(const SourceView& view, const Translation& names, const 
     if (!can_name(view, names.model, name, *names.to)) scales.push_back("'" + printable(view.native(name)) + "'");
   }
   if (scales.empty()) return {};
-  return unsupported(view.catalog.root + ": " + count_of(std::ssize(scales), "tensor") +
+  return unsupported(view.catalog.where() + ": " + count_of(std::ssize(scales), "tensor") +
                      " are quantized values or their scales (" + some_of(scales) + "), and " +
                      std::string(info(*names.to).title) +
                      " has no names for them: a loader would use one without the other");

@@ -232,7 +232,7 @@ Result<std::vector<LayoutDescriptor>> infer_layouts(const Catalog& catalog, cons
                                                     const std::string& name) {
   for (const Tensor& t : catalog.tensors())
     if (!is_utf8(t.name))
-      return unsupported(catalog.root + ": " + tensor_text(t.name) +
+      return unsupported(catalog.where() + ": " + tensor_text(t.name) +
                          ": the name is not UTF-8, which a layout file cannot express");
   std::vector<LayoutDescriptor> out;
   Writer writer(catalog, inferred, name);

@@ -25,7 +25,7 @@ Status choose_convention(const Catalog& catalog, const ModelChoice& choice, Mode
   if (!choice.convention || !model.family || *choice.convention == model.convention) return {};
   const auto alike = alike_conventions(*model.family, catalog, model.convention);
   if (std::find(alike.begin(), alike.end(), *choice.convention) == alike.end())
-    return usage_error(catalog.root + ": --source-names " + std::string(info(*choice.convention).option) +
+    return usage_error(catalog.where() + ": --source-names " + std::string(info(*choice.convention).option) +
                        ": the tensors have " + std::string(info(model.convention).title) + " (" +
                        std::string(info(model.convention).option) + ")");
   model.convention = *choice.convention;
@@ -45,7 +45,7 @@ Result<Model> recognise(const Catalog& catalog, const ModelChoice& choice, std::
   if (!choice.detect) {
     const auto convention = detect_convention(*choice.family, catalog);
     if (!convention)
-      return unsupported(catalog.root + ": no tensor is named as in family " + std::string(choice.family->name));
+      return unsupported(catalog.where() + ": no tensor is named as in family " + std::string(choice.family->name));
     if (model.config && !choice.family->model_types.empty() &&
         !choice.family->knows_model_type(model.config->model_type))
       return usage_error(model.config->path + ": expected a model of family " + std::string(choice.family->name) +

@@ -578,7 +578,7 @@ class PartFinder {
         std::erase_if(model_, [&](const auto& name) { return !name.first.starts_with(chosen_); });
     }
     if (std::find(names.begin(), names.end(), wanted_) != names.end()) return {};
-    return usage_error(catalog_.root + ": unknown part '" + printable(wanted_) + "'" + choices_text(wanted_, names));
+    return usage_error(catalog_.where() + ": unknown part '" + printable(wanted_) + "'" + choices_text(wanted_, names));
   }
 
   bool is_training_state(const std::string& word) const {
@@ -595,7 +595,8 @@ class PartFinder {
       model_wrapper_ = {given_, "", std::string(kGivenWith) + "--strip-prefix"};
       if (std::none_of(model_.begin(), model_.end(),
                        [&](const auto& m) { return m.second.example.starts_with(given_); }))
-        return usage_error(catalog_.root + ": no tensor name begins with --strip-prefix '" + printable(given_) + "'");
+        return usage_error(catalog_.where() + ": no tensor name begins with --strip-prefix '" + printable(given_) +
+                           "'");
     } else if (models_.empty() || !chosen_.empty()) {
       model_wrapper_ = wrapper_by_family(model_, families_);
       const auto is_beside = [&](const auto& name) { return !name.first.starts_with(model_wrapper_.prefix); };

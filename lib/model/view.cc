@@ -189,7 +189,7 @@ class ViewBuilder {
       const ParsedName& of = sections.of;
       for (const StoredRule* stored : stored_sections(*options_.family, *of.rule, of.convention, of.layer))
         if (!sections.found.contains(stored->section))
-          return corrupt(from_.root + ": " + tensor_text(name) + " is stored in parts, and part '" +
+          return corrupt(from_.where() + ": " + tensor_text(name) + " is stored in parts, and part '" +
                          stored_name(*options_.family, *stored, of.layer, of.expert) + "' is missing");
     }
     return {};
@@ -221,11 +221,12 @@ class ViewBuilder {
     for (std::size_t i = 0; i < std::min<std::size_t>(unknown_.size(), 20); ++i)
       list += "\n  " + printable(unknown_[i]);
     if (unknown_.size() > 20) list += "\n  and " + std::to_string(unknown_.size() - 20) + " more";
-    const std::string what = from_.root + ": " + count_of(std::ssize(unknown_), "tensor") +
+    const std::string what = from_.where() + ": " + count_of(std::ssize(unknown_), "tensor") +
                              (unknown_.size() == 1 ? " has a name" : " have names") + " that family " +
                              std::string(options_.family->name) + " does not know";
     if (const auto adapters = std::count_if(unknown_.begin(), unknown_.end(), is_adapter))
-      return unsupported(from_.root + ": " + count_of(adapters, "tensor") + " of adapters next to the weights that " +
+      return unsupported(from_.where() + ": " + count_of(adapters, "tensor") +
+                         " of adapters next to the weights that " +
                          "they change, which reshard cannot merge under these names. Without them the output is the " +
                          "model before its fine-tuning: merge them with the library that trained them, or add " +
                          "--exclude to leave them out:" + list);
@@ -245,7 +246,8 @@ class ViewBuilder {
       list += "\n  " + printable(twice_[i].name) + " of " + file_of(out_.tensors()[*out_.find(twice_[i].name)]) +
               " and of " + file_of(twice_[i]);
     if (twice_.size() > kShown) list += "\n  and " + with_commas(std::ssize(twice_) - Index{kShown}) + " more";
-    return corrupt(from_.root + ": " + count_of(std::ssize(twice_), "tensor") + (twice_.size() == 1 ? " is" : " are") +
+    return corrupt(from_.where() + ": " + count_of(std::ssize(twice_), "tensor") +
+                   (twice_.size() == 1 ? " is" : " are") +
                    " stored twice, under two names; add --exclude to leave one of them out:" + list);
   }
   std::string file_of(const Tensor& t) const {
@@ -314,7 +316,7 @@ Status divide_columns(Catalog& catalog, const Family& family, Convention convent
     if (!stored || stored->columns == 1) continue;
     const Index n = t.shape[t.shape.rank() - 1];
     if (n % stored->columns != 0 || t.shape.rank() == kMaxRank)
-      return corrupt(catalog.root + ": " + tensor_text(t.name) + " " + to_string(t.shape) +
+      return corrupt(catalog.where() + ": " + tensor_text(t.name) + " " + to_string(t.shape) +
                      ": expected a last dimension of " + count_of(stored->columns, "column") + " in turn");
     Tensor& made = catalog.tensor(i);
     for (FragmentList* list : {&made.fragments, &made.replicas})
@@ -408,12 +410,12 @@ Result<Identity> check_against_config(const Catalog& view, const Family& family,
     if (parsed) extra.push_back("'" + printable(tensor.name) + "'");
   }
   if (!extra.empty())
-    return corrupt(view.root + ": " + count_of(std::ssize(extra), "tensor") + " that " + config.path +
+    return corrupt(view.where() + ": " + count_of(std::ssize(extra), "tensor") + " that " + config.path +
                    " does not describe: " + some_of(extra) + "; add --exclude to leave them out");
   if (missing.empty() || !complete) return out;
-  return corrupt(view.root + ": " + count_of(std::ssize(missing), "tensor") + " that " + config.path + " describes " +
-                 (missing.size() == 1 ? "is" : "are") + " missing, the first is '" + printable(missing.front()) +
-                 "'; add --allow config to write the others");
+  return corrupt(view.where() + ": " + count_of(std::ssize(missing), "tensor") + " that " + config.path +
+                 " describes " + (missing.size() == 1 ? "is" : "are") + " missing, the first is '" +
+                 printable(missing.front()) + "'; add --allow config to write the others");
 }
 
 }  // namespace reshard

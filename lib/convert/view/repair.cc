@@ -100,7 +100,7 @@ class Fitter {
                              count_of(joined[0].times, "expert") + " each: expert-parallel groups saved unsharded, " +
                              "under the names of experts 0 to " + with_commas(present - 1) + " of " +
                              with_commas(experts);
-    if (!options_.repairs.experts) return corrupt(view_.root + ": " + what + "; add --repair experts to split them");
+    if (!options_.repairs.experts) return corrupt(view_.where() + ": " + what + "; add --repair experts to split them");
     std::map<std::size_t, const Joined*> by_tensor;
     for (const Joined& j : joined) by_tensor.emplace(j.tensor, &j);
     Catalog out = view_.without_tensors();
@@ -155,7 +155,7 @@ class Fitter {
       const ReplicaReport report = TRY(compare_replicas(copies, files_, options_.run));
       for (const Finding& f : report.findings)
         if (f.severity == Severity::kError)
-          return corrupt(view_.root + ": " + tensor_text(f.tensors.front()) + " has " + with_commas(times) +
+          return corrupt(view_.where() + ": " + tensor_text(f.tensors.front()) + " has " + with_commas(times) +
                          " times the rows that " + options_.config->path +
                          " expects, but they are not equal copies of " + "each key-value head: " + f.what);
     }

@@ -38,7 +38,7 @@ Status check_packed_names(const Catalog& source, const PackedWeights& packed) {
     if (there && there->packing == weight.packing && there->parts.size() == weight.parts.size() &&
         std::all_of(weight.parts.begin(), weight.parts.end(), has_role))
       continue;
-    return usage_error(source.root + ": --rename separates the parts of '" + printable(weight.name) +
+    return usage_error(source.where() + ": --rename separates the parts of '" + printable(weight.name) +
                        "', which is packed as " + std::string(packing_title(weight.packing)) + " in " +
                        count_of(std::ssize(weight.parts), "tensor") +
                        "; rename its module, so that all of them get the new name");
@@ -72,7 +72,7 @@ Status choose_row_order(const Catalog& source, const ModelChoice& choice, Conven
   for (const Convention c : others)
     if (!info(c).models.empty())
       choices += "\n  --source-names " + std::string(info(c).option) + " for " + std::string(info(c).models);
-  return usage_error(source.root + ": the names are " + std::string(info(model.convention).title) +
+  return usage_error(source.where() + ": the names are " + std::string(info(model.convention).title) +
                      ", which order the rows of queries and keys in two ways, and neither names nor shapes nor " +
                      "config.json say which this is. Choose one:" + choices);
 }
@@ -228,7 +228,7 @@ Status check_nothing_is_beside(const Catalog& source, const Request& wanted, boo
   const std::string whole = others == Beside::kProbablyModel && !prefix.empty()
                                 ? "--strip-prefix " + shell_word(prefix) + " if they are part of the model, "
                                 : "";
-  return unsupported(source.root + ": " + what + ", and next to it " + (beside.size() == 1 ? "is " : "are ") +
+  return unsupported(source.where() + ": " + what + ", and next to it " + (beside.size() == 1 ? "is " : "are ") +
                      names_of(beside) + ", which the output would leave out; add " + whole +
                      "--exclude to leave out tensors that are not part of the model, or --family none to write " +
                      "everything under its own names");
@@ -290,16 +290,16 @@ bool is_other_adapter(const Unrecognised& known) {
 // Returns the error for a source that is not a model under names that loaders know.
 Error no_model(const Catalog& source, const Unrecognised& known, const std::string& config_path, Families families) {
   if (has_only_adapters(known) && is_megatron_adapter(known.adapters.front()->key()))
-    return unsupported(source.root + ": it contains only adapters of Megatron Bridge or NeMo (" +
+    return unsupported(source.where() + ": it contains only adapters of Megatron Bridge or NeMo (" +
                        names_of(known.adapters) + "), without the weights that they change, and reshard cannot merge " +
                        "them. Merge them with the library that trained them, and convert what it saves. Add " +
                        "--family none to write them under their own names");
   if (has_only_adapters(known))
-    return unsupported(source.root + ": it contains only adapters (" + names_of(known.adapters) +
+    return unsupported(source.where() + ": it contains only adapters (" + names_of(known.adapters) +
                        "). To merge them, convert the model that they change, with --merge-adapter --adapter " +
                        shell_word(source.root) + ". Add --family none to write them under their own names");
   if (is_other_adapter(known))
-    return unsupported(source.root + ": it contains only an adapter of PEFT (" + names_of(known.model) +
+    return unsupported(source.where() + ": it contains only an adapter of PEFT (" + names_of(known.model) +
                        "), of a kind that reshard does not merge. If it can be merged, do so with PEFT "
                        "(merge_and_unload) and convert " +
                        "the result. Add --family none to write it under its own names");
@@ -312,7 +312,7 @@ Error no_model(const Catalog& source, const Unrecognised& known, const std::stri
   if (!known.adapters.empty())
     why = "it contains adapters next to the weights they change (" + names_of(known.adapters) +
           "), which form a model only when merged (--merge-adapter)";
-  return unsupported(source.root + ": " + why + ": loaders would not recognise the output as a model. " +
+  return unsupported(source.where() + ": " + why + ": loaders would not recognise the output as a model. " +
                      "Add --family none to write it under its own names, --strip-prefix or --rename to change " +
                      "the names, or --family-file to describe a family" + prefix_of_all(known.model));
 }

@@ -43,7 +43,7 @@ class AdapterReader {
       fused_ = TRY(fused_parameters(view.catalog, names.model));
       TRY(find_fused());
     }
-    TRY(config_.read(root(), operands_, TRY(ranks()),
+    TRY(config_.read(where(), operands_, TRY(ranks()),
                      {options_.alpha, options_.reader != nullptr, own_.is_beside_weights(), merges_}));
     Adapter out;
     out.config = config_.text();
@@ -63,14 +63,14 @@ class AdapterReader {
   }
 
  private:
-  const std::string& root() const { return catalog_.root; }
+  std::string where() const { return catalog_.where(); }
 
   Error no_weight(const Tensor& t, const std::string& key, const Translation& names) const {
     const std::string what = tensor_text(t.name) + " changes '" + printable(key) + "', which is missing";
     if (names.model.family && !names.renames())
-      return usage_error(root() + ": " + what + " under the names of the source, which this output keeps; " +
+      return usage_error(where() + ": " + what + " under the names of the source, which this output keeps; " +
                          "add --names hf for the names that adapters use");
-    return corrupt(root() + ": an adapter of another model: " + what);
+    return corrupt(where() + ": an adapter of another model: " + what);
   }
 
   // Returns the module under the names of the weights. A model saved without its head lacks the prefix "model.", which
@@ -136,7 +136,7 @@ class AdapterReader {
       }
     };
     extend(0);
-    const std::string what = root() + ": the adapter of '" + printable(module) + "' (" +
+    const std::string what = where() + ": the adapter of '" + printable(module) + "' (" +
                              count_of(std::ssize(pairs), "pair") + " of matrices, rank x experts)";
     if (ways.empty()) {
       std::vector<std::string> shapes;
@@ -189,7 +189,7 @@ class AdapterReader {
       has_transposed = has_transposed || (is_transposed && !pair.is_embeddings);
       const Dims shape = is_transposed ? Dims{a.shape[1], b.shape[0]} : Dims{b.shape[0], a.shape[1]};
       if (w.shape != shape)
-        return corrupt(root() + ": an adapter of another model: " + tensor_text(b.name) + " " + to_string(b.shape) +
+        return corrupt(where() + ": an adapter of another model: " + tensor_text(b.name) + " " + to_string(b.shape) +
                        " x " + tensor_text(a.name) + " " + to_string(a.shape) + " changes " + tensor_text(w.name) +
                        " " + to_string(w.shape));
       TRY(check_changeable(w));
@@ -201,7 +201,7 @@ class AdapterReader {
       out.push_back(m);
     }
     if (config_.is_fan_in_fan_out() && !has_transposed)
-      return unsupported(root() + ": fan_in_fan_out: an adapter of this kind cannot be merged, as no weight that it " +
+      return unsupported(where() + ": fan_in_fan_out: an adapter of this kind cannot be merged, as no weight that it " +
                          "changes is known to be stored [in, out]");
     return out;
   }
@@ -212,7 +212,7 @@ class AdapterReader {
   Result<bool> is_stored_transposed(const Tensor& a, const std::string& key, const Model& model) const {
     if (model.config || model.family) return reshard::is_stored_transposed(model.family, model.config_or_null(), key);
     if (!may_be_stored_transposed(key)) return false;
-    return usage_error(root() + ": " + tensor_text(a.name) + " changes '" + printable(key) +
+    return usage_error(where() + ": " + tensor_text(a.name) + " changes '" + printable(key) +
                        "', which GPT-2 and others store [in, out], most models [out, in]; pass --config config.json");
   }
 
@@ -220,7 +220,7 @@ class AdapterReader {
     std::set<std::size_t> weights;
     for (const LowRank& m : added)
       if (!weights.insert(m.weight).second)
-        return unsupported(root() + ": several matrices of the adapter change " +
+        return unsupported(where() + ": several matrices of the adapter change " +
                            tensor_text(view.catalog.tensors()[m.weight].name));
     return {};
   }
@@ -253,7 +253,7 @@ class AdapterReader {
       if (!weight) return own_.unknown(t, "the model has no weight '" + printable(key) + "'; ");
       const Tensor& w = view.catalog.tensors()[*weight];
       if (w.shape != t.shape)
-        return unsupported(root() + ": " + tensor_text(t.name) + " " + to_string(t.shape) + " would replace " +
+        return unsupported(where() + ": " + tensor_text(t.name) + " " + to_string(t.shape) + " would replace " +
                            tensor_text(w.name) + " " + to_string(w.shape) +
                            ": the adapter belongs to another model, or its vocabulary was resized, which "
                            "--merge-adapter does not support");
@@ -272,9 +272,9 @@ class AdapterReader {
       if (!found) return no_weight(t, module + ".weight", names);
       const Tensor& w = view.catalog.tensors()[*found];
       const Index of = w.shape.rank() == 2 ? w.shape[0] : 0;
-      const auto rows = TRY(config_.row_numbers(module, of).context(root() + ": trainable_token_indices"));
+      const auto rows = TRY(config_.row_numbers(module, of).context(where() + ": trainable_token_indices"));
       if (of == 0 || t.shape != Dims{std::ssize(rows), w.shape[1]})
-        return corrupt(root() + ": " + tensor_text(t.name) + " " + to_string(t.shape) + " would replace " +
+        return corrupt(where() + ": " + tensor_text(t.name) + " " + to_string(t.shape) + " would replace " +
                        count_of(std::ssize(rows), "row") + " of " + tensor_text(w.name) + " " + to_string(w.shape));
       TRY(check_changeable(w));
       // Rows of an embedding also replace those of a head tied to it.
@@ -310,14 +310,14 @@ class AdapterReader {
                                        [&](const auto& each) { return is_tied(each.first, model); }) +
                          std::count_if(operands_.pairs.begin(), operands_.pairs.end(),
                                        [&](const auto& each) { return is_tied(each.first + ".weight", model); });
-    return unsupported(root() + ": " + tensor_text(t.name) + ": embedding and head of the model are tied, but the " +
+    return unsupported(where() + ": " + tensor_text(t.name) + ": embedding and head of the model are tied, but the " +
                        (changed > 1 ? "adapter changes each of them by itself" : "adapter changes only one of them") +
                        ", so the merged model would not match its config.json; add --exclude to leave it out");
   }
 
   Status check_changeable(const Tensor& w) const {
     if (can_convert(w.dtype, DType::kFloat32) && byte_size(w.dtype) >= 2) return {};
-    return unsupported(root() + ": " + tensor_text(w.name) + " is " + std::string(info(w.dtype).torch_name) +
+    return unsupported(where() + ": " + tensor_text(w.name) + " is " + std::string(info(w.dtype).torch_name) +
                        ": adapters can be merged only into floating-point weights");
   }
 
@@ -352,13 +352,13 @@ Result<std::optional<Adapter>> read_adapter(Reader& source, const AdapterOptions
     if (merges && options.reader) TRY(TRY(AdapterConfig::find(catalog)).check_mergeable());
     if (merges)
       return usage_error(
-          catalog.root + ": --merge-adapter: no adapter found; " +
+          catalog.where() + ": --merge-adapter: no adapter found; " +
           (options.reader ? "name the adapter's own file with --adapter" : "give its directory with --adapter"));
     return std::optional<Adapter>();
   }
   const Convention convention = names.model.convention;
   if (!options.reader && names.model.family && convention != Convention::kHf && convention != Convention::kTransformers)
-    return unsupported(catalog.root + ": an adapter for a model under " + std::string(info(convention).title) +
+    return unsupported(catalog.where() + ": an adapter for a model under " + std::string(info(convention).title) +
                        ", which PEFT does not support; add --exclude '*lora_*' to leave it out");
   return std::optional(TRY(AdapterReader(catalog, own, options, merges).read(view, names)));
 }

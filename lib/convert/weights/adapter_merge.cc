@@ -76,7 +76,7 @@ Status check_tied(const Replaced& r, DType dtype, TensorSource& operands, const 
   TRY(read_as(dtype, operands, *r.equal, box, others, scratch));
   if (std::equal(values.begin(), values.end(), others.begin())) return {};
   const Catalog& catalog = operands.catalog();
-  return unsupported(catalog.root + ": " + tensor_text(catalog.tensors()[r.by].name) + " and " +
+  return unsupported(catalog.where() + ": " + tensor_text(catalog.tensors()[r.by].name) + " and " +
                      tensor_text(catalog.tensors()[*r.equal].name) + " differ in " + to_string(box) +
                      ": embedding and head of the model are tied, so the merged model would not match its " +
                      "config.json; add --exclude to leave both out");

@@ -73,7 +73,7 @@ bool AdapterTensors::is_there() const {
 }
 
 Error AdapterTensors::unknown(const Tensor& t, const std::string& why) const {
-  return unsupported(catalog_.root + ": " + tensor_text(t.name) + ": " + why +
+  return unsupported(catalog_.where() + ": " + tensor_text(t.name) + ": " + why +
                      "unsupported part of an adapter; expected lora_A or lora_B of a linear layer or embedding, a "
                      "whole weight, or rows of an embedding. " +
                      (is_separate_ ? "Merge the adapter with the library that trained it (PEFT: merge_and_unload)"
@@ -93,18 +93,18 @@ Result<AdapterOperands> AdapterTensors::operands() const {
       return unknown(t, "");
     std::optional<std::size_t>& slot = out.slot_of(operand);
     if (slot)
-      return unsupported(catalog_.root + ": " + tensor_text(tensors[*slot].name) + " and " + tensor_text(t.name) +
+      return unsupported(catalog_.where() + ": " + tensor_text(tensors[*slot].name) + " and " + tensor_text(t.name) +
                          ": several adapters of one layer; add --exclude to leave one of them out");
     slot = i;
     if (operand.is_of_pair()) out.pairs[operand.of].is_embeddings = operand.is_embeddings;
   }
   for (const auto& [module, pair] : out.pairs) {
     if (!pair.a || !pair.b)
-      return corrupt(catalog_.root + ": " + tensor_text(tensors[pair.a ? *pair.a : *pair.b].name) + ": its lora_" +
+      return corrupt(catalog_.where() + ": " + tensor_text(tensors[pair.a ? *pair.a : *pair.b].name) + ": its lora_" +
                      (pair.is_embeddings ? "embedding_" : "") + (pair.a ? "B" : "A") + " is missing");
     const Tensor &a = tensors[*pair.a], &b = tensors[*pair.b];
     if (a.shape[0] != b.shape[1] || a.shape[0] < 1)
-      return corrupt(catalog_.root + ": " + tensor_text(a.name) + " " + to_string(a.shape) + " and " +
+      return corrupt(catalog_.where() + ": " + tensor_text(a.name) + " " + to_string(a.shape) + " and " +
                      tensor_text(b.name) + " " + to_string(b.shape) + ": expected as many rows of A as columns of B");
   }
   return out;

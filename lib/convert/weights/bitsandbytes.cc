@@ -85,7 +85,7 @@ Result<QuantState> read_state(const PackedInput& in) {
     return in.corrupt_part("quant_state", "expected JSON in at most 65,536 bytes of uint8");
   const std::vector<std::byte> bytes = TRY(in.read(in.index("quant_state")));
   const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
-  const std::string what = in.catalog.root + ": " + tensor_text(t.name);
+  const std::string what = in.catalog.where() + ": " + tensor_text(t.name);
   return parse_state(TRY(parse_json(text, what)), in.has("nested_absmax")).context(what);
 }
 

@@ -77,13 +77,14 @@ Result<Requantization> apply_block_scales(SourceView& view, const std::optional<
       continue;
     }
     const auto scales = catalog.find(t.name + std::string(float8->suffix));
-    if (!scales) return corrupt(catalog.root + ": " + tensor_text(t.name) + " is float8, and its scales are missing");
+    if (!scales)
+      return corrupt(catalog.where() + ": " + tensor_text(t.name) + " is float8, and its scales are missing");
     const Tensor& s = catalog.tensors()[*scales];
     const Dims expected = float8->shape(t.shape);
     const Index rows = float8->block_rows > 0 ? float8->block_rows : t.shape[0];
     const Index columns = float8->block_columns > 0 ? float8->block_columns : t.shape[1];
     if (!is_shape_of_scales(s.shape, expected) || !(is_floating(s.dtype) || s.dtype == DType::kFloat8E8M0))
-      return corrupt(catalog.root + ": " + tensor_text(s.name) + " " + to_string(s.shape) + " of " +
+      return corrupt(catalog.where() + ": " + tensor_text(s.name) + " " + to_string(s.shape) + " of " +
                      std::string(info(s.dtype).torch_name) + ": expected " + to_string(expected) + ", one for each " +
                      std::to_string(rows) + " x " + std::to_string(columns) + " of " + to_string(t.shape));
     matrices.push_back({i, *scales, rows, columns, float8->is_product_rounded ? s.dtype : DType::kFloat32});

@@ -20,7 +20,7 @@ Tensor computed_tensor(std::string name, DType dtype, const Dims& shape, const F
 
 Status check_floats(const SourceView& view, const Tensor& t) {
   if (byte_size(t.dtype) >= 2 && can_convert(t.dtype, DType::kFloat32)) return {};
-  return unsupported(view.catalog.root + ": " + tensor_text(view.native(t.name)) + " is " +
+  return unsupported(view.catalog.where() + ": " + tensor_text(view.native(t.name)) + " is " +
                      std::string(info(t.dtype).torch_name) + ": --quantize supports only floating-point matrices");
 }
 

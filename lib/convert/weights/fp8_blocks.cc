@@ -133,7 +133,7 @@ class BlockQuantizer {
     for (Index b = 0; b < columns_; ++b)
       if (most[b] >= kInfinite)
         return corrupt(
-            stored_.catalog().root + ": " + tensor_text(tensor_.name) + ": the block at row " +
+            stored_.catalog().where() + ": " + tensor_text(tensor_.name) + ": the block at row " +
             with_commas(block * matrix_.block_rows) + ", column " + with_commas(b * matrix_.block_width) +
             " contains infinities or NaNs and cannot be quantized; add --keep-dtype to keep a tensor as it is");
     return {};

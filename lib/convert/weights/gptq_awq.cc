@@ -172,13 +172,13 @@ Result<unsigned> zero_offset(const PackedInput& in) {
                        "; leave out --dtype to keep its weights packed");
   }
   if (!in.config.is_object())
-    return usage_error(in.catalog.root + ": '" + printable(in.weight.name) +
+    return usage_error(in.catalog.where() + ": '" + printable(in.weight.name) +
                        "': no quantization_config says whether GPTQ's zero points are stored less 1; pass --config " +
                        "config.json");
   const std::string format = config_word(in.config, {"checkpoint_format", "format"});
   if (format.empty() || format == "gptq" || format == "gemm") return 1U;
   if (format == "gptq_v2") return 0U;
-  return unsupported(in.catalog.root + ": quantization_config: checkpoint_format: expected gptq or gptq_v2, got '" +
+  return unsupported(in.catalog.where() + ": quantization_config: checkpoint_format: expected gptq or gptq_v2, got '" +
                      printable(format) + "'; drop --dtype to keep its weights packed");
 }
 
@@ -219,8 +219,8 @@ OpenedMatrix open_awq(const PackedInput& in) {
   TRY(check_matrices(in));
   const std::string version = config_word(in.config, {"version", "checkpoint_format", "format"});
   if (!version.empty() && version != "gemm" && version != "GEMM")
-    return unsupported(in.catalog.root + ": quantization_config: version: expected gemm, got '" + printable(version) +
-                       "'; drop --dtype to keep its weights packed");
+    return unsupported(in.catalog.where() + ": quantization_config: version: expected gemm, got '" +
+                       printable(version) + "'; drop --dtype to keep its weights packed");
   const Dims &packed = in.tensor("qweight").shape, &scales = in.tensor("scales").shape;
   const Index inputs = packed[0], outputs = scales[1], count = scales[0];
   if (outputs % 8 != 0 || packed[1] != outputs / 8)

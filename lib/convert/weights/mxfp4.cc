@@ -180,10 +180,10 @@ class Packer {
         out[o] = std::max(out[o], std::bit_cast<std::uint32_t>(values[i * width + o]) & 0x7fffffffU);
     for (std::size_t o = 0; o < width; ++o)
       if (out[o] >= kInfinite)
-        return corrupt(stored_.catalog().root + ": " + tensor_text(tensor_.name) + ": expert " + with_commas(expert) +
-                       " contains infinities or NaNs in rows " + with_commas(group * kMxfp4Group) + " to " +
-                       with_commas((group + 1) * kMxfp4Group - 1) + " of column " + with_commas(o) +
-                       " and cannot be quantized");
+        return corrupt(stored_.catalog().where() + ": " + tensor_text(tensor_.name) + ": expert " +
+                       with_commas(expert) + " contains infinities or NaNs in rows " +
+                       with_commas(group * kMxfp4Group) + " to " + with_commas((group + 1) * kMxfp4Group - 1) +
+                       " of column " + with_commas(o) + " and cannot be quantized");
     return out;
   }
 
@@ -220,14 +220,15 @@ Result<PackedMatrix> match(const Catalog& catalog, std::size_t blocks) {
   PackedMatrix out;
   out.name = b.name.substr(0, b.name.size() - kMxfp4Blocks.size());
   const auto scales = catalog.find(out.name + std::string(kMxfp4Scales));
-  if (!scales) return corrupt(catalog.root + ": " + tensor_text(b.name) + " is in MXFP4, and its scales are missing");
+  if (!scales)
+    return corrupt(catalog.where() + ": " + tensor_text(b.name) + " is in MXFP4, and its scales are missing");
   const Tensor& s = catalog.tensors()[*scales];
   if (b.dtype != DType::kUint8 || b.shape.rank() != 4 || b.shape[3] != kMxfp4Bytes)
-    return corrupt(catalog.root + ": " + tensor_text(b.name) + " " + to_string(b.shape) + " of " +
+    return corrupt(catalog.where() + ": " + tensor_text(b.name) + " " + to_string(b.shape) + " of " +
                    std::string(info(b.dtype).torch_name) + ": expected uint8 in blocks of 16");
   const Dims expected = {b.shape[0], b.shape[1], b.shape[2]};
   if (s.shape != expected || s.dtype != DType::kUint8)
-    return corrupt(catalog.root + ": " + tensor_text(s.name) + " " + to_string(s.shape) + " of " +
+    return corrupt(catalog.where() + ": " + tensor_text(s.name) + " " + to_string(s.shape) + " of " +
                    std::string(info(s.dtype).torch_name) + ": expected " + to_string(expected) +
                    " of uint8, one for each " + "block of " + to_string(b.shape));
   out.blocks = blocks;
@@ -251,7 +252,7 @@ Result<std::vector<PackedMatrix>> find_packed(const SourceView& view, const Fami
     } else if (parsed->suffix == kMxfp4Blocks) {
       out.push_back(TRY(match(catalog, i)));
     } else if (!catalog.find(t.name.substr(0, t.name.size() - kMxfp4Scales.size()) + std::string(kMxfp4Blocks))) {
-      return corrupt(catalog.root + ": " + tensor_text(t.name) + " contains scales of values that are missing");
+      return corrupt(catalog.where() + ": " + tensor_text(t.name) + " contains scales of values that are missing");
     }
   }
   if (!kept.empty() && !out.empty())
@@ -313,7 +314,7 @@ Result<Requantization> pack_mxfp4(SourceView& view, const Model& model, const Dt
                          " would keep its dtype while other matrices become MXFP4, which config.json cannot express");
     TRY(check_floats(view, t));
     if (shape[1] % kMxfp4Group != 0)
-      return unsupported(view.catalog.root + ": " + tensor_text(view.native(t.name)) + " " + to_string(shape) +
+      return unsupported(view.catalog.where() + ": " + tensor_text(view.native(t.name)) + " " + to_string(shape) +
                          ": expected a multiple of 32 inputs, because 32 inputs share a scale");
     out.worker_bytes =
         std::max(out.worker_bytes, shape[2] * (shape[1] / kMxfp4Group * (kMxfp4Bytes + 1) +

@@ -36,7 +36,7 @@ Open opener_of(Packing packing) {
 }
 
 std::string part_text(const PackedInput& in, std::string_view role) {
-  return in.catalog.root + ": " + tensor_text(in.tensor(role).name) + ": ";
+  return in.catalog.where() + ": " + tensor_text(in.tensor(role).name) + ": ";
 }
 
 // Calls visit(box) for boxes of at most kAtOnce elements that this one is cut into, in row-major order.
@@ -97,7 +97,7 @@ bool can_unpack(Packing packing) { return opener_of(packing) != nullptr; }
 
 OpenedMatrix open_packed(const PackedInput& in) {
   if (const Open open = opener_of(in.weight.packing)) return open(in);
-  return unsupported(in.catalog.root + ": '" + printable(in.weight.name) + "' is packed as " +
+  return unsupported(in.catalog.where() + ": '" + printable(in.weight.name) + "' is packed as " +
                      std::string(packing_title(in.weight.packing)) +
                      ", and unpacking that is not supported; drop --dtype to keep it packed");
 }
@@ -153,14 +153,14 @@ std::optional<unsigned> bits_of(Index fields, Index words) {
 Result<Groups> Groups::make(const PackedInput& in, std::string_view role, Index columns, Index count, Index size) {
   Groups out;
   out.count_ = count;
-  const std::string what = in.catalog.root + ": '" + printable(in.weight.name) + "': " + with_commas(columns) +
+  const std::string what = in.catalog.where() + ": '" + printable(in.weight.name) + "': " + with_commas(columns) +
                            " inputs in " + count_of(count, "group");
   if (count < 1 || count > columns) return corrupt(what);
   out.size_ = size > 0 && ceil_div(columns, size) == count ? size : columns % count == 0 ? columns / count : 0;
   if (in.has(role)) {
     TRY(in.check(role, {columns}, std::array{DType::kInt32}));
     out.index_ = in.index(role);
-    out.name_ = in.catalog.root + ": " + tensor_text(in.tensor(role).name);
+    out.name_ = in.catalog.where() + ": " + tensor_text(in.tensor(role).name);
     return out;
   }
   if (out.size_ > 0) return out;

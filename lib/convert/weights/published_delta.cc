@@ -95,7 +95,7 @@ class SumReader {
     for (std::size_t s = 0; s < count; ++s) {
       const auto at = sources_[s]->catalog().find(tensor.name);
       if (!at)
-        return unsupported(sources_[s]->catalog().root + ": lacks " + tensor_text(tensor.name) +
+        return unsupported(sources_[s]->catalog().where() + ": lacks " + tensor_text(tensor.name) +
                            ", which a published delta changes: make it from models with these names");
       TRY(sources_[s]->read(*at, box, s == 0 ? sum_ : next_, scratch_));
       if (s > 0) xor_into(sum_, next_);
@@ -199,7 +199,7 @@ Status PublishedDelta::take_tensors() {
   const Catalog &stored = stored_->catalog(), &model = base_.catalog();
   for (const Tensor& change : stored.tensors()) {
     const auto number = model.find(change.name);
-    const std::string what = stored.root + ": changes " + tensor_text(change.name);
+    const std::string what = stored.where() + ": changes " + tensor_text(change.name);
     if (!number)
       return unsupported(what + ", which " + model.root +
                          " lacks: apply it to the Hugging Face model that it was made from");
@@ -220,7 +220,7 @@ Status PublishedDelta::take_tensors() {
 }
 
 Status PublishedDelta::check_size(const Tensor& change, const Tensor& old) const {
-  const std::string what = stored_->catalog().root + ": changes " + tensor_text(change.name);
+  const std::string what = stored_->catalog().where() + ": changes " + tensor_text(change.name);
   const std::string other = ": it is not the model that it was made from";
   const Index bytes = change.bytes(), count = (bytes - kHeadBytes) / kEntryBytes;
   if (!overwrites_ && old.bytes() != bytes)
@@ -262,7 +262,7 @@ Status PublishedDelta::locate_before(const std::string& tensor, int threads, con
 Status PublishedDelta::write_difference(const Tensor& old, const Tensor& change, const File& to, Index offset) {
   const Extent extent = change.fragments.extent(0);
   const auto stored = TRY(stored_->files().open(stored_->catalog().file_path(extent.file)));
-  const std::string what = stored_->catalog().root + ": " + tensor_text(old.name);
+  const std::string what = stored_->catalog().where() + ": " + tensor_text(old.name);
   const Index count = (change.bytes() - kHeadBytes) / kEntryBytes;
   std::uint32_t recorded = 0;
   TRY(stored->read_at(extent.offset, std::as_writable_bytes(std::span(&recorded, 1))));
@@ -364,7 +364,7 @@ Status check_published(Reader& base, std::span<Reader* const> deltas, const RunO
     }));
     const std::string expected = last->checksum(tensor.name);
     if (checksum.hex() == expected) return {};
-    return unsupported(base.catalog().root + ": not the model that version " + printable(last->version()) +
+    return unsupported(base.catalog().where() + ": not the model that version " + printable(last->version()) +
                        " was made from, or the delta is damaged: " + tensor_text(tensor.name) + ": expected " +
                        last->checksum_format() + " " + printable(expected) + " after it, got " + checksum.hex());
   });

@@ -35,7 +35,7 @@ Status check_scales_are_applied(const SourceView& view, const DtypeOptions& typi
     if (typing.keeps(native, t.name)) continue;
     if (const auto found = scales.find(packed->second.name); found != scales.end())
       return unsupported(
-          view.catalog.root + ": " + tensor_text(native) + " is " + std::string(info(t.dtype).torch_name) +
+          view.catalog.where() + ": " + tensor_text(native) + " is " + std::string(info(t.dtype).torch_name) +
           " next to " + tensor_text(view.native(tensors[found->second].name)) +
           ": without its scale its values would change as " + std::string(info(*typing.dtype).torch_name) +
           ", and it is unknown how the scales are applied (docs/quantization.md). Drop --dtype to keep both");
@@ -71,14 +71,14 @@ Status check_quantizes(const SourceView& view, const Translation& names, const S
   for (const auto& [name, quantization] : kQuantizations)
     if (typing.quantize == quantization) what = "--quantize " + std::string(name) + ": ";
   if (!names.model.family)
-    return unsupported(view.catalog.root + ": " + what +
+    return unsupported(view.catalog.where() + ": " + what +
                        "the model belongs to no known family, so it is unknown which matrices to quantize " +
                        "(docs/families.md)");
   if (!names.renames() || names.to != Convention::kHf || format.holds == StateSupport::kAdam)
     return unsupported(what + "only Hugging Face names have names for scales; add --to hf or " + "--names hf");
   const Model& model = names.model;
   if (!model.is_described())
-    return usage_error(view.catalog.root + ": " + what +
+    return usage_error(view.catalog.where() + ": " + what +
                        "a config.json must record the quantization, but none was found; add one with --config");
   if (!has_matrices(*model.family, typing.quantize)) {
     const std::string why = typing.quantize == Quantization::kFp8Tensor ? " have all experts in one tensor"
@@ -91,7 +91,7 @@ Status check_quantizes(const SourceView& view, const Translation& names, const S
                        printable(model.config->quantization) + "); convert it with --dtype bfloat16 first");
   const auto& tensors = view.catalog.tensors();
   if (std::any_of(tensors.begin(), tensors.end(), [&](const Tensor& t) { return view.packed.contains(t.name); }))
-    return unsupported(view.catalog.root + ": " + what + "the model already has " + packed_text(names.packed) +
+    return unsupported(view.catalog.where() + ": " + what + "the model already has " + packed_text(names.packed) +
                        "; convert it with --dtype bfloat16 first");
   if (selection.merge_adapter) return usage_error(what + "merge the adapter first, then quantize the result");
   if (typing.dtype && byte_size(*typing.dtype) == 1)
@@ -108,7 +108,7 @@ Result<Requantization> requantize(SourceView& view, const Translation& names, co
     Requantization out = TRY(typing.quantize == Quantization::kMxfp4 ? pack_mxfp4(view, names.model, typing, notes)
                                                                      : quantize_fp8(view, names.model, typing, notes));
     if (out.tensors.empty())
-      return usage_error(view.catalog.root + ": --quantize: no selected matrix can be quantized");
+      return usage_error(view.catalog.where() + ": --quantize: no selected matrix can be quantized");
     return out;
   }
   Requantization out = TRY(apply_block_scales(view, names.float8, typing, notes));

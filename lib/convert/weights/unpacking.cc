@@ -56,7 +56,7 @@ class SmallReader {
   Result<std::vector<std::byte>> read(std::size_t tensor) {
     const Tensor& t = reader_.catalog().tensors()[tensor];
     if (t.bytes() > kMaxSmall)
-      return corrupt(reader_.catalog().root + ": " + tensor_text(t.name) + " " + to_string(t.shape) +
+      return corrupt(reader_.catalog().where() + ": " + tensor_text(t.name) + " " + to_string(t.shape) +
                      ": expected a small tensor that describes a packed weight");
     TRY(reader_.locate({tensor}, threads_, spool_));
     FileSource source(reader_.catalog(), reader_.files());
@@ -93,7 +93,7 @@ Result<bool> stay(const Catalog& source, const PackedWeights& packed, const Dtyp
 
 Status check_complete(const Catalog& source, const PackedWeight& weight) {
   if (weight.missing.empty()) return {};
-  return corrupt(source.root + ": '" + printable(weight.name) + "' is packed as " +
+  return corrupt(source.where() + ": '" + printable(weight.name) + "' is packed as " +
                  std::string(packing_title(weight.packing)) + ", and '" + printable(weight.missing.front()) +
                  "' is missing");
 }
@@ -101,7 +101,7 @@ Status check_complete(const Catalog& source, const PackedWeight& weight) {
 Status check_understood(const Catalog& source, const PackedWeights& packed) {
   const std::vector<std::size_t> unknown = unknown_beside(source, packed);
   if (unknown.empty()) return {};
-  return unsupported(source.root + ": " + tensor_text(source.tensors()[unknown.front()].name) +
+  return unsupported(source.where() + ": " + tensor_text(source.tensors()[unknown.front()].name) +
                      " is next to a packed weight, and it is not known whether it changes the weight's values; drop "
                      "--dtype to keep the weights packed");
 }
@@ -119,7 +119,7 @@ Error rotates_activations(const std::string& root, const ModelConfig& config) {
 Result<bool> is_plain_transposed(const Catalog& source, const std::string& weight,
                                  const std::optional<ModelConfig>& config) {
   if (config || !may_be_stored_transposed(weight)) return config && is_stored_transposed(nullptr, &*config, weight);
-  return usage_error(source.root + ": '" + printable(weight) +
+  return usage_error(source.where() + ": '" + printable(weight) +
                      "': GPT-2 and others store a weight of this name [in, out] when it is not packed, most models " +
                      "[out, in]; pass --config config.json");
 }
@@ -142,7 +142,7 @@ Result<std::unique_ptr<Unpacking>> Unpacking::make(Reader& source, const Request
                                     [](const PackedWeight& w) { return can_unpack(w.packing); });
   if (!is_known || TRY(stay(stored, packed, typing))) return std::unique_ptr<Unpacking>();
   if (!is_asked)
-    return usage_error(stored.root + ": " + packed_text(packed) +
+    return usage_error(stored.where() + ": " + packed_text(packed) +
                        ": adapters can be merged only into plain weights; add --dtype bfloat16 to unpack them");
   TRY(check_understood(stored, packed));
   Json plain, quantization;
@@ -205,7 +205,7 @@ Status Unpacking::add(Tensor like, std::unique_ptr<PackedMatrix> matrix, std::ve
     const auto bytes = elements ? checked_mul(*elements, byte_size(dtype)) : std::nullopt;
     const auto end = bytes ? checked_add(file.size, *bytes) : std::nullopt;
     if (!end)
-      return corrupt(catalog_.root + ": " + tensor_text(like.name) + ": " + to_string(like.shape) + " is too large");
+      return corrupt(catalog_.where() + ": " + tensor_text(like.name) + ": " + to_string(like.shape) + " is too large");
     like.fragments = like.replicas = FragmentList(like.shape.rank());
     if (*bytes > 0) {
       like.fragments.add(whole(like.shape), {file_, file.size, *bytes});
@@ -267,7 +267,7 @@ Status Unpacking::fill_fragment(TensorSource& packed, const Tensor& tensor, cons
   const Index rows = has_rows ? part.shape[rank - 2] : 1;
   if (rank > 0 && run > 1 && fragment.strides[rank - 1] != 1)
     return unsupported(
-        catalog_.root + ": " + tensor_text(tensor.name) +
+        catalog_.where() + ": " + tensor_text(tensor.name) +
         ": a packed weight cannot be transposed while it is unpacked; convert it with --names keep first");
   Dims index = part.origin;
   std::vector<std::byte> block;

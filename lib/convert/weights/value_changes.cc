@@ -144,7 +144,7 @@ Result<ValueChanges> change_values(SourceView& view, const Translation& names, C
     TRY(add_step(to, *quantity, false, *model.config, changed.steps));
     if (changed.steps.empty()) continue;
     if (byte_size(t.dtype) < 2 || !can_convert(t.dtype, DType::kFloat32))
-      return unsupported(view.catalog.root + ": " + tensor_text(view.native(t.name)) + " is " +
+      return unsupported(view.catalog.where() + ": " + tensor_text(view.native(t.name)) + " is " +
                          std::string(info(t.dtype).torch_name) + ": " + std::string(info(*names.to).title) +
                          " have other values, which are computed of floating-point ones; --dtype bfloat16 first");
     if (!out.before) out.before = std::make_unique<Catalog>(view.catalog);
