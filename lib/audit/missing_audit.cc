@@ -10,6 +10,11 @@
 namespace reshard {
 namespace {
 
+std::string missing_tensors(Index count, Index bytes) {
+  return count_of(count, "tensor") + (count == 1 ? " is" : " are") + " missing from all files (" + human_bytes(bytes) +
+         ").";
+}
+
 // Parameters without a tensor.
 struct MissingParameters {
   const Parameter* head = nullptr;
@@ -71,7 +76,7 @@ void report_missing_tensors(const DescribedModel& subject, const std::vector<con
     f.why.push_back("experts " + ranges_text(experts) + " of " + with_commas(subject.config.number("num_experts")) +
                     ": if they are consecutive, a rank of expert parallelism did not write");
   }
-  f.lost = count_of(std::ssize(list), "tensor") + ", " + human_bytes(bytes) + ", missing from all files.";
+  f.lost = missing_tensors(std::ssize(list), bytes);
 }
 
 void report_missing_head(const DescribedModel& subject, const Parameter& head, const std::string& other,
@@ -109,7 +114,7 @@ void report_missing_layers(const DescribedModel& subject, const MissingParameter
                   "; nothing of " + (layers.size() == 1 ? "this layer" : "these layers") + " is stored");
   if (is_one_run(layers) && layers.size() > 1)
     f.why.push_back("they are consecutive, as for a pipeline stage that was not saved or a file that was not copied");
-  f.lost = count_of(std::ssize(f.tensors), "tensor") + ", " + human_bytes(bytes) + ", missing from all files.";
+  f.lost = missing_tensors(std::ssize(f.tensors), bytes);
   f.advice = "Look for the files of the other pipeline stages; if num_hidden_layers is wrong, correct the config.";
 }
 

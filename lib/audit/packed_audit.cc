@@ -31,7 +31,7 @@ void report_missing(const PackedWeights& packed, const Model& model, FindingList
            " cannot be read without " + (missing.size() == 1 ? "it" : "them");
   f.tensors = std::move(missing);
   f.why = std::move(why);
-  f.lost = "The values of " + count_of(weights, "weight") + ".";
+  f.lost = "The values of " + count_of(weights, "weight") + " are missing.";
   f.advice = "Look for the tensors in the model's other files; if they are lost, quantize the model again.";
 }
 

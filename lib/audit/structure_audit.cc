@@ -62,7 +62,8 @@ void report_missing_files(const Catalog& catalog, const std::vector<std::string>
   Index bytes = 0;
   finding.tensors = tensors_in(catalog, gone);
   for (const std::uint32_t f : gone) bytes += needs[f];
-  finding.lost = "At least " + human_bytes(bytes) + ", of " + count_of(std::ssize(finding.tensors), "tensor") + ".";
+  finding.lost =
+      "At least " + human_bytes(bytes) + " of " + count_of(std::ssize(finding.tensors), "tensor") + " is missing.";
   finding.advice =
       "Copy the files from where the job wrote them. If they never existed, the save was interrupted or "
       "ranks did not write.";

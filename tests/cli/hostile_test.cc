@@ -51,8 +51,7 @@ TEST(Hostile, NamesThatFoldOddly) {
       const CommandResult r = reshard_cli({command, dir / "model.safetensors"});
       EXPECT_EQ(r.exit_code, 0) << r.err;
     }
-    // A layout file cannot express every name, but reshard layout must not crash on one.
-    EXPECT_LE(reshard_cli({"layout", dir / "model.safetensors"}).exit_code, 3);
+    EXPECT_EQ(reshard_cli({"layout", dir / "model.safetensors"}).exit_code, 0);
   }
   dir.write("model.safetensors", empty_tensors({".", "..", "a.0", "a.1", "\\u0001", "5"}));
   const std::string out = reshard_cli({"inspect", dir / "model.safetensors"}).out;
@@ -98,9 +97,9 @@ TEST(Hostile, ANameMayBeOnlyASuffix) {
   const TempDir dir;
   dir.write("model.safetensors", empty_tensors({"_scale", "._scale", "act._scale", "lm_head.weight._scale", "."}));
   const std::string model = dir / "model.safetensors";
-  for (const std::vector<std::string>& command : std::vector<std::vector<std::string>>{
-           {"inspect", model}, {"verify", model}, {"convert", model, dir / "out", "--to", "hf", "--family", "none"}})
-    EXPECT_LE(reshard_cli(command).exit_code, 5) << command[0];
+  EXPECT_EQ(reshard_cli({"inspect", model}).exit_code, 0);
+  EXPECT_EQ(reshard_cli({"verify", model}).exit_code, 1);  // the integers of two packed weights are missing
+  EXPECT_EQ(reshard_cli({"convert", model, dir / "out", "--to", "hf", "--family", "none"}).exit_code, 0);
 }
 
 // A shell's word for a path, a file name and a tensor's name each contain all of them.

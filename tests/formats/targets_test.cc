@@ -26,6 +26,7 @@ namespace reshard::targets_test {
 namespace {
 
 namespace fs = std::filesystem;
+using testing::AnyOfArray;
 using testing::ElementsAre;
 using testing::HasSubstr;
 using Words = std::vector<std::string>;
@@ -102,6 +103,17 @@ struct Source {
   std::string name, path, config;
 };
 
+// What formats cannot hold of these models and meshes.
+const std::vector<testing::Matcher<std::string>> kRefusals = {
+    HasSubstr(": expected a mesh of "),
+    HasSubstr(" names are supported"),
+    HasSubstr("has no Megatron core names"),
+    HasSubstr("its Megatron args are unknown"),
+    HasSubstr("an optimizer with masters needs weights in"),
+    HasSubstr("is not a parameter of the models whose layout in vLLM is supported"),
+    HasSubstr("DTensor has no such placement"),
+    HasSubstr("torch's loader would put some of its")};
+
 // Runs the program that has the toy too.
 CommandResult run(Words words, const Words& more = {}) {
   words.insert(words.begin(), RESHARD_TOY_BINARY);
@@ -146,7 +158,7 @@ class Targets : public testing::TestWithParam<Way> {
     return {name, directory, path};
   }
 
-  // Converts the source to this format. Returns nothing if the target refuses the model or mesh with an error.
+  // Converts the source to this format. Returns nothing if the target refuses the model or mesh for one of kRefusals.
   std::string convert_if_possible(const Source& source, const std::string& mesh, const std::string& names = "") {
     const std::string path = dir_ / (source.name + "." + std::to_string(count_++));
     Words words = {"convert", source.path, path, "--to", std::string(format().name), "-q", "--config", source.config};
@@ -154,7 +166,8 @@ class Targets : public testing::TestWithParam<Way> {
     if (!names.empty()) words.insert(words.end(), {"--names", names});
     const CommandResult r = run(words);
     if (r.exit_code == 0) return path;
-    EXPECT_EQ(r.exit_code, 4) << testing::PrintToString(words) << r.err;  // unsupported
+    EXPECT_EQ(r.exit_code, 4) << testing::PrintToString(words) << r.err;
+    EXPECT_THAT(r.err, AnyOfArray(kRefusals)) << testing::PrintToString(words);
     return "";
   }
 
@@ -247,7 +260,7 @@ TEST_P(EveryFormat, VerifiesClean) {
       options.config = source.config;
       EXPECT_THAT(found(options), ElementsAre()) << source.name << " " << mesh << " --config";
     }
-  EXPECT_GE(made * step, 4);
+  EXPECT_GT(made, 0);
 }
 
 TEST_P(EveryFormat, VerifiesCleanUnderEveryName) {

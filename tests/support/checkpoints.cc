@@ -140,14 +140,17 @@ std::string error_of_opening(const std::string& path) {
 }
 
 std::string read_file(const std::string& path) {
+  std::ifstream in(path, std::ios::binary);
+  EXPECT_TRUE(in) << path << ": cannot be read";
   std::ostringstream out;
-  out << std::ifstream(path, std::ios::binary).rdbuf();
+  out << in.rdbuf();
   return out.str();
 }
 
 void write_file(const std::string& path, std::string_view bytes) {
   std::ofstream out(path, std::ios::binary | std::ios::trunc);
   out.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
+  EXPECT_TRUE(out.flush()) << path << ": cannot be written";
 }
 
 std::map<std::string, std::string> all_files(const std::string& directory) {

@@ -1,9 +1,7 @@
-// Unwraps results that a test needs; ends the test if they are errors.
+// Unwraps results that a test needs. An error fails the test and ends it, by an exception that GoogleTest catches.
 #pragma once
 
-#include <gtest/gtest.h>
-
-#include <cstdlib>
+#include <stdexcept>
 #include <type_traits>
 #include <utility>
 
@@ -13,10 +11,7 @@ namespace reshard {
 
 template <class T>
 T must(Result<T> r) {
-  if (!r.has_value()) {
-    ADD_FAILURE() << r.error().message();
-    std::abort();
-  }
+  if (!r.has_value()) throw std::runtime_error(r.error().message());
   if constexpr (!std::is_void_v<T>) return *std::move(r);
 }
 

@@ -118,7 +118,8 @@ Result<Translation> translate(const Catalog& source, const ModelChoice& choice, 
   out.to = naming.convention;
   const std::optional<Convention> own = find_convention(format.own_names);
   if (out.to && own && out.to != own)
-    return unsupported("--names: " + std::string(format.title) + " supports only " + std::string(info(*own).title));
+    return unsupported("--names: " + std::string(format.title) + ": only " + std::string(info(*own).title) +
+                       " are supported");
   if (!out.to) out.to = own;
   if (!out.to && format.hf_names) out.to = Convention::kHf;
   if (!out.to && naming.common_rows) out.to = out.model.convention;

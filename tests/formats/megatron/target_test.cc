@@ -199,7 +199,7 @@ TEST_F(MegatronTarget, WhatArgsHaveNoWordsForIsNotWritten) {
   EXPECT_THAT(error_with(R"("llama")", R"("gemma2")"), HasSubstr("gemma2"));
   write_file(model + "/config.json", config);
   const CommandResult named = reshard_cli({"convert", model, dir_ / "out", "--to", "megatron", "--names", "hf", "-q"});
-  EXPECT_THAT(named.err, HasSubstr("Megatron-LM supports only Megatron core names"));
+  EXPECT_THAT(named.err, HasSubstr("Megatron-LM: only Megatron core names are supported"));
   fs::remove(model + "/config.json");
   const CommandResult without = reshard_cli({"convert", model, dir_ / "out", "--to", "megatron", "-q"});
   EXPECT_THAT(without.err, HasSubstr("args, which are made from the model's config.json; add it with --config"));
