@@ -3,8 +3,10 @@
 //
 //     reshard_calls DIRECTORY THREADS ROUNDS      DIRECTORY holds `model`, `config.json` and family_0.json,
 //     family_1.json ...
+//     reshard_calls --shared CHECKPOINT THREADS   reads all tensors of one open checkpoint on each thread
 //
 // Reports differences on standard error and exits with 1.
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
@@ -24,10 +26,22 @@ namespace {
 
 using Words = std::vector<std::string>;
 
+Result<std::vector<std::byte>> whole(python::LazyCheckpoint& checkpoint, std::size_t tensor) {
+  const Tensor t = checkpoint.catalog().tensors()[tensor];
+  std::vector<std::byte> bytes(static_cast<std::size_t>(t.bytes()));
+  std::vector<python::Range> ranges;
+  for (const Index n : t.shape) ranges.push_back({0, n, 1});
+  python::Watch watch;
+  TRY(checkpoint.read(tensor, ranges, bytes.data(), watch));
+  return bytes;
+}
+
 // The calls of one thread.
 class Caller {
  public:
-  Caller(std::string directory, int number) : directory_(std::move(directory)), number_(std::to_string(number)) {}
+  struct Expected;
+  Caller(std::string directory, int number, const Expected& expected)
+      : directory_(std::move(directory)), number_(std::to_string(number)), expected_(expected) {}
 
   Status round(int n) {
     const std::string own = "mine_" + number_,
@@ -46,8 +60,18 @@ class Caller {
     if (call("verify", {config, "--bytes", out})) return internal_error(out + ": the family of another call is known");
     TRY(call("diff", {config, with_file, model, out}));
     TRY(call("merge", {"--average", "--to=hf", config, with_file, model, out, out + "_merged"}));
-    TRY(read(model));
-    return load(model);
+    if (TRY(read(model)) != expected_.read) return internal_error(model + ": a read returned other bytes");
+    if (TRY(load(model)) != expected_.loaded) return internal_error(model + ": a load returned other bytes");
+    return {};
+  }
+
+  // What read() and load() return if nothing runs beside them.
+  struct Expected {
+    std::vector<std::byte> read;
+    std::vector<std::vector<std::byte>> loaded;
+  };
+  static Result<Expected> alone(const std::string& directory) {
+    return Expected{TRY(read(directory + "/model")), TRY(load(directory + "/model"))};
   }
 
  private:
@@ -70,19 +94,13 @@ class Caller {
     return internal_error(command + ": expected family " + expected + ", got " + std::string(got));
   }
 
-  static Status read(const std::string& path) {
+  static Result<std::vector<std::byte>> read(const std::string& path) {
     const auto checkpoint = TRY(python::LazyCheckpoint::open(path, {}, {}));
-    const Tensor& t = checkpoint->catalog().tensors().front();
-    std::vector<std::byte> bytes(static_cast<std::size_t>(t.bytes()));
-    std::vector<python::Range> ranges;
-    for (const Index n : t.shape) ranges.push_back({0, n, 1});
-    python::Watch watch;
-    TRY(checkpoint->read(0, ranges, bytes.data(), watch));
     TRY(checkpoint->view({"--names=hf"}));
-    return {};
+    return whole(*checkpoint, 0);
   }
 
-  static Status load(const std::string& path) {
+  static Result<std::vector<std::vector<std::byte>>> load(const std::string& path) {
     const python::WantedOptions wanted = TRY(python::wanted_options(path, {}, {}));
     LoadOptions o;
     static_cast<Request&>(o) = wanted.conversion;
@@ -94,31 +112,63 @@ class Caller {
       destinations.push_back({memory.back().data(), std::nullopt});
     }
     TRY(open.load->run(destinations));
-    return {};
+    return memory;
   }
 
   std::string directory_, number_;
+  const Expected& expected_;
 };
 
-int run(const std::string& directory, int threads, int rounds) {
-  std::atomic<int> failed{0};
+// Runs `work` on each of several threads. Returns whether all succeeded.
+bool succeeds_on(int threads, const std::function<Status(int thread)>& work) {
+  std::atomic<bool> ok{true};
   std::vector<std::thread> all;
   for (int t = 0; t < threads; ++t)
     all.emplace_back([&, t] {
-      Caller caller(directory, t);
-      for (int n = 0; n < rounds; ++n)
-        if (const Status done = caller.round(n); !done) {
-          std::fprintf(stderr, "thread %d: %s\n", t, done.error().message().c_str());
-          failed = 1;
-        }
+      if (const Status done = work(t); !done) {
+        std::fprintf(stderr, "thread %d: %s\n", t, done.error().message().c_str());
+        ok = false;
+      }
     });
   for (std::thread& thread : all) thread.join();
-  return failed;
+  return ok;
+}
+
+Result<bool> call_on_threads(const std::string& directory, int threads, int rounds) {
+  const Caller::Expected expected = TRY(Caller::alone(directory));
+  return succeeds_on(threads, [&](int t) -> Status {
+    Caller caller(directory, t, expected);
+    for (int n = 0; n < rounds; ++n) TRY(caller.round(n));
+    return {};
+  });
+}
+
+// Each thread begins at another tensor, so that the first read of each tensor, which locates it, meets reads of others.
+Result<bool> share(const std::string& path, int threads) {
+  const auto alone = TRY(python::LazyCheckpoint::open(path, {}, {}));
+  const std::size_t tensors = alone->catalog().tensors().size();
+  std::vector<std::vector<std::byte>> expected;
+  for (std::size_t i = 0; i < tensors; ++i) expected.push_back(TRY(whole(*alone, i)));
+  const auto shared = TRY(python::LazyCheckpoint::open(path, {}, {}));
+  return succeeds_on(threads, [&](int t) -> Status {
+    for (std::size_t n = 0; n < tensors; ++n) {
+      const std::size_t i = (n + tensors * static_cast<std::size_t>(t) / static_cast<std::size_t>(threads)) % tensors;
+      if (TRY(whole(*shared, i)) != expected[i])
+        return internal_error(path + ": other bytes of " + shared->catalog().tensors()[i].name);
+    }
+    return {};
+  });
+}
+
+int run(const std::vector<std::string>& words) {
+  const bool is_shared = words[0] == "--shared";
+  const auto ok = is_shared ? share(words[1], std::stoi(words[2]))
+                            : call_on_threads(words[0], std::stoi(words[1]), std::stoi(words[2]));
+  if (!ok.has_value()) std::fprintf(stderr, "%s\n", ok.error().message().c_str());
+  return ok.has_value() && *ok ? 0 : 1;
 }
 
 }  // namespace
 }  // namespace reshard
 
-int main(int argc, char** argv) {
-  return argc == 4 ? reshard::run(argv[1], std::atoi(argv[2]), std::atoi(argv[3])) : 2;
-}
+int main(int argc, char** argv) { return argc == 4 ? reshard::run({argv + 1, argv + argc}) : 2; }

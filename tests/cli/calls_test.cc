@@ -26,5 +26,13 @@ TEST(Calls, OfThreadsSeeNothingOfEachOther) {
   EXPECT_EQ(result.exit_code, 0) << result.err;
 }
 
+// Locating a tensor adds files to the catalogs of these formats, also while other threads read.
+TEST(Calls, OfThreadsShareACheckpoint) {
+  for (const char* name : {"megatron/dist_tp2_optim", "megatron/fsdp_dtensor/iter_0000003", "runs/zstd/checkpoint"}) {
+    const CommandResult result = run_command({RESHARD_CALLS_BINARY, "--shared", test_data(name), "8"});
+    EXPECT_EQ(result.exit_code, 0) << name << ": " << result.err;
+  }
+}
+
 }  // namespace
 }  // namespace reshard::calls_test
