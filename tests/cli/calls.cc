@@ -27,7 +27,7 @@ namespace {
 using Words = std::vector<std::string>;
 
 Result<std::vector<std::byte>> whole(python::LazyCheckpoint& checkpoint, std::size_t tensor) {
-  const Tensor t = checkpoint.catalog().tensors()[tensor];
+  const Tensor& t = checkpoint.catalog().tensors()[tensor];
   std::vector<std::byte> bytes(static_cast<std::size_t>(t.bytes()));
   std::vector<python::Range> ranges;
   for (const Index n : t.shape) ranges.push_back({0, n, 1});

@@ -189,13 +189,18 @@ Result<std::shared_ptr<LazyCheckpoint>> LazyCheckpoint::view(const std::vector<s
 }
 
 const InferredMesh& LazyCheckpoint::mesh() {
+  const std::shared_lock located(catalog_mutex_);
   const std::lock_guard lock(mutex_);
   if (!mesh_) mesh_ = infer_mesh(catalog());
   return *mesh_;
 }
 
 Status LazyCheckpoint::locate(std::size_t tensor) {
-  const std::lock_guard lock(mutex_);
+  {
+    const std::shared_lock lock(catalog_mutex_);
+    if (is_located_[tensor]) return {};
+  }
+  const std::unique_lock lock(catalog_mutex_);
   if (is_located_[tensor]) return {};
   TRY(reader().locate({tensor}, 0, spool_));
   is_located_[tensor] = true;
@@ -204,6 +209,7 @@ Status LazyCheckpoint::locate(std::size_t tensor) {
 
 Result<std::vector<PlacedPiece>> LazyCheckpoint::pieces(std::size_t tensor) {
   TRY(locate(tensor));
+  const std::shared_lock lock(catalog_mutex_);
   const Tensor& t = catalog().tensors()[tensor];
   std::vector<PlacedPiece> out;
   for (const FragmentList* list : {&t.fragments, &t.replicas})
@@ -241,6 +247,7 @@ Status LazyCheckpoint::read(std::size_t tensor, const std::vector<Range>& ranges
   std::vector<ReadBuffers> rooms = take_buffers(static_cast<std::size_t>(threads));
   const Status status = parallel_for(selection.count(), threads, [&](int thread, Index number) -> Status {
     if (watch.interrupt) return interrupted();
+    const std::shared_lock lock(catalog_mutex_);  // for one slab, because another thread may wait to locate a tensor
     const Slab slab = selection.slab(number);
     ReadBuffers& room = rooms[static_cast<std::size_t>(thread)];
     const auto wanted = static_cast<std::size_t>(volume(slab.shape) * element);

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <memory>
 #include <mutex>
+#include <shared_mutex>
 #include <string>
 #include <vector>
 
@@ -83,8 +84,10 @@ class LazyCheckpoint {
   std::optional<Catalog> own_;  // a view's catalog, with located tensors
   std::string part_;
   std::unique_ptr<FileSource> source_;
-  std::mutex mutex_;  // guards the members below
-  std::vector<bool> is_located_;
+  // Locating a tensor changes it and the list of files, in the reader's catalog. Locked exclusively by locate().
+  std::shared_mutex catalog_mutex_;
+  std::vector<bool> is_located_;      // guarded by catalog_mutex_
+  std::mutex mutex_;                  // guards the members below
   std::vector<ReadBuffers> buffers_;  // unused buffers, at most as many as one read needs
   std::optional<InferredMesh> mesh_;
 };
