@@ -535,6 +535,7 @@ TEST(Parts, ModelAndOptimizerAreOneStep) {
 
   // Without FSDP, the optimizer's directory is no checkpoint.
   fs::remove_all(step + "/optimizer");
+  fs::create_directory(step + "/optimizer");
   write_file(step + "/optimizer/state_dict.pt", "");
   EXPECT_EQ(reshard_cli({"latest", dir / "run"}).out, step + "/model\n");
 }
