@@ -39,7 +39,7 @@ __attribute__((target("avx2,fma"))) void product_row_avx2(const float* b, const 
 }  // namespace
 
 void add_low_rank(std::byte* weight, DType dtype, const float* b, const float* a, Index rows, Index columns, Index rank,
-                  float scaling, std::span<const DType> rounded) {
+                  float scaling, bool rounds_product) {
   std::vector<float> sum(columns), base(sum.size());
   std::vector<std::byte> narrow(sum.size() * sizeof(float));
   const auto bytes = [](std::vector<float>& v) { return reinterpret_cast<std::byte*>(v.data()); };
@@ -57,10 +57,9 @@ void add_low_rank(std::byte* weight, DType dtype, const float* b, const float* a
     std::byte* const row = weight + i * columns * byte_size(dtype);
     multiply(b + i * rank, a, columns, rank, sum.data());
     for (float& s : sum) s *= scaling;
-    for (const DType narrower : rounded) {
-      if (narrower == DType::kFloat32) continue;
-      convert(DType::kFloat32, narrower, bytes(sum), narrow.data(), columns);
-      convert(narrower, DType::kFloat32, narrow.data(), bytes(sum), columns);
+    if (rounds_product && dtype != DType::kFloat32) {
+      convert(DType::kFloat32, dtype, bytes(sum), narrow.data(), columns);
+      convert(dtype, DType::kFloat32, narrow.data(), bytes(sum), columns);
     }
     convert(dtype, DType::kFloat32, row, bytes(base), columns);
     for (std::size_t j = 0; j < sum.size(); ++j) base[j] += sum[j];

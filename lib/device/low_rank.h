@@ -4,7 +4,6 @@
 #pragma once
 
 #include <cstddef>
-#include <span>
 
 #include "lib/layout/dtype.h"
 
@@ -12,9 +11,8 @@ namespace reshard {
 
 // Adds (b x a) * scaling to the `rows` x `columns` row-major elements of `dtype` at `weight`; b is [rows, rank], a is
 // [rank, columns]. Products are summed in order with one rounding each, as in torch's matrix product. The result is
-// rounded to each of `rounded` in turn (the dtypes in which the adapter is stored), and the sum is rounded to `dtype`.
-// All these types must be convertible to float32.
+// rounded to `dtype` first if `rounds_product`, and then the sum. `dtype` must be convertible to float32.
 void add_low_rank(std::byte* weight, DType dtype, const float* b, const float* a, Index rows, Index columns, Index rank,
-                  float scaling, std::span<const DType> rounded);
+                  float scaling, bool rounds_product);
 
 }  // namespace reshard

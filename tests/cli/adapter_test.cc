@@ -436,6 +436,22 @@ TEST_F(AdapterTest, ItsConfigIsFoundInTheHeader) {
   EXPECT_THAT(wrong.err, HasSubstr("__metadata__: lora_adapter_metadata: lora_alpha"));
 }
 
+// ZeRO 3 stores float32 masters of the matrices, which the model has in bfloat16. Trainer saved them as such, too.
+TEST(ZeroAdapter, IsMergedInTheDtypeOfTheModel) {
+  const TempDir dir;
+  const std::string data = test_data("deepspeed/z3_lora"), adapter = dir / "adapter";
+  fs::create_directory(adapter);
+  for (const char* file : {"adapter_config.json", "adapter_model.safetensors"})
+    fs::copy_file(data + "/saved/" + file, adapter + "/" + file);
+  const auto merged = [&](const std::string& from, const std::string& to) {
+    EXPECT_EQ(reshard_cli({"convert", data + "/base", to, "--to", "hf", "-q", "--merge-adapter", "--adapter", from})
+                  .exit_code,
+              0);
+    return load_checkpoint(to);
+  };
+  EXPECT_TRUE(merged(data + "/saved", dir / "a") == merged(adapter, dir / "b"));
+}
+
 TEST(MegatronAdapter, HasItsOwnNames) {
   EXPECT_TRUE(is_adapter("decoder.layers.0.mlp.linear_fc1.adapter.linear_in.weight"));
   EXPECT_TRUE(is_adapter("decoder.layers.0.mlp.linear_fc1.adapter.adapter_gate.linear_out.weight"));

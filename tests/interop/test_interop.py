@@ -1312,6 +1312,9 @@ class Adapters(Case):
         if dtypes == (torch.float32,):  # PEFT loads adapters in the dtype of the base
             with torch.no_grad():
                 self.assertTrue(torch.equal(again(ids).logits, model.eval()(ids).logits))
+        if torch.bfloat16 in dtypes[1:]:  # PEFT loads the matrices as float32, unless told not to
+            base = transformers.AutoModelForCausalLM.from_pretrained(self.out("apart"))
+            model = peft.PeftModel.from_pretrained(base, self.out("apart/adapter"))
         merged = {k: v for k, v in model.merge_and_unload().state_dict().items()}
         for how in ((saved, "--merge-adapter"), (self.out("apart"), "--merge-adapter", "--adapter",
                                                  self.out("apart/adapter"))):
@@ -1446,6 +1449,24 @@ class Adapters(Case):
 
     def test_bfloat16(self):
         self.check(torch.bfloat16, torch.bfloat16, r=4, lora_alpha=3, target_modules=["q_proj", "gate_proj"])
+
+
+    def test_a_router_that_is_a_parameter(self):
+        """PEFT rounds the product to the parameter's dtype before it adds it."""
+        import peft
+        for dtype in (torch.float32, torch.bfloat16):
+            torch.manual_seed(13)
+            base = Families.build(self, "qwen3_moe", {**_EXPERTS, "mlp_only_layers": [0]}).to(dtype)
+            base.save_pretrained(self.out(f"base{dtype}"))
+            model = peft.get_peft_model(base, peft.LoraConfig(r=4, lora_alpha=6, init_lora_weights=False, target_modules=["q_proj"],
+                                                              target_parameters=["mlp.gate.weight"]))
+            model.save_pretrained(self.out(f"adapter{dtype}"))
+            model.merge_and_unload().save_pretrained(self.out(f"merged{dtype}"))
+            said = reshard("convert", self.out(f"base{dtype}"), self.out(f"out{dtype}"), "--to", "hf", "--merge-adapter",
+                           "--adapter", self.out(f"adapter{dtype}"))
+            self.assertNotIn("target_modules does not name", said)
+            self.assertEqual(raw_safetensors(self.out(f"out{dtype}/model.safetensors")),
+                             raw_safetensors(self.out(f"merged{dtype}/model.safetensors")))
 
 
 class Float8(Case):

@@ -197,7 +197,7 @@ class AdapterReader {
       m.rank = a.shape[0];
       m.scaling = config_.scaling_of(module, m.rank);
       m.is_transposed = is_transposed;
-      m.is_rounded_to_weight = pair.is_embeddings;
+      m.is_rounded_to_weight = pair.is_embeddings || config_.is_target_parameter(key);
       out.push_back(m);
     }
     if (config_.is_fan_in_fan_out() && !has_transposed)
@@ -233,7 +233,7 @@ class AdapterReader {
       m.rank = rank_of(pair);
       m.scaling = config_.scaling_of(pair.fused->full_name(), m.rank);
       m.is_transposed = pair.is_input_first != part.transposed;
-      m.is_rounded_to_weight = pair.fused->experts() > 1;
+      m.is_rounded_to_weight = true;
       m.experts = pair.fused->experts();
       m.expert = part.expert;
       m.first_row = part.first_row;

@@ -16,6 +16,13 @@ namespace {
 
 constexpr std::string_view kHeaderKey = "lora_adapter_metadata";
 
+// Returns whether `list`, of a config, has a name that is `name` or its end after a dot.
+bool names_end_of(const Json* list, const std::string& name) {
+  return list && list->is_array() && std::ranges::any_of(*list->as_array(), [&](const Json& item) {
+           return item.is_string() && ("." + name).ends_with("." + std::string(*item.as_string()));
+         });
+}
+
 // Returns the path of a file that exactly one directory in `root` has; empty if none or several have it.
 Result<std::string> only_below(const std::string& root, const std::string& file) {
   std::string found;
@@ -162,13 +169,12 @@ Status AdapterConfig::read_trainers_alpha(const Catalog& catalog) {
 
 bool AdapterConfig::allows_parameter(const std::string& parameter) const {
   const Json* const list = json_ ? json_->find("target_parameters") : nullptr;
-  if (!list || !list->is_array()) return true;
-  const auto names = list->as_array();
-  if (!names || names->empty()) return true;
-  const std::string whole = "." + parameter;
-  return std::any_of(names->begin(), names->end(), [&](const Json& name) {
-    return name.is_string() && whole.ends_with("." + std::string(*name.as_string()));
-  });
+  if (!list || !list->is_array() || list->as_array()->empty()) return true;
+  return is_target_parameter(parameter);
+}
+
+bool AdapterConfig::is_target_parameter(const std::string& parameter) const {
+  return json_ && names_end_of(json_->find("target_parameters"), parameter);
 }
 
 Status AdapterConfig::read(const std::string& where, const AdapterOperands& operands, const AdapterRanks& ranks,
@@ -326,9 +332,7 @@ std::optional<std::string> AdapterConfig::note_on_unnamed_modules(const AdapterO
   const Json* const names = json_ ? json_->find("target_modules") : nullptr;
   if (!names || !names->is_array()) return std::nullopt;  // a regular expression, or "all-linear"
   const auto is_named = [&](const std::string& module) {
-    return std::ranges::any_of(*names->as_array(), [&](const Json& name) {
-      return name.is_string() && ("." + module).ends_with("." + std::string(*name.as_string()));
-    });
+    return names_end_of(names, module) || is_target_parameter(module + ".weight");
   };
   std::vector<std::string> unnamed;
   Index modules = 0;

@@ -36,6 +36,10 @@ class AdapterConfig {
   // names none.
   bool allows_parameter(const std::string& parameter) const;
 
+  // Returns whether target_parameters names a parameter ("layers.0.mlp.gate.weight"). PEFT merges it otherwise than a
+  // module's weight.
+  bool is_target_parameter(const std::string& parameter) const;
+
   // Fails (unsupported) if the file says that the adapter is of a kind that cannot be merged.
   Status check_mergeable() const;
 
