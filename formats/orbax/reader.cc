@@ -48,6 +48,12 @@ class OrbaxReader : public TensorFileReader {
     ItemValues values;
     std::optional<ItemMetadata> metadata = {};
     std::map<std::string, std::string, std::less<>> key_kinds = {};
+
+    // Returns the path of a leaf in the state of all items.
+    KeyPath in_state(KeyPath leaf) const {
+      if (!prefix.empty()) leaf.insert(leaf.begin(), directory);
+      return leaf;
+    }
   };
   struct RandomKey {
     Tensor tensor;
@@ -185,7 +191,7 @@ Status OrbaxReader::add_array(Reading& now, std::size_t value, std::string_view 
   const Leaf* leaf = nullptr;
   if (now.metadata)
     if (const auto at = now.metadata->leaves.find(name); at != now.metadata->leaves.end()) leaf = &at->second;
-  if (leaf && now.prefix.empty()) tensor.path = leaf->path;
+  if (leaf) tensor.path = now.in_state(leaf->path);
   if (array.stored_type == "int4" || array.stored_type == "uint4") other_types_.insert(array.stored_type);
   TRY(add_chunks(now, name, tensor, stored, options));
   if (!array.chunk.filters.empty() && array.shape.rank() > 0 && array.shape[0] > 0) {
@@ -239,10 +245,11 @@ Status OrbaxReader::read_strings(const Reading& now) {
   const auto members = TRY(json.as_object().context(path));
   for (const Json::Member& member : members) {
     if (archives_.contains(now.prefix + member.key)) continue;  // the same, as another format stored it
-    KeyPath keys = {now.prefix + member.key};
-    if (now.metadata && now.prefix.empty())
+    KeyPath keys = {member.key};
+    if (now.metadata)
       if (const auto leaf = now.metadata->leaves.find(member.key); leaf != now.metadata->leaves.end())
         keys = leaf->second.path;
+    keys = now.in_state(std::move(keys));
     TRY(add_json(now.prefix + member.key, std::move(keys), file, member.value));
   }
   return {};
@@ -260,7 +267,7 @@ Status OrbaxReader::read_empty_leaves(const Reading& now) {
       const auto entry = TRY(entry_at(path_join(now.place->path(), kItemMetadata)));
       catalog_.files.push_back({below(now.directory, kItemMetadata), entry ? entry->size : -1});
     }
-    const KeyPath path = now.prefix.empty() ? leaf.path : KeyPath{name};
+    const KeyPath path = now.in_state(leaf.path);
     pickle::PickleWriter w;
     if (leaf.type == "Dict")
       w.empty_dict();
@@ -294,7 +301,7 @@ Status OrbaxReader::read_objects(const Reading& now) {
       return corrupt(path + ": object '" + printable(name) + "': expected at most " + human_bytes(kMaxObject) +
                      " inside of " + std::string(kObjectBytes));
     KeyPath keys = TRY(parse_key_path(text, path));
-    if (keys.empty() || !now.prefix.empty()) keys = {name};
+    keys = now.in_state(keys.empty() ? KeyPath{stored} : std::move(keys));
     if (!archives_.insert(name).second) return corrupt(path + ": object '" + printable(name) + "' is listed twice");
     catalog_.blobs.push_back({name, extent, std::move(keys)});
   }

@@ -2394,7 +2394,7 @@ class Orbax(Case):
         if not ctypes.util.find_library("blosc"):
             truths = [truth for truth in truths if truth.stem != "t5x"]
         for i, truth in enumerate(truths):
-            source = truth.with_suffix("") / {"manager": "5", "t5x": "checkpoint_1000"}.get(truth.stem, "")
+            source = truth.with_suffix("") / {"manager": "5", "items": "1", "t5x": "checkpoint_1000"}.get(truth.stem, "")
             out = self.out(truth.stem + ".hf")
             reshard("convert", source, out, "--to", "hf", "--family", "none")
             self.assertEqual(self.digests(out / "model.safetensors"), json.loads(truth.read_text()), f"{truth.stem}, {seed}")
@@ -2416,6 +2416,22 @@ class Orbax(Case):
             trees = self.jax(self.out("trees.py"), source, self.out(f"{name}.one"), self.out(f"{name}.eight"))
             saved, *ours = trees.replace("\n[", " [").splitlines()
             self.assertEqual(ours, [saved, saved])
+
+    def test_items_of_a_step_are_branches_of_one_tree(self):
+        self.out("items.py").write_text(
+            "import sys, jax, jax.numpy as jnp, orbax.checkpoint as ocp\n"
+            "state = {'params': {'w': jnp.arange(12.).reshape(3, 4), 'b': [jnp.ones(2), jnp.zeros(2)]},\n"
+            "         'opt_state': [{'count': jnp.ones((), int), 'mu': {'w': jnp.ones((3, 4))}}, None]}\n"
+            "if sys.argv[1] == 'save':\n"
+            "  with ocp.CheckpointManager(sys.argv[2]) as manager:\n"
+            "    manager.save(1, args=ocp.args.Composite(**{k: ocp.args.StandardSave(v) for k, v in state.items()}))\n"
+            "else:\n"
+            "  got = ocp.StandardCheckpointer().restore(sys.argv[2], state)\n"
+            "  print(jax.tree.structure(got) == jax.tree.structure(state), jax.tree.all(jax.tree.map(jnp.array_equal, got, state)))\n")
+        self.jax(self.out("items.py"), "save", self.out("items"))
+        self.assertIn("0 errors, 0 warnings, 0 notes", reshard("verify", self.out("items/1")))
+        reshard("convert", self.out("items/1"), self.out("tree"), "--to", "orbax", "--family", "none")
+        self.assertEqual(self.jax(self.out("items.py"), "restore", self.out("tree")).split(), ["True", "True"])
 
     def test_every_dtype_and_shape_is_restored(self):
         state = {f"dtypes.{k}": v for k, v in all_dtypes().items() if v.dtype != torch.complex32}

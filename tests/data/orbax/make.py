@@ -96,6 +96,12 @@ def make_orbax():
                                                 meta=ocp.args.JsonSave({"tokens": 1000})))
         manager.wait_until_finished()
     write_truth("manager", flat(tree))
+    state = {"params": {"w": jnp.arange(12.0).reshape(3, 4), "b": [jnp.ones(2), jnp.zeros(2)]},
+             "opt_state": [{"count": jnp.ones((), int), "mu": {"w": jnp.ones((3, 4))}}, None]}
+    path = fresh("items")
+    with ocp.CheckpointManager(path) as manager:
+        manager.save(1, args=ocp.args.Composite(**{k: ocp.args.StandardSave(v) for k, v in state.items()}))
+    write_truth("items", flat(state))
     import orbax.checkpoint.experimental.v1 as v1
     (getattr(v1, "save_pytree", None) or v1.save)(fresh("v1"), {"a": tree["params"]["decoder"], "step": 3})
     write_truth("v1", flat({"a": tree["params"]["decoder"], "step": 3}))

@@ -387,6 +387,22 @@ TEST_F(OcdbtTree, ThatGoesRoundIsRefused) {
   EXPECT_EQ(error(last, chain), "");
 }
 
+// The items of a step are branches of one tree, leaves without data (None) included.
+TEST(OrbaxItems, KeepTheirPaths) {
+  const TempDir dir;
+  const std::string source = test_data("orbax/items/1"), out = dir / "out";
+  EXPECT_EQ(digests_of(load_checkpoint(source)), read_digests(test_data("orbax/items.json")));
+  EXPECT_EQ(reshard_cli({"verify", source}).exit_code, 0);
+  ASSERT_EQ(reshard_cli({"convert", source, out, "--to", "orbax", "--family", "none", "-q"}).exit_code, 0);
+  const auto path_in = [](const std::string& checkpoint) {
+    const auto open = must(open_checkpoint(checkpoint));
+    const Catalog& catalog = open.reader->catalog();
+    return catalog.tensors()[catalog.find("opt_state.0.mu.w").value()].path;
+  };
+  EXPECT_EQ(path_in(out), (KeyPath{"opt_state", Index{0}, "mu", "w"}));
+  EXPECT_EQ(path_in(out), path_in(source));
+}
+
 TEST_F(OcdbtTree, NamesNoFileOutsideOfTheCheckpoint) {
   const auto error = [&](const char* path) {
     dir_.write("x/manifest.ocdbt", ocdbt_manifest(path, {0, 0, 10, 1}));
