@@ -8,6 +8,7 @@
 #include "lib/base/shell.h"
 #include "lib/base/text.h"
 #include "lib/convert/adam.h"
+#include "lib/convert/weights/packed_matrix.h"
 #include "lib/model/parts.h"
 #include "lib/model/view.h"
 
@@ -85,8 +86,8 @@ Status check_whole(const Draft& draft, const MergeSource& source) {
   const std::string what = draft.names.packed.empty() ? "quantized weights" : packed_text(draft.names.packed);
   return unsupported(source.path + ": has " + what +
                      (packed == tensors.end() ? "" : ", such as " + tensor_text(draft.view.native(packed->name))) +
-                     ": packed values and scales cannot be merged; convert it with --dtype bfloat16 first, " +
-                     "then merge the result");
+                     ": packed values and scales cannot be merged; " + advice_to_unpack(draft.names.packed) +
+                     ", then merge the result");
 }
 
 // Brings Adam's steps into the form of the output's names.

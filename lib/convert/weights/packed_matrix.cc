@@ -95,6 +95,13 @@ Status PackedInput::check(std::string_view role, const Dims& shape, std::span<co
 
 bool can_unpack(Packing packing) { return opener_of(packing) != nullptr; }
 
+std::string advice_to_unpack(const PackedWeights& packed) {
+  const bool is_possible =
+      std::ranges::all_of(packed.weights, [](const PackedWeight& weight) { return can_unpack(weight.packing); });
+  return is_possible ? "convert it with --dtype bfloat16 first"
+                     : "unpacking these is not supported, so save the model without quantization first";
+}
+
 OpenedMatrix open_packed(const PackedInput& in) {
   if (const Open open = opener_of(in.weight.packing)) return open(in);
   return unsupported(in.catalog.where() + ": '" + printable(in.weight.name) + "' is packed as " +

@@ -94,6 +94,8 @@ std::unique_ptr<PackedMatrix> transposed(std::unique_ptr<PackedMatrix> matrix);
 OpenedMatrix open_packed(const PackedInput& in);
 // Returns whether open_packed() supports the layout.
 bool can_unpack(Packing packing);
+// Returns what to do with weights that must not be packed: "convert it with --dtype bfloat16 first".
+std::string advice_to_unpack(const PackedWeights& packed);
 
 // Fills `out` with the elements of `box` (rows and columns) in dtype `as`. Calls values() for pieces that fit into a
 // small buffer, and rounds their elements to rounded_to() and then to `as`.

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "lib/base/text.h"
+#include "lib/convert/weights/packed_matrix.h"
 #include "lib/convert/weights/quantizations.h"
 #include "lib/device/convert.h"
 #include "lib/model/family.h"
@@ -92,7 +93,7 @@ Status check_quantizes(const SourceView& view, const Translation& names, const S
   const auto& tensors = view.catalog.tensors();
   if (std::any_of(tensors.begin(), tensors.end(), [&](const Tensor& t) { return view.packed.contains(t.name); }))
     return unsupported(view.catalog.where() + ": " + what + "the model already has " + packed_text(names.packed) +
-                       "; convert it with --dtype bfloat16 first");
+                       "; " + advice_to_unpack(names.packed));
   if (selection.merge_adapter) return usage_error(what + "merge the adapter first, then quantize the result");
   if (typing.dtype && byte_size(*typing.dtype) == 1)
     return usage_error(what + "--dtype applies to the other tensors and cannot be a float8 type");
