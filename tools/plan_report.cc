@@ -38,8 +38,11 @@ std::vector<std::string> warnings_of(const PreparedConversion& prepared) {
 // Returns the notes to print. Those of the source's reader are about training state, so they are left out if the target
 // leaves out that state.
 std::vector<std::string> notes_of(const PreparedConversion& prepared) {
-  return prepared.target->holds == StateSupport::kModel ? std::vector<std::string>()
-                                                        : prepared.source.reader->catalog().notes;
+  std::vector<std::string> out = prepared.conversion->notes().facts;
+  if (prepared.target->holds == StateSupport::kModel) return out;
+  const auto& more = prepared.source.reader->catalog().notes;
+  out.insert(out.end(), more.begin(), more.end());
+  return out;
 }
 
 std::string left_out_text(const OmittedState& l) {

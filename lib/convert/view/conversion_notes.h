@@ -22,6 +22,7 @@ struct OmittedState {
 // Notes of all steps, for the user and the manifest. Steps only add to them.
 struct ConversionNotes {
   std::vector<std::string> warnings;  // whole sentences
+  std::vector<std::string> facts;     // whole sentences: what was checked and is right
   std::vector<OmittedState> left_out;
   Json repairs = Json::array();
   Json arithmetic = Json::array();  // how values were changed, for the manifest

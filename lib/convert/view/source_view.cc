@@ -126,6 +126,7 @@ class Selector {
         is_adapters && kind == StateKind::kOther && (format_.holds_adapter() || format_.resumes_training());
     if (!holds(kind) && !stays) {
       if (kind == StateKind::kOptimizer) return &optimizer_;
+      if (!selection_.part.empty() && !is_of_part(tensor.key(), selection_.part)) return &parts_;
       const bool is_of_model = std::any_of(source_.parts.begin(), source_.parts.end(), [&](const Part& part) {
         return part.kind == StateKind::kModel && !part.prefix.empty() && tensor.name.starts_with(part.prefix);
       });

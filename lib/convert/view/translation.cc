@@ -238,9 +238,10 @@ Status check_nothing_is_beside(const Catalog& source, const Request& wanted, boo
 // Adds verify's findings about a model without a family as notes.
 void note_unknown_model(const UnknownModelAudit& audit, const ModelConfig& config, ConversionNotes& notes) {
   const bool is_known_class = !audit.architecture.empty() && audit.unknown == 0;
-  notes.warnings.push_back(
-      (is_known_class ? "written under its own names, which match " : "names, shapes and rows are the source's own: ") +
-      summary(audit, config));
+  if (is_known_class)
+    notes.facts.push_back("written under its own names, which match " + summary(audit, config));
+  else
+    notes.warnings.push_back("names, shapes and rows are the source's own: " + summary(audit, config));
   for (const Finding& f : audit.findings)
     notes.warnings.push_back((f.tensors.empty() ? "" : folded(f.tensors) + ": ") + f.what);
 }
