@@ -280,11 +280,9 @@ Json tensors_json(const Checked& c) {
   Json out = Json::array();
   for (const Parameter& p : c.result.parameters) {
     if (p.is_scale && c.request.memory.weights) continue;
-    Json shape = Json::array();
-    for (const Index n : p.shape) shape.push_back(n);
     out.push_back(Json::object()
                       .set("name", p.name)
-                      .set("shape", std::move(shape))
+                      .set("shape", dims_json(p.shape))
                       .set("dtype", info(weight_dtype(p, c.request.memory)).torch_name)
                       .set("tied", p.is_tied));
   }

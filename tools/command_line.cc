@@ -3,6 +3,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cmath>
 #include <iterator>
 #include <sstream>
 #include <type_traits>
@@ -204,7 +205,8 @@ const Option& Option::positive() const {
 }
 
 const Option& Option::not_negative() const {
-  option_->check(value_check<double>("a number of at least 0", [](double value) { return value >= 0; }));
+  option_->check(value_check<double>("a finite number of at least 0",
+                                     [](double value) { return value >= 0 && std::isfinite(value); }));
   return *this;
 }
 
@@ -266,6 +268,11 @@ const Option& Option::read() const {
 
 const Option& Option::only_for(bool Command::*property) const {
   hints_->only_for = property;
+  return *this;
+}
+
+const Option& Option::hidden() const {
+  hints_->is_hidden = true;
   return *this;
 }
 
@@ -408,8 +415,8 @@ struct Parser {
 
 OptionText option_text(const CLI::Option& option, const HintTable& hints) {
   OptionText out;
-  out.is_place = option.get_positional();
-  if (out.is_place) out.names = {option.get_name(true)};
+  out.is_positional = option.get_positional();
+  if (out.is_positional) out.names = {option.get_name(true)};
   for (const std::string& name : option.get_snames()) out.names.push_back("-" + name);
   for (const std::string& name : option.get_lnames()) out.names.push_back("--" + name);
   out.group = option.get_group();
@@ -430,7 +437,8 @@ OptionText option_text(const CLI::Option& option, const HintTable& hints) {
 std::vector<CommandText> Parser::texts() const {
   std::vector<CommandText> out;
   const auto add_options = [&](const CLI::App& of, std::vector<OptionText>& options) {
-    for (const CLI::Option* option : of.get_options()) options.push_back(option_text(*option, hints));
+    for (const CLI::Option* option : of.get_options())
+      if (OptionText text = option_text(*option, hints); !text.hints.is_hidden) options.push_back(std::move(text));
   };
   std::vector<OptionText> common;
   add_options(app, common);

@@ -53,6 +53,7 @@ struct OptionHints {
   bool read = false;                   // the path of an input, or NAME=PATH
   bool tensors = false;                // a glob over the tensor names of the checkpoint on the command line
   bool of_a_rank = false;              // each rank of a job may have a value of its own
+  bool is_hidden = false;              // help texts do not list the option
   bool Command::*only_for = nullptr;   // help texts list the option only for commands with this property
 };
 using HintTable = std::map<const CLI::Option*, OptionHints>;
@@ -79,6 +80,7 @@ class Option {
   const Option& names_tensors() const;  // takes globs over the tensor names of the checkpoint on the command line
   const Option& of_a_rank() const;      // may differ between the ranks of a job
   const Option& only_for(bool Command::*property) const;  // is listed only for commands with this property
+  const Option& hidden() const;                           // is accepted, but not listed
   // Marks the option as the path of an output, by default the current directory; if it takes a list, the last element.
   // URLs are refused unless the command writes to buckets, which then checks them itself.
   enum class Outputs { kLocal, kBucketsToo };
@@ -213,9 +215,9 @@ struct ParsedLine {
 // What help texts, completions and manual pages are made of.
 struct OptionText {
   std::vector<std::string> names;  // "-q", "--quiet"; "SRC" of a positional argument
-  bool is_place = false;           // a positional argument
-  std::string group;               // "Source"
-  std::string value;               // "FORMAT"; empty: a flag
+  bool is_positional = false;
+  std::string group;  // "Source"
+  std::string value;  // "FORMAT"; empty: a flag
   std::string help, fallback, environment;
   bool is_required = false, repeats = false;
   OptionHints hints;

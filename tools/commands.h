@@ -54,13 +54,15 @@ std::string version_text(bool json);
 // ---- shared by subcommands (terminal.cc)
 
 // Returns whether standard output is a terminal that shows color: NO_COLOR is not set and TERM is not dumb.
-bool fancy_stdout();
+bool stdout_has_color();
+bool stdout_is_terminal();
 bool stderr_is_terminal();
 
 // Prints a label in a column of fixed width, then text: "plan      DCP tp=8 -> ...".
 void print_row(std::string_view label, std::string_view text);
 
-Json dims_json(const Dims& dims);  // a list of numbers
+Json dims_json(const Dims& dims);
+Json texts_json(const std::vector<std::string>& texts);
 
 // The beginning of what --json of a command prints: {"schema": "reshard.verify/1"}. The number grows when a member
 // changes its meaning or is taken away.

@@ -38,14 +38,14 @@ std::string in_quotes(const std::string& text) {
 std::string names_of(const CommandText& command) {
   std::vector<std::string> names;
   for (const OptionText& option : command.options)
-    if (!option.is_place) names.insert(names.end(), option.names.begin(), option.names.end());
+    if (!option.is_positional) names.insert(names.end(), option.names.begin(), option.names.end());
   return join(names, " ");
 }
 
 // Returns the values of a command's first positional argument, if they are known: "bash zsh fish".
-std::string words_of_place(const CommandText& command) {
+std::string words_of_positional(const CommandText& command) {
   for (const OptionText& option : command.options)
-    if (option.is_place) return join(option.hints.words, " ");
+    if (option.is_positional) return join(option.hints.words, " ");
   return "";
 }
 
@@ -56,7 +56,7 @@ std::string bash(const std::vector<CommandText>& program) {
     if (!command.name.empty()) commands.push_back(command.name);
     std::string values;
     for (const OptionText& option : command.options) {
-      if (option.is_place) continue;
+      if (option.is_positional) continue;
       const std::string words = option.hints.tensors         ? "is_tensor=1"
                                 : option.hints.words.empty() ? ""
                                                              : "words=" + in_quotes(join(option.hints.words, " "));
@@ -64,7 +64,7 @@ std::string bash(const std::vector<CommandText>& program) {
     }
     cases += "  " + in_quotes(command.name) + ")\n    options=" + in_quotes(names_of(command)) + "\n";
     if (!values.empty()) cases += "    case $before in\n" + values + "    esac\n";
-    if (const std::string words = words_of_place(command); !words.empty())
+    if (const std::string words = words_of_positional(command); !words.empty())
       cases += "    [[ -z $words && $current != -* && $before == " + command.name + " ]] && words=" + in_quotes(words) +
                "\n";
     cases += "    ;;\n";
@@ -111,7 +111,7 @@ std::string zsh(const std::vector<CommandText>& program) {
     commands += "    " + in_quotes(command.name + ":" + command.summary) + "\n";
     cases += "  " + command.name + ")\n    _arguments -S";
     for (const OptionText& option : command.options) {
-      if (option.is_place) continue;
+      if (option.is_positional) continue;
       for (const std::string& name : option.names) {
         std::string spec = (option.repeats ? "*" : "") + name;
         if (!option.value.empty() && name.starts_with("--")) spec += "=";
@@ -126,7 +126,7 @@ std::string zsh(const std::vector<CommandText>& program) {
         cases += " \\\n      " + in_quotes(spec);
       }
     }
-    const std::string words = words_of_place(command);
+    const std::string words = words_of_positional(command);
     cases += " \\\n      " + in_quotes(words.empty() ? "*:checkpoint:_files" : "*:word:(" + words + ")") + " ;;\n";
   }
   return R"zsh(#compdef reshard
@@ -172,10 +172,10 @@ std::string fish(const std::vector<CommandText>& program) {
     if (!command.name.empty())
       out += "complete -c reshard -n __fish_use_subcommand -x -a " + in_quotes(command.name) + " -d " +
              in_quotes(command.summary) + "\n";
-    if (const std::string words = words_of_place(command); !words.empty())
+    if (const std::string words = words_of_positional(command); !words.empty())
       out += "complete -c reshard -n " + in_quotes(where) + " -x -a " + in_quotes(words) + "\n";
     for (const OptionText& option : command.options) {
-      if (option.is_place) continue;
+      if (option.is_positional) continue;
       out += "complete -c reshard -n " + in_quotes(where);
       for (const std::string& name : option.names)
         out += name.starts_with("--") ? " -l " + name.substr(2) : " -s " + name.substr(1);

@@ -33,14 +33,14 @@ Result<int> delta(DeltaLine line) {
 }
 
 struct PatchLine : ConvertOptions {
-  std::vector<std::string> places;  // the base, the deltas, the destination
+  std::vector<std::string> paths;  // the base, the deltas, the destination
 };
 
 Result<int> patch(PatchLine line) {
-  if (line.places.size() < 3) return usage_error("expected the old model, at least one delta and a destination");
-  line.destination = line.places.back();
-  line.source = line.places.front();
-  line.merge = patch_options(line.source, {line.places.begin() + 1, line.places.end() - 1});
+  if (line.paths.size() < 3) return see_help("expected the old model, at least one delta and a destination", "patch");
+  line.destination = line.paths.back();
+  line.source = line.paths.front();
+  line.merge = patch_options(line.source, {line.paths.begin() + 1, line.paths.end() - 1});
   return convert(line);
 }
 
@@ -85,7 +85,7 @@ void add_delta(CommandLine& line) {
 
 void add_patch(CommandLine& line) {
   auto options = std::make_shared<PatchLine>();
-  line.add_option("PATHS", options->places, "The old model, its deltas in order, and the destination to create")
+  line.add_option("PATHS", options->paths, "The old model, its deltas in order, and the destination to create")
       .read()
       .written(Option::Outputs::kBucketsToo)
       .required();

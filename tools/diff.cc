@@ -109,12 +109,6 @@ Result<Differences> compare(const DiffOptions& options, const ComparisonOptions&
   return out;
 }
 
-Json texts_json(const std::vector<std::string>& texts) {
-  Json out = Json::array();
-  for (const std::string& text : texts) out.push_back(text);
-  return out;
-}
-
 Json differences_json(const Differences& found, double tolerance) {
   Json tensors = Json::array();
   for (const ComparedPair& pair : found.pairs()) tensors.push_back(pair_json(pair, tolerance));

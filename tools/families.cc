@@ -20,12 +20,6 @@ std::vector<std::string> conventions_of(const Family& family) {
   return out;
 }
 
-Json strings(const std::vector<std::string>& list) {
-  Json out = Json::array();
-  for (const std::string& s : list) out.push_back(s);
-  return out;
-}
-
 constexpr std::size_t kFamilyWidth = 18, kTypesWidth = 44;  // widths of columns
 
 // Prints one family in three columns, the last two wrapped.
@@ -53,8 +47,8 @@ Result<int> families(bool as_json) {
       list.push_back(Json::object()
                          .set("name", family.name)
                          .set("title", family.title)
-                         .set("model_types", strings(family.model_types))
-                         .set("conventions", strings(conventions)));
+                         .set("model_types", texts_json(family.model_types))
+                         .set("conventions", texts_json(conventions)));
     else
       print_family(family, conventions);
   }

@@ -11,6 +11,7 @@
 #include "lib/base/text.h"
 #include "tools/commands.h"
 #include "tools/html_report.h"
+#include "tools/job.h"
 #include "tools/markup.h"
 #include "tools/outputs.h"
 
@@ -170,11 +171,6 @@ void print_summary(const AuditReport& report) {
 }
 
 void add_findings(Json& object, const AuditReport& report, Severity threshold) {
-  const auto strings = [](const std::vector<std::string>& list) {
-    Json out = Json::array();
-    for (const std::string& s : list) out.push_back(s);
-    return out;
-  };
   const auto rows_json = [](const std::vector<RowsPart>& parts) {
     Json out = Json::array();
     for (const RowsPart& p : parts) out.push_back(Json::object().set("what", p.what).set("rows", p.rows));
@@ -185,9 +181,9 @@ void add_findings(Json& object, const AuditReport& report, Severity threshold) {
     findings.push_back(Json::object()
                            .set("severity", severity_name(f.severity))
                            .set("id", f.id)
-                           .set("tensors", strings(f.tensors))
+                           .set("tensors", texts_json(f.tensors))
                            .set("what", f.what)
-                           .set("why", strings(f.why))
+                           .set("why", texts_json(f.why))
                            .set("rows", rows_json(f.rows))
                            .set("lost", f.lost)
                            .set("advice", f.advice));
@@ -221,7 +217,8 @@ std::string junit_text(const AuditReport& report, Severity threshold) {
 
 Result<int> conclude(const AuditReport& report, const FindingsOptions& options) {
   const Severity threshold = TRY(options.threshold());
-  if (!options.junit.empty()) TRY(replace_report(options.junit, kJunitReport, junit_text(report, threshold)));
+  if (!options.junit.empty() && leads())
+    TRY(replace_report(options.junit, kJunitReport, junit_text(report, threshold)));
   return exit_code(report.findings, threshold);
 }
 

@@ -125,7 +125,7 @@ void add_option(Table& table, const OptionText& option, bool is_whole) {
 std::string places_text(const CommandText& command, std::size_t screen) {
   Table table;
   for (const OptionText& option : command.options)
-    if (option.is_place) table.add(option.names[0], option_description(option));
+    if (option.is_positional) table.add(option.names[0], option_description(option));
   return table.empty() ? "" : "\n" + table.text(screen);
 }
 
@@ -134,7 +134,7 @@ std::string all_options(const CommandText& command, std::size_t screen) {
   for (const std::string& group : groups_of(command)) {
     Table table;
     for (const OptionText& option : command.options)
-      if (!option.is_place && option.group == group) add_option(table, option, true);
+      if (!option.is_positional && option.group == group) add_option(table, option, true);
     out += section(group, table, screen);
   }
   return out;
@@ -143,7 +143,7 @@ std::string all_options(const CommandText& command, std::size_t screen) {
 std::string common_options(const CommandText& command, std::size_t screen) {
   Table table;
   for (const OptionText& option : command.options)
-    if (!option.is_place && option.hints.is_common) add_option(table, option, false);
+    if (!option.is_positional && option.hints.is_common) add_option(table, option, false);
   return section("Common options", table, screen);
 }
 
@@ -192,8 +192,8 @@ std::string command_help(const CommandText& command, bool is_whole, std::size_t 
   if (!examples.empty()) out += heading("Examples") + examples_text(examples, screen);
   if (is_whole && !command.notes.description.empty()) out += "\n" + paragraphs(command.notes.description, screen);
   if (!is_whole) {
-    const auto n =
-        std::count_if(command.options.begin(), command.options.end(), [](const OptionText& o) { return !o.is_place; });
+    const auto n = std::count_if(command.options.begin(), command.options.end(),
+                                 [](const OptionText& o) { return !o.is_positional; });
     out +=
         "\n" + paragraphs("reshard " + command.name + " --help shows all " + std::to_string(n) + " options.", screen);
   }
@@ -204,7 +204,7 @@ std::string command_help(const CommandText& command, bool is_whole, std::size_t 
 
 std::string option_usage(const OptionText& option) {
   const std::string value = option.value.empty() ? "" : " " + option.value;
-  return join(option.names, ", ") + (option.is_place ? "" : value);
+  return join(option.names, ", ") + (option.is_positional ? "" : value);
 }
 
 std::string option_description(const OptionText& option) {
@@ -214,7 +214,7 @@ std::string option_description(const OptionText& option) {
   if (hints.lists_words && hints.meanings.empty() && !std::all_of(hints.words.begin(), hints.words.end(), is_said))
     out += ": " + join(hints.words, ", ");
   std::vector<std::string> more;
-  if (option.repeats && !option.is_place) more.emplace_back("repeatable");
+  if (option.repeats && !option.is_positional) more.emplace_back("repeatable");
   if (!option.fallback.empty()) more.push_back("default: " + option.fallback);
   if (!option.environment.empty()) more.push_back("or $" + option.environment);
   return out + (more.empty() ? "" : " (" + join(more, "; ") + ")");
@@ -223,10 +223,10 @@ std::string option_description(const OptionText& option) {
 std::string usage_text(const CommandText& command) {
   if (command.name.empty()) return "reshard COMMAND [OPTIONS]";
   std::string out = "reshard " + command.name + " [OPTIONS]";
-  for (const bool is_place : {false, true})
+  for (const bool is_positional : {false, true})
     for (const OptionText& option : command.options) {
-      if (option.is_place != is_place || (!is_place && !option.is_required)) continue;
-      const std::string text = option_usage(option) + (is_place && option.repeats ? "..." : "");
+      if (option.is_positional != is_positional || (!is_positional && !option.is_required)) continue;
+      const std::string text = option_usage(option) + (is_positional && option.repeats ? "..." : "");
       out += option.is_required ? " " + text : " [" + text + "]";
     }
   return out;

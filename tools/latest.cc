@@ -10,43 +10,65 @@
 namespace reshard::tools {
 namespace {
 
-Result<int> print_json(const std::string& path, const std::vector<std::string>& found) {
-  Json list = Json::array();
-  for (const std::string& checkpoint : found) {
-    const std::string gap = TRY(gap_of_checkpoint(checkpoint));
-    list.push_back(Json::object()
-                       .set("path", checkpoint)
-                       .set("complete", gap.empty())
-                       .set("problem", gap.empty() ? Json() : Json(gap)));
-  }
-  const auto newest = newest_of_run(found);
+// A checkpoint of the run, and why it is incomplete; empty if it is complete.
+struct CheckpointState {
+  std::string path, gap;
+};
+
+// The checkpoints of a run, and the one to resume from.
+struct RunState {
+  std::vector<CheckpointState> checkpoints;  // if they are to be listed
+  Index count = 0;
+  Result<std::string> newest;  // or why there is none
+};
+
+Result<RunState> state_of(const std::string& run, bool lists_all) {
+  const std::vector<std::string> found = TRY(checkpoints_of_run(run));
+  if (found.empty()) return io_error(printable(run) + ": contains no checkpoint, nor do its directories");
+  RunState out{{}, std::ssize(found), std::string()};
+  for (const std::string& path : found)
+    if (lists_all) out.checkpoints.push_back({path, TRY(gap_of_checkpoint(path))});
+  auto newest = newest_of_run(found);
   if (!newest && newest.error().code() == ErrorCode::kIo) return newest.error();
-  const bool is_one = newest && !newest->path.empty();
-  const std::string problem = newest ? newest->choice : newest.error().message();
-  show_json(answer_json("latest")
-                .set("run", path)
-                .set("newest", is_one ? Json(newest->path) : Json())
-                .set("problem", is_one ? Json() : Json(problem))
-                .set("checkpoints", std::move(list)),
-            2);
-  return is_one ? 0 : static_cast<int>(newest ? ErrorCode::kUnsupported : ErrorCode::kCorrupt);
+  if (!newest)
+    out.newest = newest.error();
+  else if (newest->path.empty())
+    out.newest = unsupported(newest->choice);
+  else
+    out.newest = std::move(newest->path);
+  return out;
 }
 
-Result<int> latest(const std::string& path, bool all, bool as_json) {
-  const std::vector<std::string> found = TRY(checkpoints_of_run(path));
-  if (found.empty()) return io_error(printable(path) + ": contains no checkpoint, nor do its directories");
-  if (as_json) return print_json(path, found);
-  if (all) {
-    for (const std::string& checkpoint : found) {
-      const std::string gap = TRY(gap_of_checkpoint(checkpoint));
-      std::printf("%s   %s\n", printable(checkpoint).c_str(), gap.empty() ? "complete" : printable(gap).c_str());
-    }
-    return 0;
+Json json_of(const std::string& run, const RunState& state) {
+  const auto problem_json = [](const std::string& problem) { return problem.empty() ? Json() : Json(problem); };
+  Json list = Json::array();
+  for (const CheckpointState& checkpoint : state.checkpoints)
+    list.push_back(Json::object()
+                       .set("path", checkpoint.path)
+                       .set("complete", checkpoint.gap.empty())
+                       .set("problem", problem_json(checkpoint.gap)));
+  return answer_json("latest")
+      .set("run", run)
+      .set("newest", state.newest ? Json(*state.newest) : Json())
+      .set("problem", problem_json(state.newest ? std::string() : state.newest.error().message()))
+      .set("checkpoints", std::move(list));
+}
+
+Result<int> latest(const std::string& run, bool all, bool as_json) {
+  const RunState state = TRY(state_of(run, all || as_json));
+  if (as_json) {
+    show_json(json_of(run, state), 2);
+    return state.newest ? 0 : static_cast<int>(state.newest.error().code());
   }
-  const NewestOfRun newest =
-      TRY(newest_of_run(found).context(path + ": of " + count_of(std::ssize(found), "checkpoint")));
-  if (newest.path.empty()) return unsupported(printable(path) + ": " + newest.choice);
-  std::printf("%s\n", newest.path.c_str());
+  for (const auto& [path, gap] : state.checkpoints)
+    std::printf("%s   %s\n", printable(path).c_str(), gap.empty() ? "complete" : printable(gap).c_str());
+  if (!state.newest) {
+    const bool all_fail = state.newest.error().code() == ErrorCode::kCorrupt;
+    return Error(state.newest.error())
+        .context(printable(run) + (all_fail ? ": of " + count_of(state.count, "checkpoint") : ""));
+  }
+  // A program that reads the path needs its bytes; a terminal must not get control characters.
+  if (!all) std::printf("%s\n", (stdout_is_terminal() ? printable(*state.newest) : *state.newest).c_str());
   return 0;
 }
 

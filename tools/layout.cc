@@ -134,7 +134,7 @@ void print_json(const LayoutDescriptor& layout) {
   const Json file = layout.to_json();
   const auto members = file.as_object();
   for (const auto& [key, value] : *members) out.set(key, value);
-  std::printf("%s\n", printable_json(to_text(out, 2)).c_str());
+  show_json(out, 2);
 }
 
 Result<int> show_builtin(const LayoutOptions& options) {

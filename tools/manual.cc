@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "lib/base/choices.h"
 #include "lib/base/file.h"
 #include "lib/base/text.h"
 #include "tools/commands.h"
@@ -45,7 +46,7 @@ std::string option_of(const OptionText& option) {
   std::vector<std::string> names;
   for (const std::string& name : option.names) names.push_back(bold(name));
   std::string out = ".TP\n" + join(names, ", ");
-  if (!option.is_place && !option.value.empty()) out += " " + italic(option.value);
+  if (!option.is_positional && !option.value.empty()) out += " " + italic(option.value);
   out += "\n" + sentence(option_description(option));
   if (option.hints.lists_words)
     for (std::size_t i = 0; i < option.hints.meanings.size(); ++i)
@@ -57,15 +58,15 @@ std::string option_of(const OptionText& option) {
 std::string options_of(const CommandText& command) {
   std::string out;
   for (const OptionText& option : command.options)
-    if (option.is_place) out += option_of(option);
+    if (option.is_positional) out += option_of(option);
   std::vector<std::string> groups;
   for (const OptionText& option : command.options)
-    if (!option.is_place && std::find(groups.begin(), groups.end(), option.group) == groups.end())
+    if (!option.is_positional && std::find(groups.begin(), groups.end(), option.group) == groups.end())
       groups.push_back(option.group);
   for (const std::string& group : groups) {
     out += ".SS " + roff(group) + "\n";
     for (const OptionText& option : command.options)
-      if (!option.is_place && option.group == group) out += option_of(option);
+      if (!option.is_positional && option.group == group) out += option_of(option);
   }
   return out;
 }
@@ -120,7 +121,7 @@ Result<int> print_page(const std::string& name) {
     }
     if (!command.name.empty()) names.push_back(command.name);
   }
-  return unknown_word("command", name, names);
+  return see_help("unknown command '" + printable(name) + "'" + near_name(name, names), "");
 }
 
 Result<int> write_pages(const std::string& directory) {

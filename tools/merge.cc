@@ -16,8 +16,8 @@ namespace reshard::tools {
 namespace {
 
 struct MergeLine : ConvertOptions {
-  std::vector<std::string> places;  // the sources, then the destination
-  std::string weights;              // the numbers of --weights, unless it is model or master
+  std::vector<std::string> paths;  // the sources, then the destination
+  std::string weights;             // the numbers of --weights, unless it is model or master
   std::string ema, expression, others_from;
   bool average = false, in_double = false;
 };
@@ -61,15 +61,15 @@ Result<std::string> expression_of(const MergeLine& line, const std::vector<std::
 }
 
 Result<int> merge(MergeLine line) {
-  if (line.places.size() < 3) return usage_error("expected at least two sources and a destination");
-  line.destination = line.places.back();
-  line.places.pop_back();
+  if (line.paths.size() < 3) return see_help("expected at least two sources and a destination", "merge");
+  line.destination = line.paths.back();
+  line.paths.pop_back();
   if (const std::string& given = line.source_layout.weights; given != "model" && given != "master")
     line.weights = std::exchange(line.source_layout.weights, "model");
   MergeOptions merge;
   std::vector<std::string> names;
-  for (const std::string& place : line.places) {
-    merge.sources.push_back(TRY(source_of(place, names.size() + 1)));
+  for (const std::string& path : line.paths) {
+    merge.sources.push_back(TRY(source_of(path, names.size() + 1)));
     const MergeSource& source = merge.sources.back();
     if (std::find(names.begin(), names.end(), source.name) != names.end())
       return usage_error("two sources are named '" + source.name + "'");
@@ -87,7 +87,7 @@ Result<int> merge(MergeLine line) {
 
 void add_merge(CommandLine& line) {
   auto options = std::make_shared<MergeLine>();
-  line.add_option("PATHS", options->places, "Sources (DIR or NAME=DIR), then the destination to create")
+  line.add_option("PATHS", options->paths, "Sources (DIR or NAME=DIR), then the destination to create")
       .read()
       .written(Option::Outputs::kBucketsToo)
       .required();

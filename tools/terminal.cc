@@ -82,11 +82,12 @@ bool no_color() {
 
 }  // namespace
 
-bool fancy_stdout() { return ::isatty(STDOUT_FILENO) && !no_color(); }
+bool stdout_has_color() { return stdout_is_terminal() && !no_color(); }
+bool stdout_is_terminal() { return ::isatty(STDOUT_FILENO); }
 bool stderr_is_terminal() { return ::isatty(STDERR_FILENO); }
 
 std::string colored(std::string_view text, const char* code) {
-  if (!fancy_stdout()) return std::string(text);
+  if (!stdout_has_color()) return std::string(text);
   return std::string("\x1b[") + code + "m" + std::string(text) + "\x1b[0m";
 }
 
@@ -137,6 +138,12 @@ std::string in_column(std::string_view text, std::size_t indent, std::size_t sta
 Json dims_json(const Dims& dims) {
   Json out = Json::array();
   for (const Index n : dims) out.push_back(n);
+  return out;
+}
+
+Json texts_json(const std::vector<std::string>& texts) {
+  Json out = Json::array();
+  for (const std::string& text : texts) out.push_back(text);
   return out;
 }
 

@@ -134,7 +134,8 @@ Json tensors_json(const VerifyReport& verified) {
           .set("zeros", h.zeros);
       Json counts = Json::array();
       for (const Index n : h.exponents.counts) counts.push_back(n);
-      entry.set("exponents", Json::object().set("first", h.exponents.first).set("counts", std::move(counts)));
+      if (!h.exponents.counts.empty())
+        entry.set("exponents", Json::object().set("first", h.exponents.first).set("counts", std::move(counts)));
     }
     out.push_back(std::move(entry));
   }

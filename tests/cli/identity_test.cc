@@ -20,6 +20,7 @@ namespace {
 namespace fs = std::filesystem;
 using testing::AllOf;
 using testing::HasSubstr;
+using testing::Not;
 
 struct TrainersRun {
   const char* name;  // in tests/data/runs
@@ -98,6 +99,10 @@ TEST(Identity, TheNewestCompleteStepIsFoundByItsNumber) {
   fs::remove_all(dir / "step-1000");
   fs::remove_all(dir / "step-900");
   EXPECT_EQ(reshard_cli({"latest", dir.path()}).exit_code, 3);
+  const CommandResult none = reshard_cli({"latest", dir.path(), "--all"});
+  EXPECT_EQ(none.exit_code, 3);
+  EXPECT_THAT(none.out, HasSubstr("step-1100   "));
+  EXPECT_THAT(none.err, HasSubstr("of 1 checkpoint: none of them complete"));
 }
 
 // Lightning numbers a run's trials, and the steps of each begin anew. A monitored value may be in front of the step.
@@ -128,6 +133,18 @@ void make_checkpoints(const std::string& run, const std::vector<std::string>& na
     fs::create_directories(fs::path(run) / name);
     fs::copy(sample("tp8") + "/hf.safetensors", fs::path(run) / name / "model.safetensors");
   }
+}
+
+// A program needs the bytes of the name, a terminal must not get its control characters.
+TEST(Identity, TheNewestIsMadePrintableForATerminal) {
+  const TempDir dir;
+  make_checkpoints(dir / "run", {"step-\x1b]0;title\a-100"});
+  EXPECT_EQ(reshard_cli({"latest", dir / "run"}).out, dir / "run/step-\x1b]0;title\a-100" + "\n");
+  if (!fs::exists("/usr/bin/script")) GTEST_SKIP() << "needs script(1)";
+  const CommandResult shown =
+      run_command({"/usr/bin/script", "-qec", RESHARD_BINARY " latest " + (dir / "run"), "/dev/null"});
+  EXPECT_THAT(shown.out, HasSubstr("step-"));
+  EXPECT_THAT(shown.out, Not(HasSubstr("\x1b]0;")));
 }
 
 // Trainers write "final" at the end, and a run that is resumed afterwards saves newer steps.
@@ -180,7 +197,7 @@ TEST(Identity, OfModelsNextToEachOtherNoneIsTheNewest) {
   EXPECT_THAT(reshard_cli({"latest", dir / "run"}).err, HasSubstr(dir / "run: " + expected + "_2"));
   EXPECT_THAT(reshard_cli({"inspect", dir / "run"}).err, HasSubstr(dir / "run: " + expected + "_2"));
   const CommandResult all = reshard_cli({"latest", dir / "run", "--all"});
-  EXPECT_EQ(all.exit_code, 0);
+  EXPECT_EQ(all.exit_code, 4);
   EXPECT_THAT(all.out, HasSubstr(last + "   complete\n"));
   const CommandResult json = reshard_cli({"latest", dir / "run", "--json"});
   EXPECT_EQ(json.exit_code, 4);
