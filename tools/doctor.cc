@@ -94,7 +94,7 @@ Fact open_files() {
   Fact out = fine("open files", limit_text(limit.rlim_max));
   if (limit.rlim_max < kFew)
     out.problem = "checkpoints of many files need more than " + limit_text(limit.rlim_max) +
-                  " open files; raise the hard limit: ulimit -Hn 4096";
+                  " open files; ask the administrator to raise the hard limit (limits.conf, LimitNOFILE=)";
   return out;
 }
 

@@ -56,6 +56,7 @@ Result<RunOptions> ResourceOptions::run_options() const {
   run.ranks = job_ranks();
   const Index cap = TRY(parse_bytes(gpu_memory).context("--gpu-memory"));
   if (device == "cpu") {
+    if (cap > 0) return usage_error("--gpu-memory needs --device cuda");
     if (transport == TransportChoice::kNccl)
       return usage_error("--transport nccl moves GPU memory; it needs --device cuda");
     return run;
@@ -228,11 +229,11 @@ bool takes_compression(const Format& f) { return f.takes_compression; }
 bool is_cut_by_size(const Format& f) { return f.max_file_bytes > 0; }
 bool is_file(const Format& f) { return f.is_file; }
 
-// Fails if an option is given that does not apply to the target format.
-Status check_is_for(std::string_view option, bool given, bool (*is)(const Format&), const Format& format) {
+// Fails if an option is given that does not apply to the target format ("--to dcp").
+Status check_is_for(std::string_view option, bool given, bool (*is)(const Format&), const Format& format,
+                    const std::string& target) {
   if (!given || is(format)) return {};
-  return usage_error(std::string(option) + " does not apply to --to " + std::string(format.name) + "; it applies to " +
-                     formats_where(is));
+  return usage_error(std::string(option) + " does not apply to " + target + "; it applies to " + formats_where(is));
 }
 
 }  // namespace
@@ -247,6 +248,7 @@ void ConvertOptions::add(CommandLine& line, bool destination_required) {
 }
 
 void ConvertOptions::add_format(CommandLine& line, const std::string& option, const std::string& title, bool views) {
+  format_option = option;
   std::vector<const Format*> targets = written_formats();
   if (!views) std::erase_if(targets, [](const Format* f) { return !f->lay_out; });
   line.group("Target");
@@ -292,10 +294,11 @@ void ConvertOptions::add_changes(CommandLine& line) {
       .common();
   line.add_choice("--shard-format", shard_format,
                   {{"safetensors", Container::kSafetensors}, {"bin", Container::kTorchSave}},
-                  "Container of --to " + formats_where(takes_container))
+                  "Container of " + format_option + " " + formats_where(takes_container))
       .takes("NAME");
-  line.add_option("--codec", codec,
-                  "Compression of --to " + formats_where(takes_compression) + ": none or zstd:1 to zstd:19")
+  line.add_option(
+          "--codec", codec,
+          "Compression of " + format_option + " " + formats_where(takes_compression) + ": none or zstd:1 to zstd:19")
       .takes("CODEC")
       .completes({"none", "zstd:3", "zstd:9", "zstd:19"})
       .shows_default();
@@ -374,10 +377,10 @@ Status ConvertOptions::read_names(ConversionOptions& o) const {
 
 Status ConvertOptions::read_placement(const Format& format, RankPlacement& placement, bool has_family) const {
   if (!format.takes_mesh() && !(mesh.empty() && layout.empty()))
-    return usage_error(std::string(mesh.empty() ? "--layout" : "--mesh") + " does not apply to --to " + to +
-                       ", whose files are not sharded by rank; it applies to " + formats_where(takes_mesh));
+    return usage_error(std::string(mesh.empty() ? "--layout" : "--mesh") + " does not apply to " + format_option + " " +
+                       to + ", whose files are not sharded by rank; it applies to " + formats_where(takes_mesh));
   if (format.sharding == Sharding::kOwnLocal && !has_family && !mesh.empty())
-    return usage_error("--to " + to +
+    return usage_error(format_option + " " + to +
                        " shards tensors between attention heads, so it needs a model family; got --family none");
   if (layout.empty()) {
     if (!mesh.empty()) placement.mesh = TRY(Mesh::parse(mesh));
@@ -391,10 +394,12 @@ Status ConvertOptions::read_placement(const Format& format, RankPlacement& place
 }
 
 Status ConvertOptions::read_files(const Format& format, ConversionOptions& o) const {
+  const std::string target = format_option + " " + to;
   o.compression = TRY(parse_codec(codec, shuffle));
-  TRY(check_is_for("--codec", o.compression.zstd_level > 0, takes_compression, format));
-  TRY(check_is_for("--shard-format", shard_format.has_value(), takes_container, format));
-  TRY(check_is_for("--max-shard-size", !max_shard_size.empty(), is_cut_by_size, format));
+  if (!shuffle && o.compression.zstd_level == 0) return usage_error("--no-shuffle needs --codec");
+  TRY(check_is_for("--codec", o.compression.zstd_level > 0, takes_compression, format, target));
+  TRY(check_is_for("--shard-format", shard_format.has_value(), takes_container, format, target));
+  TRY(check_is_for("--max-shard-size", !max_shard_size.empty(), is_cut_by_size, format, target));
   if (is_cut_by_size(format))
     o.max_file_bytes = max_shard_size.empty() ? format.max_file_bytes : TRY(parse_bytes(max_shard_size));
   if (o.max_file_bytes < 1) return usage_error("--max-shard-size: expected a positive size");

@@ -67,7 +67,8 @@ const std::vector<Choice<Problem>>& problem_choices();
 struct ConvertOptions {
   std::string source, destination, to, names, mesh, layout, dtype = "keep", max_shard_size, donor, adapter, lora_alpha;
   std::string codec = "none";
-  std::string state;  // directory of the journal; empty: next to the output
+  std::string format_option = "--to";  // the option that sets `to`
+  std::string state;                   // directory of the journal; empty: next to the output
   std::optional<Container> shard_format;
   Quantization quantize = Quantization::kNone;
   std::optional<PaddingFill> vocab_padding;

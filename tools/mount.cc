@@ -2,6 +2,7 @@
 // reshard mount.
 #include <fcntl.h>
 #include <malloc.h>
+#include <poll.h>
 #include <sys/stat.h>
 #include <sys/vfs.h>
 #include <sys/wait.h>
@@ -10,6 +11,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <csignal>
 #include <cstdio>
 #include <cstring>
 #include <memory>
@@ -62,10 +64,11 @@ class Background {
  public:
   // Forks. The parent returns the child's exit code once the child is ready or has failed; the child returns nothing.
   Result<std::optional<int>> split() {
-    null_ = said_ = ::open("/dev/null", O_RDWR | O_CLOEXEC);
+    null_ = log_ = ::open("/dev/null", O_RDWR | O_CLOEXEC);
     if (null_ < 0) return io_error(std::string("/dev/null: ") + std::strerror(errno));
     std::array<int, 2> ends{};
     if (::pipe2(ends.data(), O_CLOEXEC) != 0) return io_error(std::string("pipe: ") + std::strerror(errno));
+    (void)interrupted();  // so that a signal no longer ends this process alone
     std::fflush(nullptr);
     const pid_t child = ::fork();
     if (child < 0) return io_error(std::string("fork: ") + std::strerror(errno));
@@ -75,21 +78,21 @@ class Background {
       ready_ = ends[1];
       return std::optional<int>();
     }
-    char byte = 0;
-    ssize_t n = 0;
-    do n = ::read(ends[0], &byte, 1);
-    while (n < 0 && errno == EINTR);
+    const bool is_ready = wait_until_ready(ends[0]);
     ::close(ends[0]);
-    if (n == 1) return std::optional(0);
+    if (is_ready) return std::optional(0);
+    if (interrupted()) ::kill(child, SIGTERM);  // the child has left the terminal, whose Ctrl-C it does not get
     int status = 0;
-    ::waitpid(child, &status, 0);
+    while (::waitpid(child, &status, 0) < 0)
+      if (errno != EINTR) return io_error(std::string("waitpid: ") + std::strerror(errno));
+    if (interrupted()) return std::optional(128 + ending_signal());
     return std::optional(WIFEXITED(status) ? WEXITSTATUS(status) : static_cast<int>(ErrorCode::kInternal));
   }
 
   // In the child: sends messages after leave_terminal() to this file. Otherwise they are dropped.
-  Status say_to(const std::string& log) {
-    said_ = sys().open(log.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
-    return said_ < 0 ? io_error(printable(log) + ": " + std::strerror(errno)) : Status();
+  Status report_to(const std::string& log) {
+    log_ = sys().open(log.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+    return log_ < 0 ? io_error(printable(log) + ": " + std::strerror(errno)) : Status();
   }
 
   // In the child: tells the parent that it is ready, and detaches.
@@ -98,14 +101,25 @@ class Background {
     std::fflush(nullptr);
     ::dup2(null_, STDIN_FILENO);
     ::dup2(null_, STDOUT_FILENO);
-    ::dup2(said_, STDERR_FILENO);
+    ::dup2(log_, STDERR_FILENO);
     const char byte = 1;
     (void)!::write(ready_, &byte, 1);
     ::close(ready_);
   }
 
  private:
-  int ready_ = -1, null_ = -1, said_ = -1;
+  // Returns whether the child is ready. Otherwise it has ended, or a signal has interrupted the parent.
+  static bool wait_until_ready(int end) {
+    constexpr int kReadyTickMs = 100;
+    while (!interrupted()) {
+      pollfd ready = {end, POLLIN, 0};
+      char byte = 0;
+      if (::poll(&ready, 1, kReadyTickMs) > 0) return ::read(end, &byte, 1) == 1;
+    }
+    return false;
+  }
+
+  int ready_ = -1, null_ = -1, log_ = -1;
 };
 
 // Keeps freed slabs in the allocator: they are needed again soon, and fresh pages cost as much as copying into them.
@@ -138,7 +152,7 @@ Result<int> mount_image(const MountOptions& options) {
     if (!options.log.empty()) {
       TRY(check_spares_inputs(options.log, prepared.conversion->inputs()));
       TRY(check_report(options.log, kLog));
-      TRY(background.say_to(options.log));
+      TRY(background.report_to(options.log));
     }
     if (!quiet) print_view_plan(prepared);
     auto files = TRY(ConvertedImage::open(*prepared.conversion, options.check));
@@ -197,6 +211,7 @@ void add_mount(CommandLine& line) {
       .read()
       .takes("D");
   options->add_changes(line);
+  for (const char* const option : {"--codec", "--shuffle", "--strategy", "--transport"}) line.option(option).hidden();
   line.examples(
       {{"mkdir model; reshard mount step-1000 model --as hf", "until Ctrl-C"},
        {"reshard mount step-1000 model --as hf --dtype bfloat16 --background", "until fusermount3 -u model"}});

@@ -64,9 +64,12 @@ const std::vector<TextRow> kEnvironment = {
     {"COLUMNS", "Width of the output (default: the terminal's)"},
     {"AWS_*", "Keys, profile, region and endpoint of s3://: AWS_PROFILE, AWS_REGION, ..."},
     {"GOOGLE_*, GS_*", "Credentials of gs://: GOOGLE_APPLICATION_CREDENTIALS, ..."},
+    {"STORAGE_EMULATOR_HOST", "Emulator of gs://"},
     {"HF_TOKEN, HF_ENDPOINT", "Token and server of hf://"},
-    {"SSL_CERT_FILE", "Certificates of the servers of URLs (default: the system's)"},
+    {"AWS_CA_BUNDLE, CURL_CA_BUNDLE, SSL_CERT_FILE", "Certificates for URLs (default: the system's)"},
     {"https_proxy, no_proxy", "Proxies of URLs"},
+    {"RESHARD_HTTP_TRIES", "Attempts per request to a URL (default: 6)"},
+    {"RESHARD_HTTP_TIMEOUT", "Seconds after which a stalled request is retried (default: 30)"},
 };
 const std::vector<TextRow> kFiles = {
     {"config.json", "The model's configuration, read from the checkpoint's directory or its parent"},

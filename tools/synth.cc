@@ -327,6 +327,8 @@ void print_done(const SynthOptions& options, std::chrono::steady_clock::time_poi
 }
 
 Result<int> synth(const SynthOptions& options) {
+  if (options.metadata_only && options.headers_only)
+    return usage_error("--metadata-only and --headers-only exclude each other; give one of them");
   TRY(check_state(options.state, options.destination));
   if (is_url(options.destination)) TRY(check_is_bucket(options.destination));
   const auto start = std::chrono::steady_clock::now();
@@ -402,6 +404,7 @@ void add_synth(CommandLine& line) {
   line.add_option("--without", options->without, "Leave out tensors whose Hugging Face names match").takes("GLOB");
   line.add_flag("--force", options->force, "Replace the destination if it is a checkpoint").common();
   options->resources.add(line);
+  line.option("--transport").hidden();
   add_state(line, options->state);
   line.examples({{"reshard synth tiny --model llama3-tiny --mesh tp=2,dp_shard=2", "1 MB in four files"},
                  {"reshard synth step-0 --model llama3-1b --mesh tp=8 --optimizer", "18 GB, with Adam's state"},

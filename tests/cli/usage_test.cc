@@ -141,7 +141,8 @@ TEST_F(UsageTest, DescriptionsAreShort) {
 }
 
 TEST_F(UsageTest, WrongValuesAreNamedWithWhatIsExpected) {
-  const std::string to = dir_ / "to";
+  const std::string to = dir_ / "to", empty = dir_ / "empty";
+  std::filesystem::create_directory(empty);
   const std::vector<std::pair<Words, std::string>> rows = {
       {{"convert", one_, to, "--to", "hf", "--dtype", "bf17"},
        "unknown dtype 'bf17'; did you mean bf16? Choose one of: keep, float32, bfloat16, float16, float8_e4m3fn, "
@@ -161,11 +162,18 @@ TEST_F(UsageTest, WrongValuesAreNamedWithWhatIsExpected) {
       {{"convert"}, "expected SRC, DST and --to; see reshard convert --help"},
       {{"check", "--config", config_}, "expected --mesh; see reshard check --help"},
       {{"diff", one_}, "expected B; see"},
-      {{"diff", one_, one_, "--tolerance", "-1"}, "--tolerance: expected a number of at least 0, got '-1'"},
+      {{"diff", one_, one_, "--tolerance", "-1"}, "--tolerance: expected a finite number of at least 0, got '-1'"},
+      {{"diff", one_, one_, "--tolerance", "1e400"},
+       "--tolerance: expected a finite number of at least 0, got '1e400'"},
+      {{"convert", one_, dir_ / "to", "--to", "hdf5", "--no-shuffle"}, "--no-shuffle needs --codec"},
+      {{"diff", one_, one_, "--gpu-memory", "1GiB"}, "--gpu-memory needs --device cuda"},
+      {{"synth", dir_ / "to", "--model", "llama3-tiny", "--metadata-only", "--headers-only"},
+       "--metadata-only and --headers-only exclude each other"},
+      {{"mount", one_, empty, "--as", "hdf5", "--shard-format", "bin"}, "--shard-format does not apply to --as hdf5"},
       {{"verify", one_, "--fail-on", "fatal"}, "unknown severity 'fatal'; choose one of: error, warning, note"},
       {{"synth", to, "--model", "gpt5"}, "unknown model 'gpt5'; choose one of: llama3-tiny, "},
       {{"layout", "--builtin", "x"}, "unknown built-in layout 'x'; choose one of: "},
-      {{"man", "konvert"}, "unknown command 'konvert'; did you mean convert? Choose one of: "},
+      {{"man", "konvert"}, "unknown command 'konvert'; did you mean convert? See reshard --help"},
       {{"convert", one_, to, "--to", "dcp", "--codec", "zstd:3"},
        "--codec does not apply to --to dcp; it applies to orbax, orbax-zarr2, hdf5"},
   };
