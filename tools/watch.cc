@@ -35,6 +35,7 @@
 
 #include "formats/open.h"
 #include "formats/training_run.h"
+#include "lib/base/catch_exceptions.h"
 #include "lib/base/directory_events.h"
 #include "lib/base/file.h"
 #include "lib/base/io_failure_watch.h"
@@ -96,9 +97,9 @@ class Watch {
       if (options_.once && !passed) return passed.error();
       if (options_.once) return failures_ > 0 ? 1 : 0;
       if (!passed)
-        tell_once("failed", passed.error().message());
+        report_once("failed", passed.error().message());
       else if (is_there_)
-        told_.clear();
+        last_reported_.clear();
       wait();
       if (interrupted()) return 128 + ending_signal();
     }
@@ -146,7 +147,8 @@ class Watch {
     if (run ? !run->is_directory : options_.once) return io_error(printable(run_) + ": not found, or not a directory");
     TRY(check_places());
     if (!TRY(path_exists(root_))) TRY(make_directory(root_));
-    lock_ = TRY(DirectoryLock::take(root_));
+    const std::string real_root = TRY(real_path(root_));  // a link to a larger disk, maybe
+    lock_ = TRY(DirectoryLock::take(real_root.empty() ? root_ : real_root));
     if (!lock_->is_held()) return usage_error(printable(root_) + ": another reshard watch writes there");
     is_file_ = TRY(find_format(options_.to))->is_file;
     if (!options_.html.empty()) page_ = TRY(WatchPage::open(options_.html, root_, options_));
@@ -155,7 +157,7 @@ class Watch {
     return {};
   }
 
-  // Fails if DST is inside RUN, also if RUN does not exist yet.
+  // Fails if DST is RUN or is inside it, also if RUN does not exist yet.
   Status check_places() const {
     namespace fs = std::filesystem;
     const auto plain = [](const std::string& path) {
@@ -163,9 +165,10 @@ class Watch {
       return fs::absolute(path, ignored).lexically_normal().string() + "/";
     };
     const bool exists = !is_url(run_) && TRY(is_directory(run_));
-    if (exists ? TRY(is_at_or_below(parent_path(root_), run_)) : !is_url(run_) && plain(root_).starts_with(plain(run_)))
-      return usage_error(printable(root_) +
-                         ": is inside the run, so its outputs would be taken for steps; choose another directory");
+    const std::string& existing = TRY(path_exists(root_)) ? root_ : parent_path(root_);
+    if (exists ? TRY(is_at_or_below(existing, run_)) : !is_url(run_) && plain(root_).starts_with(plain(run_)))
+      return usage_error(printable(root_) + ": is the run or inside it, so its outputs would be taken for steps; " +
+                         "choose another directory");
     return {};
   }
 
@@ -176,7 +179,7 @@ class Watch {
     forget_stored(run_);
     is_there_ = TRY(is_directory(run_));
     if (!is_there_ && options_.once) return io_error(printable(run_) + ": not found, or not a directory");
-    if (!is_there_) tell_once("waiting", run_ + (was_seen_ ? " is gone" : " does not exist yet"));
+    if (!is_there_) report_once("waiting", run_ + (was_seen_ ? " is gone" : " does not exist yet"));
     was_seen_ = was_seen_ || is_there_;
     if (!is_there_ || was_there) return is_there_;
     TRY(check_places());
@@ -282,12 +285,12 @@ class Watch {
       if (!TRY(is_replaced(step))) return true;
       complete_.erase(step.name);
       done->replaced = true;
-      done->proven = done->small = false;
+      done->proven = done->lacks_optimizer = false;
       TRY(record_.write());
     }
     if (complete_.contains(step.name)) return true;
     const IoFailureWatch watch;
-    const auto files = files_if_complete(step.source);
+    const auto files = catch_exceptions([&] { return files_if_complete(step.source); });
     if (!files && watch.may_be_io_failure_or_denial(files.error())) report(failed_, step, files.error());
     if (!files || (done != nullptr && !TRY(are_quiet(*files)))) return false;
     complete_[step.name] = files->empty() ? std::string() : files->front();
@@ -331,7 +334,7 @@ class Watch {
   // Returns whether a step was converted and --then has not succeeded on its output.
   Result<bool> awaits_then(const std::string& name) const {
     const StepRecord* const done = record_.find(name);
-    return !options_.then.empty() && done != nullptr && !done->then && TRY(path_exists(output_of(name)));
+    return !options_.then.empty() && done != nullptr && !done->then_succeeded && TRY(path_exists(output_of(name)));
   }
 
   // Returns whether an output appeared and this process was killed before it was recorded.
@@ -401,7 +404,7 @@ class Watch {
   // Converts a step and runs --then, if that is not done. A failure is reported, and tried again later.
   Status take(const RunStep& step) {
     if (must_wait(failed_, step)) return {};
-    report(failed_, step, make(step));
+    report(failed_, step, catch_exceptions([&] { return make(step); }));
     return {};
   }
 
@@ -458,11 +461,11 @@ class Watch {
     }
     TRY(remove_work_of(output));
     StepRecord& done = record_.steps[step.name];
-    if (options_.then.empty() || done.then) return {};
+    if (options_.then.empty() || done.then_succeeded) return {};
     const std::string command = replaced_braces(options_.then, output);
     if (const int code = TRY(run_child({"/bin/sh", "-c", command}, OnInterrupt::kWait)); code != 0)
       return io_error("'" + printable(command) + "' ended with exit code " + std::to_string(code));
-    done.then = true;
+    done.then_succeeded = true;
     TRY(record_.write());
     report_event("then", step, command);
     return {};
@@ -524,10 +527,10 @@ class Watch {
       const RunStep& step = complete[i];
       StepRecord* const done = record_.find(step.name);
       if (done == nullptr || step.number < 0 || named.contains(step.source)) continue;
-      if (!done->proven || done->small || !TRY(path_exists(step.source))) continue;
-      if (failed_.contains(step.name) || TRY(awaits_then(step.name)) || must_wait(not_small_, step)) continue;
+      if (!done->proven || done->lacks_optimizer || !TRY(path_exists(step.source))) continue;
+      if (failed_.contains(step.name) || TRY(awaits_then(step.name)) || must_wait(failed_rewrites_, step)) continue;
       if (TRY(is_replaced(step))) continue;
-      report(not_small_, step, drop_optimizer_of(step, *done));
+      report(failed_rewrites_, step, catch_exceptions([&] { return drop_optimizer_of(step, *done); }));
       if (interrupted()) return {};
     }
     return {};
@@ -537,7 +540,7 @@ class Watch {
     done.rewriting = true;  // a kill leaves other files, which are no new checkpoint
     TRY(record_.write());
     const bool had = TRY(drop_optimizer(step.source, removed_name(step.source), options_.resources));
-    done.small = true;
+    done.lacks_optimizer = true;
     TRY(finish_rewriting(step, done));
     if (had) report_event("rewritten", step, step.source + " without its optimizer");
     return {};
@@ -560,9 +563,9 @@ class Watch {
   }
 
   // Reports what keeps the whole run from being watched, unless that was reported last.
-  void tell_once(const std::string& event, const std::string& text) {
-    if (text != told_) report_event(event, {}, text);
-    told_ = text;
+  void report_once(const std::string& event, const std::string& text) {
+    if (text != last_reported_) report_event(event, {}, text);
+    last_reported_ = text;
   }
 
   void report_event(const std::string& event, const RunStep& step, const std::string& text) const {
@@ -584,16 +587,16 @@ class Watch {
   std::optional<DirectoryLock> lock_;
   bool is_file_ = false;  // an output is one file
   WatchRecord record_;
-  std::map<std::string, std::string> complete_;  // by name, as below: a data file of steps that have been complete
-  std::set<std::string> renewed_;                // converted again in this process, and not measured since
-  std::map<std::string, double> seconds_;        // of conversions in this process, by name
-  std::map<std::string, Backoff> failed_;        // conversions and commands, by the step's name
-  std::map<std::string, Backoff> not_small_;     // rewrites without the optimizer, likewise
-  int failures_ = 0;                             // of the current pass
-  std::string unknown_best_;                     // the last report of a line of --keep-best's file
-  bool is_there_ = false, was_seen_ = false;     // the run exists; has existed
-  std::string told_;                             // the last report of tell_once(), until a pass succeeds
-  std::optional<WatchPage> page_;                // with --html
+  std::map<std::string, std::string> complete_;     // by name, as below: a data file of steps that have been complete
+  std::set<std::string> renewed_;                   // converted again in this process, and not measured since
+  std::map<std::string, double> seconds_;           // of conversions in this process, by name
+  std::map<std::string, Backoff> failed_;           // conversions and commands, by the step's name
+  std::map<std::string, Backoff> failed_rewrites_;  // rewrites without the optimizer, likewise
+  int failures_ = 0;                                // of the current pass
+  std::string unknown_best_;                        // the last report of a line of --keep-best's file
+  bool is_there_ = false, was_seen_ = false;        // the run exists; has existed
+  std::string last_reported_;                       // by report_once(), until a pass succeeds
+  std::optional<WatchPage> page_;                   // with --html
   DirectoryEvents events_;
 };
 
@@ -644,6 +647,7 @@ void add_watch(CommandLine& line) {
   add_html_option(line, options->html);
   line.option("--html").written();  // WatchPage::open() checks it as a report, when DST is there, which may contain it
   options->add_changes(line);
+  for (const char* const option : {"--strategy", "--transport"}) line.option(option).hidden();
   line.examples({{"reshard watch outputs models --to hf --then 'evaluate {}'", ""},
                  {"reshard watch outputs models --to hf --every 1000 --keep-last 3 --once", "from cron"}});
   line.description(

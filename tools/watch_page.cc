@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tools/watch_page.h"
 
+#include <limits>
 #include <set>
 #include <span>
+#include <string_view>
 #include <utility>
 
 #include "formats/open.h"
 #include "lib/audit/comparison.h"
+#include "lib/base/checked.h"
 #include "lib/base/file.h"
 #include "lib/base/text.h"
 #include "tools/commands.h"
@@ -24,9 +27,29 @@ void set_files(Json& facts, const std::string& side, const InputFacts& files) {
   facts.set(side + "_files", files.files).set(side + "_bytes", files.bytes);
 }
 
+constexpr std::string_view kFactNumbers[] = {"source_files", "source_bytes", "output_files", "output_bytes",
+                                             "converted"};
+
+// Fails unless the facts of a step in the record are what measure() writes.
+Status check_facts(const Json& facts) {
+  TRY(facts.as_object());
+  for (const std::string_view key : kFactNumbers)
+    if (facts.contains(key) && TRY(facts.get_index(key)) < 0)
+      return corrupt("'" + std::string(key) + "': expected a number of at least 0");
+  if (const Json* moved = facts.find("moved")) TRY(moved->as_object());
+  return {};
+}
+
 Index number_of(const Json* facts, const std::string& key) {
   const auto value = facts ? facts->get_index(key) : Result<Index>(Index{0});
   return value ? *value : 0;
+}
+
+// Adds a number of the record, which may be anything.
+void add(Index& sum, Index number) { sum = checked_add(sum, number).value_or(std::numeric_limits<Index>::max()); }
+
+Index nanoseconds_of(Index seconds) {
+  return checked_mul(seconds, 1'000'000'000).value_or(std::numeric_limits<Index>::max());
 }
 
 std::string_view name_of(WatchedStep::State state) {
@@ -70,7 +93,7 @@ Result<WatchPage> WatchPage::open(const std::string& page, const std::string& ro
   const Json json = TRY(parse_json(TRY(read_whole_file(out.record_, kMaxPageRecordBytes)), out.record_));
   const std::span<const Json::Member> steps = TRY(json.get_object("steps").context(out.record_));
   for (const Json::Member& step : steps) {
-    if (const Json* moved = step.value.find("moved")) TRY(moved->as_object().context(out.record_));
+    TRY(check_facts(step.value).context(out.record_ + ": step '" + step.key + "'"));
     out.facts_.set(step.key, step.value);
   }
   return out;
@@ -166,10 +189,10 @@ Status WatchPage::write(const std::string& run, const std::vector<WatchedStep>& 
   for (const WatchedStep& step : steps) {
     const Json* const facts = facts_.find(step.name);
     if (TRY(path_exists(step.source)))
-      from.files += number_of(facts, "source_files"), from.bytes += number_of(facts, "source_bytes");
+      add(from.files, number_of(facts, "source_files")), add(from.bytes, number_of(facts, "source_bytes"));
     if (step.state != WatchedStep::State::kConverted) continue;
-    to.files += number_of(facts, "output_files"), to.bytes += number_of(facts, "output_bytes");
-    to.newest_ns = std::max(to.newest_ns, number_of(facts, "converted") * 1'000'000'000);
+    add(to.files, number_of(facts, "output_files")), add(to.bytes, number_of(facts, "output_bytes"));
+    to.newest_ns = std::max(to.newest_ns, nanoseconds_of(number_of(facts, "converted")));
   }
   return write_html(page_, "watch", {from, to}, data(run, steps));
 }

@@ -21,8 +21,8 @@ Status read_steps(const Json& json, std::map<std::string, StepRecord>& out) {
     StepRecord& record = out[step.key];
     record.source = TRY(step.value.get_string("source"));
     record.proven = TRY(step.value.get_bool("proven"));
-    record.then = TRY(step.value.get_bool("then"));
-    record.small = step.value.contains("without_optimizer");
+    record.then_succeeded = TRY(step.value.get_bool("then"));
+    record.lacks_optimizer = step.value.contains("without_optimizer");
     record.rewriting = step.value.contains("rewriting");
     record.replaced = step.value.contains("replaced");
   }
@@ -69,8 +69,8 @@ Status WatchRecord::write() const {
   Json json_steps = Json::object(), json_started = Json::object(), json_files = Json::object();
   for (const auto& [name, step] : steps) {
     Json json = Json::object();
-    json.set("source", step.source).set("proven", step.proven).set("then", step.then);
-    if (step.small) json.set("without_optimizer", true);
+    json.set("source", step.source).set("proven", step.proven).set("then", step.then_succeeded);
+    if (step.lacks_optimizer) json.set("without_optimizer", true);
     if (step.rewriting) json.set("rewriting", true);
     if (step.replaced) json.set("replaced", true);
     json_steps.set(name, std::move(json));

@@ -20,9 +20,10 @@ namespace reshard::tools {
 // A step that was converted.
 struct StepRecord {
   std::string source;
-  bool proven = false;     // this record's watch has converted it
-  bool then = false;       // --then has succeeded
-  bool small = false;      // the source has no optimizer (any more)
+  bool proven = false;          // this record's watch has converted it
+  bool then_succeeded = false;  // --then has succeeded
+  // --without-optimizer-after has rewritten the source, or it had no optimizer.
+  bool lacks_optimizer = false;
   bool rewriting = false;  // the source is being rewritten without its optimizer
   bool replaced = false;   // the source is another checkpoint now, which was not converted
 };

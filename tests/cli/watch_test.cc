@@ -112,6 +112,40 @@ TEST_F(Watch, KeepsWhatIsAskedForAndTheNewestCompleteStep) {
             2);  // it would watch its own output
 }
 
+// It would otherwise take the run's own checkpoints for its outputs and remove them.
+TEST_F(Watch, RefusesTheRunAsItsDestination) {
+  for (const int step : {100, 200}) save(step);
+  std::filesystem::create_directory_symlink(run_, dir_ / "link");
+  for (const std::string& models : {run_, run_ + "/.", dir_ / "link"}) {
+    const CommandResult r = reshard_cli({"watch", run_, models, "--to", "hf", "--once", "--keep-last", "1"});
+    EXPECT_EQ(r.exit_code, 2);
+    EXPECT_THAT(r.err, HasSubstr("is the run or inside it")) << models;
+    EXPECT_THAT(names(run_), ElementsAre("step-100", "step-200"));
+  }
+}
+
+TEST_F(Watch, ItsDestinationMayBeALink) {
+  save(100);
+  std::filesystem::create_directory(dir_ / "disk");
+  std::filesystem::create_directory_symlink(dir_ / "disk", models_);
+  const CommandResult r = watch({});
+  EXPECT_EQ(r.exit_code, 0) << r.err;
+  EXPECT_THAT(names(dir_ / "disk"), ElementsAre("step-100"));
+}
+
+TEST_F(Watch, ADamagedRecordOfThePageIsAnError) {
+  save(100);
+  std::filesystem::create_directory(models_);
+  for (const std::string facts : {"7", R"({"source_files": -1})", R"({"moved": 1})", R"({"converted": "x"})"}) {
+    write_file(models_ + "/.reshard-watch-page.json", R"({"steps": {"step-100": )" + facts + "}}");
+    const CommandResult r = watch({"--html", dir_ / "page.html"});
+    EXPECT_EQ(r.exit_code, 3) << facts << r.err;
+    EXPECT_THAT(r.err, HasSubstr(".reshard-watch-page.json: step 'step-100': "));
+  }
+  write_file(models_ + "/.reshard-watch-page.json", R"({"steps": {"step-100": {"converted": 9000000000000000000}}})");
+  EXPECT_EQ(watch({"--html", dir_ / "page.html"}).exit_code, 0);
+}
+
 // The best step must not be removed because of how its file is written, or before that is written.
 TEST_F(Watch, RemovesNothingUntilTheBestStepIsKnown) {
   for (const int step : {100, 200, 300}) save(step);
