@@ -5,10 +5,12 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <csignal>
 #include <cstdio>
 #include <cstring>
+#include <string_view>
 
 #include "lib/base/text.h"
 #include "tools/commands.h"
@@ -22,10 +24,17 @@ std::vector<char*> pointers_to(std::vector<std::string>& words) {
   return out;
 }
 
-// The first of two variables with one name counts, so the added ones come first.
+std::string_view name_of(std::string_view variable) { return variable.substr(0, variable.find('=')); }
+
+// Returns this process's environment, in which the given variables replace those of the same names.
 std::vector<char*> environment_with(std::vector<std::string>& variables) {
   std::vector<char*> out = pointers_to(variables);
-  for (char** variable = ::environ; *variable; ++variable) out.push_back(*variable);
+  const auto is_replaced = [&](const char* inherited) {
+    return std::any_of(variables.begin(), variables.end(),
+                       [&](const std::string& variable) { return name_of(variable) == name_of(inherited); });
+  };
+  for (char** variable = ::environ; *variable; ++variable)
+    if (!is_replaced(*variable)) out.push_back(*variable);
   out.push_back(nullptr);
   return out;
 }

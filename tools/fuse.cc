@@ -23,6 +23,7 @@
 #include <condition_variable>
 #include <cstdlib>
 #include <cstring>
+#include <exception>
 #include <fstream>
 #include <map>
 #include <memory>
@@ -145,7 +146,7 @@ class Tree {
     const Status unchanged = files_->unchanged();
     if (unchanged) return false;
     changed_ = true;
-    say(unchanged.error().message() + "; unmount and mount it again");
+    report(unchanged.error().message() + "; unmount and mount it again");
     return true;
   }
 
@@ -186,7 +187,7 @@ class Tree {
     }
     const auto parts = files_->image().read(inode.file, offset, length);
     if (!parts) {
-      if (!interrupted() && !check_source()) say(parts.error().message());
+      if (!interrupted() && !check_source()) report(parts.error().message());
       fuse().reply_err(request, EIO);
       return;
     }
@@ -198,6 +199,16 @@ class Tree {
     }
     bytes_read_ += n;
     fuse().reply_iov(request, pieces.data(), static_cast<int>(pieces.size()));
+  }
+
+  // Reports a failure. The kernel repeats failed requests, so each message is printed once.
+  void report(const std::string& line) {
+    {
+      const std::lock_guard lock(reported_mutex_);
+      if (line == last_reported_) return;
+      last_reported_ = line;
+    }
+    options_.failed(line);
   }
 
  private:
@@ -212,16 +223,6 @@ class Tree {
     }
   }
 
-  // The kernel repeats failed requests, so each message is printed once.
-  void say(const std::string& line) {
-    {
-      const std::lock_guard lock(said_mutex_);
-      if (line == said_) return;
-      said_ = line;
-    }
-    options_.failed(line);
-  }
-
   ConvertedImage::Listing listing_;
   const FuseOptions& options_;
   std::vector<Inode> inodes_;  // by number
@@ -231,8 +232,8 @@ class Tree {
   ConvertedImage* files_ = nullptr;  // constant once set
   std::atomic<bool> changed_{false};
   std::atomic<Index> bytes_read_{0};
-  std::mutex said_mutex_;
-  std::string said_;
+  std::mutex reported_mutex_;
+  std::string last_reported_;
 };
 
 Tree& tree_of(fuse_req_t request) { return *static_cast<Tree*>(fuse().req_userdata(request)); }
@@ -316,6 +317,9 @@ void guarded(fuse_req_t request, Args... args) {
     answer(request, args...);
   } catch (const std::bad_alloc&) {
     fuse().reply_err(request, ENOMEM);
+  } catch (const std::exception& e) {
+    tree_of(request).report(std::string("internal error: ") + e.what());
+    fuse().reply_err(request, EIO);
   }
 }
 

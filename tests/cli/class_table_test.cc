@@ -164,6 +164,18 @@ TEST_F(FamilyCommand, TheTableOfAPythonIsWritten) {
   EXPECT_EQ(read_file(dir_ / "made.json"), kTable);
 }
 
+// A shell keeps the last of two variables with one name.
+TEST_F(FamilyCommand, ItsVariablesReplaceThoseOfTheUser) {
+  const std::string program = python("env > '" + (dir_ / "env") + "'; exit 1");
+  dir_.write("code/config.json", config());
+  run_command({RESHARD_BINARY, "family", "--from-transformers", dir_ / "code", "--python", program, dir_ / "made.json"},
+              60, {"HF_MODULES_CACHE=/of/the/user", "HF_HUB_OFFLINE=0"});
+  const std::string seen = read_file(dir_ / "env");
+  EXPECT_THAT(seen, HasSubstr("HF_MODULES_CACHE="));
+  EXPECT_THAT(seen, Not(HasSubstr("/of/the/user")));
+  EXPECT_THAT(seen, HasSubstr("HF_HUB_OFFLINE=0\n"));
+}
+
 TEST_F(FamilyCommand, NoTableIsLeftByAFailure) {
   const CommandResult absent = family(dir_ / "no-such-python");
   EXPECT_EQ(absent.exit_code, 5);
