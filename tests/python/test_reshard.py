@@ -417,6 +417,13 @@ class Errors(Case):
             with self.assertRaisesRegex(reshard.MissingError, "not found; did you mean .*/steps/step-1000[?]"):
                 call(self.tmp / "steps/step-100")
 
+    def test_a_full_disk_is_not_a_missing_file(self):
+        from reshard._errors import of
+
+        out = self.tmp / "out"
+        self.assertNotIsInstance(of(5, f"{out}: cannot create: No space left on device"), FileNotFoundError)
+        self.assertIsInstance(of(5, f"{out}: cannot open: No such file or directory"), FileNotFoundError)
+
     def test_a_damaged_file_says_where(self):
         data = bytearray(WHOLE.read_bytes())
         data[8] = 0
@@ -1079,6 +1086,16 @@ class Served(Case):
                 self.assertTrue((bits(tensor) == bits(expected[name])).all(), name)
             self.assertEqual(sorted(names), sorted(expected))
 
+    def test_a_stream_that_lacks_a_tensor_fails_at_its_end(self):
+        import reshard._stream
+
+        def without_norm(*args, **options):
+            return {name: array for name, array in reshard.load(*args, **options).items() if name != "model.norm.weight"}
+
+        with unittest.mock.patch("reshard._stream.load", without_norm):
+            with self.assertRaisesRegex(reshard.CorruptError, "do not make tensor 'model.norm.weight'"):
+                list(reshard._stream.stream(self.saved))
+
     @unittest.skipUnless(HAS_TORCH, "no torch")
     def test_vllm_is_given_all_tensors(self):
         """By stand-ins of what vLLM 0.32 calls; tests/interop/vllm_serve.py runs vLLM itself."""
@@ -1483,6 +1500,20 @@ class Process(Case):
 
     def python(self, code, **more):
         return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, **more)
+
+    def test_a_device_has_one_limit_in_a_process(self):
+        program("synth", self.tmp / "limited", "--model", "llama3-tiny", "--to", "hf")
+        code = """
+import sys, reshard
+convert = lambda out, limit: reshard.convert(sys.argv[1], sys.argv[1] + out, to="hf", device="auto", gpu_memory=limit)
+convert("-a", "1GiB"), convert("-b", "1GiB"), convert("-c", None)
+try:
+    convert("-d", "2GiB")
+except reshard.UsageError as error:
+    print(error)
+"""
+        done = subprocess.run([sys.executable, "-c", code, self.tmp / "limited"], capture_output=True, text=True, timeout=60)
+        self.assertIn("already, got 2147483648; use one value in a process", done.stdout, done.stderr)
 
     def test_import_is_quick_and_imports_nothing_else(self):
         done = self.python(

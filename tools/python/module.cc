@@ -11,8 +11,10 @@
 
 #include <condition_variable>
 #include <map>
+#include <optional>
 #include <system_error>
 #include <thread>
+#include <utility>
 
 #include "formats/load.h"
 #include "lib/base/catch_exceptions.h"
@@ -152,14 +154,30 @@ nb::str text(std::string_view bytes) {
   return nb::str(utf8.data(), utf8.size());
 }
 
-// Returns the device `name`. Opens each device once and never closes it.
+struct OpenedDevice {
+  std::unique_ptr<Device> device;
+  Index cap = 0;
+};
+
+// Returns the device `name`. Opens each device once and never closes it. Fails if it is open with another cap; 0
+// accepts any.
 Result<Device*> device_of_process(const std::string& name, Index cap) {
   static std::mutex mutex;
-  static auto* const devices = new std::map<std::string, std::unique_ptr<Device>>();
+  static auto* const devices = new std::map<int, OpenedDevice>();  // by ordinal: -1 is the CPU, as "auto" chose it
   const std::lock_guard lock(mutex);
-  auto& slot = (*devices)[name];
-  if (!slot) slot = TRY(open_device(name, cap));
-  return slot.get();
+  const std::optional<Index> number = name.starts_with("cuda:") ? parse_number(name.substr(5)) : std::nullopt;
+  const int expected = number && std::in_range<int>(*number) ? static_cast<int>(*number) : 0;
+  auto found = devices->find(expected);
+  if (found == devices->end() && name == "auto") found = devices->find(-1);
+  if (found == devices->end()) {
+    auto device = TRY(open_device(name, cap));
+    const int ordinal = device->ordinal();
+    found = devices->emplace(ordinal, OpenedDevice{std::move(device), cap}).first;
+  }
+  if (cap != 0 && cap != found->second.cap)
+    return usage_error("gpu_memory: this process uses the device with gpu_memory=" + std::to_string(found->second.cap) +
+                       " already, got " + std::to_string(cap) + "; use one value in a process");
+  return found->second.device.get();
 }
 
 // ---- commands

@@ -78,6 +78,7 @@ class InternalError(Error, RuntimeError):
 
 _BY_CODE = {2: UsageError, 3: CorruptError, 4: UnsupportedError, 5: FileError, 6: RankError}
 _PLACE = r"(?:^|(?<=: ))((?:(?!: ).)*)@(0x[0-9a-f]+|\d+): "
+_ABSENT = r"not found|No such file|does not exist|is missing|contains no checkpoint"
 _TENSOR = r"tensor '((?:[^'\\]|\\.)*)'"
 
 
@@ -95,6 +96,6 @@ def of(code, message):
     if name := re.search(_TENSOR, message):
         tensor = name.group(1)
     kind = _BY_CODE.get(code, InternalError)
-    if kind is FileError and path is not None and not os.path.exists(path):
+    if kind is FileError and path is not None and re.search(_ABSENT, message) and not os.path.exists(path):
         kind = MissingError
     return kind(message, path, tensor, offset)

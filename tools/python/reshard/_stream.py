@@ -5,12 +5,13 @@ import re
 
 from . import _checkpoint, _reshard
 from ._errors import CorruptError, UnsupportedError
-from ._load import _glob_escaped, load
+from ._load import _glob_escaped, _Layout, load
 from ._words import path_of, words_of
 
 _LAYER = re.compile(r".*?\.\d+\.")
 _OF_OPEN = ("strip_prefix", "rename", "weights", "source_layout", "source_mesh")
 _OF_VIEW = ("config", "family", "family_file", "include", "exclude", "keep_unknown")
+_OF_CALL = ("rank", "strict", "check_whole_items", "progress")  # options of load() that are no words of the command
 _COMPARED = 16 << 20  # bytes of two tied tensors that are compared at once
 
 
@@ -40,7 +41,7 @@ def stream(path, *, names="hf", chunk_bytes=1 << 30, framework=None, device=None
     """Yields (name, tensor) of a model, whatever the format, layout and names of the checkpoint.
 
     Holds about `chunk_bytes` of the model at once, or its largest layer if that is more. `options` are those of load().
-    Fails (CorruptError) at the end if it has not yielded as many tensors as the model has.
+    Fails (CorruptError) at the end if it has not yielded each tensor of the model.
 
     Example: model.load_weights(reshard.stream("step-1000", framework="torch"))
     """
@@ -56,6 +57,18 @@ def stream(path, *, names="hf", chunk_bytes=1 << 30, framework=None, device=None
                 raise CorruptError(f"{path}: tensor {name!r} comes from several layers of the checkpoint; use load()", path)
             seen.add(name)
             yield name, loaded.pop(name)
+    _check_all_seen(path, seen, dict(options, names=names, part=part))
+
+
+def _check_all_seen(path, seen, options):
+    """Fails if tensors of the model are not among those that its layers made."""
+    words = words_of({name: value for name, value in options.items() if name not in _OF_CALL})
+    with _Layout(None, {"mesh": options.get("mesh")}, options.get("rank")) as rank:
+        tensors = _reshard.Load.prepare(path_of(path), words, rank, "cpu", False).tensors()
+    missing = [t[0] for t in tensors if t[0] not in seen]
+    if missing:
+        raise CorruptError(f"{path}: the layers of the checkpoint do not make tensor {missing[0]!r} of the model"
+                           f" ({len(missing)} missing); use load()", path, missing[0])  # fmt: skip
 
 
 def lazy_stream(path, *, count=lambda nbytes: None, names="hf", chunk_bytes=1 << 30, part="model", **options):
@@ -105,6 +118,6 @@ def _check_tied(view, name, loaded):
 
 
 def _equal(a, b):
-    rows = max(1, _COMPARED // max(1, a.nbytes // len(a))) if a.shape else 1
+    rows = max(1, _COMPARED // max(1, a.nbytes // max(1, len(a)))) if a.shape else 1
     parts = [slice(at, at + rows) for at in range(0, len(a), rows)] if a.shape else [()]
     return all(a[part].tobytes() == b[part].tobytes() for part in parts)
