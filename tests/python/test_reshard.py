@@ -38,7 +38,7 @@ import warnings
 import numpy
 
 import reshard
-import reshard._load
+import reshard._words
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 DATA = ROOT / "tests/data"
@@ -253,7 +253,7 @@ class Reading(Case):
             self.assertEqual(set(checkpoint), set(names))
             for i, name in enumerate(names):
                 self.assertEqual(checkpoint[name][0], i)
-                self.assertEqual(list(checkpoint.view(include=[reshard._load._glob_escaped(name)], family="none")), [name])
+                self.assertEqual(list(checkpoint.view(include=[reshard._words.glob_escaped(name)], family="none")), [name])
             self.assertIn("12 tensors", repr(checkpoint))
         self.assertEqual({n: a[0] for n, a in reshard.load(path, family="none").items()}, {n: i for i, n in enumerate(names)})
         into = {name: numpy.zeros(3, "f4") for name in names}

@@ -9,7 +9,7 @@ from ._checkpoint import _by_name, _near
 from ._destinations import check_memory, destination, mark_written
 from ._dtypes import numpy_type, tell_raw
 from ._errors import Error, UsageError
-from ._words import device_of, framework_of, index_of, path_of, progress_of, words_of
+from ._words import device_of, framework_of, glob_escaped, index_of, path_of, progress_of, words_of
 
 _SHOWN = 8
 
@@ -140,7 +140,7 @@ def _without_others(job, tensors, holders, options, prepare):
     if not beyond or len(beyond) == len(names):  # nothing to ignore, or nothing to load, which _places() reports
         return job, tensors, {}
     if options["names"] is None:
-        job = prepare(exclude=[*_list(options["exclude"]), *map(_glob_escaped, beyond)])
+        job = prepare(exclude=[*_list(options["exclude"]), *map(glob_escaped, beyond)])
         return job, job.tensors(), {}
     if options["part"] is None:
         model = prepare(part="model")
@@ -227,10 +227,6 @@ def _check_tied(pairs, digests, path):
 
 def _list(value):
     return [] if value is None else [value] if isinstance(value, str) else list(value)
-
-
-def _glob_escaped(name):
-    return "".join(f"[{c}]" if c in "*?[{" else c for c in name)
 
 
 def _empty(dtype, shape, framework, device):

@@ -5,8 +5,8 @@ import re
 
 from . import _checkpoint, _reshard
 from ._errors import CorruptError, UnsupportedError
-from ._load import _glob_escaped, _Layout, load
-from ._words import path_of, words_of
+from ._load import _Layout, load
+from ._words import glob_escaped, path_of, words_of
 
 _LAYER = re.compile(r".*?\.\d+\.")
 _OF_OPEN = ("strip_prefix", "rename", "weights", "source_layout", "source_mesh")
@@ -50,7 +50,7 @@ def stream(path, *, names="hf", chunk_bytes=1 << 30, framework=None, device=None
         tensors = [(name, tensor.nbytes) for name, tensor in checkpoint.items()]
     seen = set()
     for group in _groups(tensors, chunk_bytes):
-        loaded = load(path, names=names, part=part, include=[_glob_escaped(n) for n in group], framework=framework,
+        loaded = load(path, names=names, part=part, include=[glob_escaped(n) for n in group], framework=framework,
                       device=device, **options)  # fmt: skip
         for name in list(loaded):
             if name in seen:

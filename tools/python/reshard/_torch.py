@@ -4,6 +4,7 @@
 import json
 
 from ._errors import UsageError
+from ._words import glob_escaped
 
 # The axes of a mesh in the order of ranks, slowest first, and other names that people give them.
 _AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep")
@@ -112,7 +113,7 @@ def layout_of(into):
     labels = joined.labels()
     rules = {}
     for name, cuts in splits.items():
-        rules.setdefault(tuple(cuts), []).append(_escaped(name))
+        rules.setdefault(tuple(cuts), []).append(glob_escaped(name))
     axes = {labels[axis]: joined.sizes[axis] for axis in labels}
     at = {labels[axis]: joined.coordinates[axis] for axis in labels}
     layout = {
@@ -126,10 +127,6 @@ def layout_of(into):
         ] + [{"names": ["*"], "splits": []}],
     }  # fmt: skip
     return json.dumps(layout), _rank(axes, at)
-
-
-def _escaped(name):
-    return "".join(f"[{c}]" if c in "*?[{" else c for c in name)
 
 
 # ---- modules

@@ -164,3 +164,8 @@ class _Line:
         self.last = self.clock()
         share = f"{100 * done // total} %" if total else f"{done} bytes"
         print(f"{self.what}: {share}", file=sys.stderr)
+
+
+def glob_escaped(name):
+    """Returns the glob that matches this name alone."""
+    return "".join(f"[{c}]" if c in "*?[{" else c for c in name)
