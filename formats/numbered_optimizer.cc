@@ -47,7 +47,7 @@ std::optional<Index> group_of(std::string_view name) {
   return is_digits(name) ? parse_number(name) : std::nullopt;
 }
 
-// Returns the numbers in each group, in order; nothing if an object is not what torch writes.
+// Returns the numbers in each group, in order; nothing if a list is not what torch writes or is missing.
 std::optional<Groups> groups_of(Reader& optimizer) {
   std::map<Index, std::vector<Index>> by_number;
   for (const Blob& blob : optimizer.catalog().blobs) {
@@ -65,7 +65,10 @@ std::optional<Groups> groups_of(Reader& optimizer) {
     }
   }
   Groups out;
-  for (auto& [group, numbers] : by_number) out.push_back(std::move(numbers));
+  for (auto& [group, numbers] : by_number) {
+    if (group != std::ssize(out)) return std::nullopt;
+    out.push_back(std::move(numbers));
+  }
   return out;
 }
 
@@ -132,6 +135,35 @@ std::set<Names> divided(const Names& order, const std::map<std::string, Dims>& s
   return out;
 }
 
+// Returns why the groups do not number this many parameters: a clause, or nothing.
+std::string fault_of(const Groups& groups, std::size_t parameters) {
+  std::size_t count = 0;
+  std::set<Index> numbers;
+  for (const auto& group : groups) {
+    count += group.size();
+    numbers.insert(group.begin(), group.end());
+  }
+  if (count != parameters)
+    return "the optimizer numbers " + count_of(count, "parameter") + ", and the model has " +
+           with_commas(static_cast<Index>(parameters));
+  const bool are_all = numbers.size() == count &&
+                       (count == 0 || (*numbers.begin() == 0 && *numbers.rbegin() == static_cast<Index>(count) - 1));
+  return are_all ? "" : "its groups do not list each number once";
+}
+
+// Returns the number of a state that no group lists, if there is one.
+std::optional<Index> unlisted_state(const Catalog& optimizer, const std::map<Index, std::string>& names) {
+  const auto is_unlisted = [&](const auto& named) {
+    const auto number = number_of(named.name);
+    return number && !names.contains(number->first);
+  };
+  const auto& tensors = optimizer.tensors();
+  if (const auto t = std::find_if(tensors.begin(), tensors.end(), is_unlisted); t != tensors.end())
+    return number_of(t->name)->first;
+  const auto b = std::find_if(optimizer.blobs.begin(), optimizer.blobs.end(), is_unlisted);
+  return b == optimizer.blobs.end() ? std::nullopt : std::optional(number_of(b->name)->first);
+}
+
 // Returns whether the moments of each number have the shape of the parameter that it would be.
 bool fits(const std::map<Index, Dims>& moments, const std::map<Index, std::string>& names,
           const std::map<std::string, Dims>& shapes) {
@@ -141,7 +173,7 @@ bool fits(const std::map<Index, Dims>& moments, const std::map<Index, std::strin
   });
 }
 
-// Reads the optimizer under other names.
+// Reads the optimizer under other names. `names` has each number in `groups` and in the optimizer's names.
 class RenamedOptimizer : public Reader {
  public:
   RenamedOptimizer(std::unique_ptr<Reader> inner, const std::map<Index, std::string>& names, const Groups& groups)
@@ -206,8 +238,8 @@ class RenamedOptimizer : public Reader {
 
 }  // namespace
 
-NamedOptimizer name_parameters(std::unique_ptr<Reader> optimizer, Reader& model, const std::string& config,
-                               bool is_ordered) {
+NamedOptimizer with_parameter_names(std::unique_ptr<Reader> optimizer, Reader& model, const std::string& config,
+                                    bool is_ordered) {
   const auto no = [](std::string why) { return NamedOptimizer{nullptr, std::move(why)}; };
   const auto groups = groups_of(*optimizer);
   if (!groups || groups->empty() || groups->size() > 2)
@@ -224,19 +256,20 @@ NamedOptimizer name_parameters(std::unique_ptr<Reader> optimizer, Reader& model,
   if (!order)
     return no(std::string("the order of the model's parameters is unknown") +
               (file && !file->is_there() ? " without a config.json next to it" : ""));
+  if (std::string why = fault_of(*groups, order->size()); !why.empty()) return no(std::move(why));
   std::vector<std::map<Index, std::string>> found;
   for (const Names& all : divided(*order, shapes, *groups)) {
     std::map<Index, std::string> names;
     std::size_t next = 0;
     for (const auto& group : *groups)
-      for (const Index number : group)
-        if (next < all.size()) names.emplace(number, all[next++]);
-    if (next == all.size() && names.size() == all.size() && fits(moments, names, shapes))
-      found.push_back(std::move(names));
+      for (const Index number : group) names.emplace(number, all.at(next++));
+    if (fits(moments, names, shapes)) found.push_back(std::move(names));
   }
   if (found.empty()) return no("their shapes are not those of the model's parameters in their order");
   if (found.size() > 1) return no("two ways to put the parameters into groups fit");
   if (moments.size() < found.front().size()) return no("parameters have no state to compare them with");
+  if (const auto number = unlisted_state(optimizer->catalog(), found.front()))
+    return no("no group lists parameter " + std::to_string(*number) + ", which has a state");
   return {std::make_unique<RenamedOptimizer>(std::move(optimizer), found.front(), *groups), ""};
 }
 

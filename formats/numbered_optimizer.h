@@ -12,7 +12,7 @@
 
 namespace reshard {
 
-// The result of name_parameters().
+// The result of with_parameter_names().
 struct NamedOptimizer {
   std::unique_ptr<Reader> reader;  // of the optimizer, with names instead of numbers; null if they are unknown
   std::string why_not;             // the reason, a clause, if `reader` is null
@@ -22,7 +22,7 @@ struct NamedOptimizer {
 // parameters (a torch.save file has it, `is_ordered`; a table has it for models of transformers, by the model type in
 // the file `config` or, if that is empty, in the config.json next to the model), moments with the shapes of their
 // parameters, and no other assignment to groups that fits as well. Otherwise closes the optimizer and says why.
-NamedOptimizer name_parameters(std::unique_ptr<Reader> optimizer, Reader& model, const std::string& config,
-                               bool is_ordered);
+NamedOptimizer with_parameter_names(std::unique_ptr<Reader> optimizer, Reader& model, const std::string& config,
+                                    bool is_ordered);
 
 }  // namespace reshard

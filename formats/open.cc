@@ -210,7 +210,7 @@ Result<std::string> newest_complete(const std::vector<std::string>& checkpoints)
 
 Result<NewestOfRun> newest_of_run(const std::vector<std::string>& checkpoints) {
   std::string newest = TRY(newest_complete(checkpoints));
-  std::vector<std::string> models = TRY(models_beside(newest, checkpoints));
+  std::vector<std::string> models = TRY(sibling_models(newest, checkpoints));
   if (models.empty()) return NewestOfRun{std::move(newest), ""};
   for (std::string& model : models) model = printable(model);
   return NewestOfRun{

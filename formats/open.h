@@ -34,7 +34,7 @@ struct NewestOfRun {
   std::string choice;  // then, a clause that lists them
 };
 
-// Returns newest_complete(), or a choice if that is one of several models next to each other (models_beside).
+// Returns newest_complete(), or a choice if that is one of several models next to each other (sibling_models).
 Result<NewestOfRun> newest_of_run(const std::vector<std::string>& checkpoints);
 
 // Returns the files, relative to `directory`, that may be removed together with the checkpoint there: those that

@@ -9,6 +9,7 @@
 #include <set>
 
 #include "formats/bin/bin.h"
+#include "formats/located_tensor.h"
 #include "formats/numbered_optimizer.h"
 #include "lib/base/file.h"
 #include "lib/base/io_failure_watch.h"
@@ -172,12 +173,8 @@ class JoinedReader : public Reader {
       TRY(part.reader->locate(wanted[p].own, threads, spool));
       add_new_files(part);
       for (std::size_t n = 0; n < wanted[p].own.size(); ++n) {
-        Tensor found = in_joined_files(part, part.reader->catalog().tensors()[wanted[p].own[n]]);
-        Tensor& tensor = catalog_.tensor(wanted[p].joined[n]);
-        tensor.fragments = found.fragments;
-        tensor.replicas = found.replicas;
-        tensor.dtype = found.dtype;
-        tensor.located = found.located;
+        const Tensor found = in_joined_files(part, part.reader->catalog().tensors()[wanted[p].own[n]]);
+        take_location(catalog_.tensor(wanted[p].joined[n]), found);
       }
     }
     return {};
@@ -414,8 +411,9 @@ Result<std::string> join_optimizer(OpenCheckpoint& model, OpenCheckpoint optimiz
   if (!std::all_of(state.begin(), state.end(), [](const Tensor& t) { return t.located; }))
     return std::string("its moments are in a form that reshard does not read");
   const bool is_ordered = model.format->name == kTorchSave;
-  NamedOptimizer named = is_named ? NamedOptimizer{std::move(optimizer.reader), {}}
-                                  : name_parameters(std::move(optimizer.reader), *model.reader, config, is_ordered);
+  NamedOptimizer named = is_named
+                             ? NamedOptimizer{std::move(optimizer.reader), {}}
+                             : with_parameter_names(std::move(optimizer.reader), *model.reader, config, is_ordered);
   if (!named.reader) return named.why_not;
   auto joined = std::make_unique<JoinedReader>(model.reader->catalog().root);
   TRY(joined->add("", std::move(model.reader), "", ""));
@@ -468,7 +466,7 @@ Result<std::string> unfinished_optimizer(const PathSnapshot& place, const Catalo
 
 std::string awaited_file(const PathSnapshot& place) {
   constexpr std::string_view kStep = "checkpoint-", kLast = "trainer_state.json", kArguments = "training_args.bin";
-  constexpr std::chrono::nanoseconds kLongestGap = std::chrono::hours(1), kShortGap = std::chrono::minutes(1);
+  constexpr std::chrono::nanoseconds kTrainerPatience = std::chrono::hours(1), kOtherPatience = std::chrono::minutes(1);
   const std::string name = place.name();
   if (!name.starts_with(kStep) || !is_digits(std::string_view(name).substr(kStep.size())) || place.has_file(kLast))
     return {};
@@ -483,7 +481,7 @@ std::string awaited_file(const PathSnapshot& place) {
   for (const DirectoryEntry& entry : place.entries())
     newest = std::max(newest, std::chrono::nanoseconds(entry.mtime_ns));
   const auto now = std::chrono::system_clock::now().time_since_epoch();
-  return now - newest < (is_trainers ? kLongestGap : kShortGap) ? std::string(kLast) : std::string();
+  return now - newest < (is_trainers ? kTrainerPatience : kOtherPatience) ? std::string(kLast) : std::string();
 }
 
 namespace {
@@ -673,7 +671,7 @@ Result<std::vector<std::string>> checkpoints_of_run(const std::string& path) {
   return without_links(std::move(out));
 }
 
-Result<std::vector<std::string>> models_beside(const std::string& checkpoint, const std::vector<std::string>& all) {
+Result<std::vector<std::string>> sibling_models(const std::string& checkpoint, const std::vector<std::string>& all) {
   const std::string parent = parent_path(checkpoint);
   std::vector<std::string> out;
   Numbering highest = Numbering::kNone;

@@ -53,14 +53,15 @@ std::string awaited_file(const PathSnapshot& place);
 // files whose names have the number of a step. Those of one directory are in the order of their steps: first names
 // without a number ("final"), then directories with other numbers ("version_9", "version_10") in natural order. Skips
 // directories that may not be listed, links to another of them ("latest"), and a last.ckpt that is no newer than the
-// steps next to it. Looks at 10,000 directories and files at most, of one directory at the newest.
+// steps next to it. Looks at no more than 10,000 directories and files; of a directory
+// with more it takes the newest.
 Result<std::vector<std::string>> checkpoints_of_run(const std::string& path);
 
-// Returns the checkpoints of a run that are in the directory of one of them, including this one, if they are models
-// next to each other ("unet", "vae") and not steps: no name has the number of a step ("checkpoint-8"), and the
-// numbers in them are none of versions ("version_9") or dates, or they are in the directory of one step or are the
-// modules of a pipeline. Otherwise, or if there is only one, the result is empty.
-Result<std::vector<std::string>> models_beside(const std::string& checkpoint, const std::vector<std::string>& all);
+// Returns the models that a run saves next to each other ("unet", "vae"): the checkpoints in the directory of
+// `checkpoint`, itself included. They are models and not steps if no name has the number of a step ("checkpoint-8") and
+// one of these holds: the numbers in them are no versions ("version_9") or dates; the directory is that of one step;
+// they are modules of one pipeline. Otherwise, or if there is only one, the result is empty.
+Result<std::vector<std::string>> sibling_models(const std::string& checkpoint, const std::vector<std::string>& all);
 
 // Returns whether a name is that of Lightning's newest step, whose number is only in the file: "last.ckpt",
 // "last-v1.ckpt".

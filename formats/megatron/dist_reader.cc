@@ -6,6 +6,7 @@
 #include <set>
 
 #include "formats/dcp/dcp.h"
+#include "formats/located_tensor.h"
 #include "formats/megatron/names.h"
 #include "formats/tensor_files/flat_runs.h"
 #include "lib/base/text.h"
@@ -276,12 +277,7 @@ Status ShardedReader::locate(const std::vector<std::size_t>& tensors, int thread
   for (const std::size_t i : tensors) {
     Tensor& tensor = catalog_.tensor(i);
     const auto it = found.find(tensor.name);
-    if (tensor.located || it == found.end()) continue;
-    const Tensor& now = it->second.joined.tensor;
-    tensor.fragments = now.fragments;
-    tensor.replicas = now.replicas;
-    tensor.dtype = now.dtype;
-    tensor.located = now.located;
+    if (!tensor.located && it != found.end()) take_location(tensor, it->second.joined.tensor);
   }
   return {};
 }

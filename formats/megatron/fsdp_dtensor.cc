@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "formats/encoding/torch_archive.h"
+#include "formats/located_tensor.h"
 #include "formats/megatron/arguments.h"
 #include "formats/megatron/names.h"
 #include "lib/base/file.h"
@@ -31,14 +32,7 @@ class ReaderWithConfig : public Reader {
     TRY(inner_->locate(tensors, threads, spool));
     const Catalog& found = inner_->catalog();
     catalog_.files = found.files;
-    for (const std::size_t i : tensors) {
-      Tensor& t = catalog_.tensor(i);
-      const Tensor& from = found.tensors()[i];
-      t.fragments = from.fragments;
-      t.replicas = from.replicas;
-      t.dtype = from.dtype;
-      t.located = from.located;
-    }
+    for (const std::size_t i : tensors) take_location(catalog_.tensor(i), found.tensors()[i]);
     return {};
   }
 

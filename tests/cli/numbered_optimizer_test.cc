@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "tests/support/changed_values.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/run_command.h"
 #include "tests/support/temp_dir.h"
@@ -173,6 +174,37 @@ TEST(NumberedOptimizer, WithoutAnOrderThatFitsItHasNoNamesAndANoteSaysWhy) {
     EXPECT_THAT(r.out, HasSubstr("Not read with the model: optimizer.pt")) << type;
     EXPECT_THAT(r.out, HasSubstr(why)) << type;
     EXPECT_NE(reshard_cli({"convert", dir / "run", dir / "out", "--to", "dcp", "--part", "optimizer"}).exit_code, 0);
+  }
+}
+
+// Returns whole.pt with the first `from` in its pickle replaced.
+std::string edited(const std::string& from, const std::string& to) {
+  const std::string whole = read_file(kData + "whole.pt");
+  std::string pickle = pickle_of(whole);
+  const std::size_t at = pickle.find(from);
+  EXPECT_NE(at, std::string::npos);
+  return at == std::string::npos ? whole : with_pickle(whole, pickle.replace(at, from.size(), to));
+}
+
+TEST(NumberedOptimizer, WithNumbersThatNoParameterHasItIsLeftOut) {
+  const std::string last("K\6", 2), key = last + "}";
+  struct Case {
+    std::string optimizer, why;
+  };
+  for (const auto& [optimizer, why] :
+       std::vector<Case>{{edited(last + "e", last + "K\7e"), "the optimizer numbers 8 parameters, and the model has 7"},
+                         {edited(last + "e", "K\5e"), "its groups do not list each number once"},
+                         {edited(key, std::string("K\x09}(X\4\0\0\0stepK\1u", 16) + key),
+                          "no group lists parameter 9, which has a state"}}) {
+    const TempDir dir;
+    make(dir, "llama", "whole.pt", "optimizer.pt");
+    fs::remove(dir / "run/optimizer.pt");
+    write_file(dir / "run/optimizer.pt", optimizer);
+    const CommandResult r = reshard_cli({"inspect", dir / "run", "--json"});
+    EXPECT_EQ(r.exit_code, 0) << r.err;
+    EXPECT_THAT(r.out, HasSubstr("Not read with the model: optimizer.pt"));
+    EXPECT_THAT(r.out, HasSubstr(why));
+    EXPECT_EQ(reshard_cli({"convert", dir / "run", dir / "out", "--to", "hf", "--family", "none", "-q"}).exit_code, 0);
   }
 }
 
