@@ -45,8 +45,10 @@ class Maker {
     config.set("architectures", Json::array().push_back(architecture_.class_name));
     for (const Member& m : kNeeded) {
       const Json* const value = find(m.key);
-      if (!value || !value->is_integer())
-        return {{}, std::string(architecture_.name) + std::string(m.key) + " is no number"};
+      if (!value || !value->as_index())
+        return {{},
+                std::string(architecture_.name) + std::string(m.key) + " is no number" +
+                    (value && value->is_integer() ? " below 2^63" : "")};
       config.set(m.name, *value);
     }
     set_attention(config);
@@ -70,7 +72,10 @@ class Maker {
 
   // Returns why no config.json can be made: a setting that the header's pairs describe incompletely. Empty if one can.
   std::string obstacle() const {
-    if (const Json* n = find(".expert_count"); n && n->is_integer() && *n->as_index() > 0) return "it has experts";
+    if (const Json* experts = find(".expert_count"); experts && experts->is_integer()) {
+      const auto count = experts->as_index();  // nothing for 2^63 or more
+      if (!count || *count > 0) return "it has experts";
+    }
     const Json* const scaling = find(".rope.scaling.type");
     const bool is_scaled = scaling && scaling->is_string() && *scaling->as_string() != "none";
     // Llama 3.1's scaling is stored as its result only, a factor for each frequency.

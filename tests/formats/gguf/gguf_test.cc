@@ -102,6 +102,56 @@ TEST(Gguf, TheConfigOfTheHeaderIsThatOfTheModel) {
   }
 }
 
+template <class T>
+void append(std::string& to, T value) {
+  to.append(reinterpret_cast<const char*>(&value), sizeof value);
+}
+void append_text(std::string& to, std::string_view text) {
+  append(to, std::uint64_t{text.size()});
+  to += text;
+}
+
+// Returns a Llama's file with these numbers, after "llama.", and an embedding.
+std::string llama_with(const std::vector<std::pair<std::string, std::uint64_t>>& numbers) {
+  constexpr std::uint32_t kVersion = 3, kText = 8, kUint64 = 10, kFloat32 = 0;
+  std::string out = "GGUF";
+  append(out, kVersion);
+  append(out, std::uint64_t{1});  // tensors
+  append(out, std::uint64_t{numbers.size() + 1});
+  append_text(out, "general.architecture");
+  append(out, kText);
+  append_text(out, "llama");
+  for (const auto& [key, number] : numbers) {
+    append_text(out, "llama." + key);
+    append(out, kUint64);
+    append(out, number);
+  }
+  append_text(out, "token_embd.weight");
+  append(out, std::uint32_t{2});
+  for (const std::uint64_t n : {32, 4}) append(out, n);
+  append(out, kFloat32);
+  append(out, std::uint64_t{0});  // offset
+  out.resize((out.size() + 31) / 32 * 32 + 32 * 4 * sizeof(float));
+  return out;
+}
+
+TEST(Gguf, ANumberOf2To63OrMoreGivesNoConfig) {
+  constexpr std::uint64_t kLarge = std::uint64_t{1} << 63;
+  const TempDir dir;
+  for (const bool is_experts : {false, true}) {
+    std::vector<std::pair<std::string, std::uint64_t>> numbers = {{"block_count", 1},
+                                                                  {"embedding_length", 32},
+                                                                  {"feed_forward_length", 64},
+                                                                  {"attention.head_count", is_experts ? 4 : kLarge}};
+    if (is_experts) numbers.emplace_back("expert_count", kLarge);
+    const gguf::Header header = must(gguf::read_header(must(File::open(dir.write("large.gguf", llama_with(numbers))))));
+    const gguf::MadeConfig made = gguf::make_config(header, {});
+    EXPECT_FALSE(made.config);
+    EXPECT_EQ(made.why_not, is_experts ? "it has experts" : "llama.attention.head_count is no number below 2^63");
+    EXPECT_EQ(reshard_cli({"inspect", dir / "large.gguf"}).exit_code, 0);
+  }
+}
+
 TEST(Gguf, TheErrorOfToNamesTheTwoCommands) {
   const TempDir dir;
   const CommandResult r = reshard_cli({"convert", data("llama"), dir / "out", "--to", "gguf"});
