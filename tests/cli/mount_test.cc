@@ -2,8 +2,10 @@
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <netinet/in.h>
 #include <sys/mman.h>
 #include <sys/mount.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/vfs.h>
 #include <unistd.h>
@@ -95,6 +97,29 @@ class Mount : public testing::Test {
   std::string seen_ = dir_ / "seen";
   pid_t process_ = 0;
 };
+
+// The terminal's signal reaches only the parent of the process that plans in the background.
+TEST(MountInBackground, ASignalWhilePlanningEndsBothProcesses) {
+  const int server = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);  // accepts connections and never answers
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t length = sizeof address;
+  auto* const any = reinterpret_cast<sockaddr*>(&address);
+  ASSERT_TRUE(::bind(server, any, length) == 0 && ::listen(server, 8) == 0 && ::getsockname(server, any, &length) == 0);
+  const TempDir dir;
+  std::filesystem::create_directory(dir / "seen");
+  const std::string url = "http://127.0.0.1:" + std::to_string(ntohs(address.sin_port)) + "/model.safetensors";
+  const std::string script = std::string(RESHARD_BINARY) + " mount " + url + " " + (dir / "seen") +
+                             " --as hf --background & p=$!; c=; for i in $(seq 500); do c=$(cat "
+                             "/proc/$p/task/$p/children 2>&1); [ -z \"$c\" ] || break; sleep 0.02; done; sleep 0.2; "
+                             "kill -INT $p; wait $p; echo \"code $?\"; kill -0 $c 2>&1 || echo gone";
+  const CommandResult r = run_command({"/bin/sh", "-c", script}, 30);
+  ::close(server);
+  EXPECT_FALSE(r.timed_out);
+  EXPECT_THAT(r.out, HasSubstr("code 130")) << r.err;
+  EXPECT_THAT(r.out, HasSubstr("gone"));
+}
 
 TEST_F(Mount, ShowsTheTreeThatConvertWrites) {
   for (const char* as : {"hf", "bin", "dcp", "colossalai", "ranks", "megatron"}) {
