@@ -143,7 +143,8 @@ Status BinReader::read_file(const std::string& name, const OpenOptions& options)
     if (!optimizer.empty()) path.insert(path.begin(), optimizer);
     return path;
   };
-  if (const auto root = open.content->root()) model_args_ = root->find("model_args");
+  if (const auto root = open.content->root())
+    if (const auto found = root->find("model_args")) model_args_ = found;
   for (const TensorFile::Entry& e : open.content->tensors()) {
     const std::string tensor = name_of(prefix.empty() ? e.name : e.name.substr(prefix.size() + 1));
     KeyPath path = path_of(KeyPath(e.path.begin() + (prefix.empty() ? 0 : 1), e.path.end()));
