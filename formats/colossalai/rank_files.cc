@@ -114,7 +114,6 @@ class RankReader : public TensorFileReader {
   Result<std::map<Index, Dims>> offsets_of(const std::string& name, const Cuts& cuts, const LocalParts& locals,
                                            Dims& whole) const;
   Result<bool> place_rank(Tensor& tensor, const Dims& shape, const std::vector<StoredPart>& stored, const Dims& offset);
-  Status leave_out_tensor(const std::string& name);
   Result<LocalParts> group(const std::string& name, const std::vector<StoredPart>& parts) const;
   Status place_part(Tensor& tensor, const StoredPart& part, const Dims& local, const Dims& offset, Index& begin);
 
@@ -331,18 +330,15 @@ Result<bool> RankReader::place_rank(Tensor& tensor, const Dims& shape, const std
                  " together, got " + std::to_string(begin) + ": the files of a rank are missing");
 }
 
-// Records that a tensor lacks parts because a file cannot be read.
-Status RankReader::leave_out_tensor(const std::string& name) {
-  catalog_.unread_files.back().tensors.push_back(name);
-  return {};
-}
-
 Status RankReader::add_whole(const std::string& name, KeyPath path, const std::vector<StoredPart>& parts) {
   const LocalParts locals = TRY(group(name, parts));
   const Cuts& cuts = parts.front().meta.cuts;
   Index expected = 1;
   for (const auto& [dim, n] : cuts) expected *= n;
-  if (std::ssize(locals) < expected && is_partial()) return leave_out_tensor(name);
+  if (std::ssize(locals) < expected && is_partial()) {
+    leave_out_tensor(name);
+    return {};
+  }
   if (std::ssize(locals) < expected)
     return corrupt(catalog_.root + ": " + tensor_text(name) + ": expected the parts of " +
                    count_of(expected, "tensor-parallel rank") + ", got " + std::to_string(locals.size()));
@@ -356,7 +352,9 @@ Status RankReader::add_whole(const std::string& name, KeyPath path, const std::v
   tensor.fragments = FragmentList(tensor.shape.rank());
   for (const auto& [rank, offset] : offsets) {
     const auto& [shape, stored] = locals.at(rank);
-    if (!TRY(place_rank(tensor, shape, stored, offset))) return leave_out_tensor(name);
+    if (TRY(place_rank(tensor, shape, stored, offset))) continue;
+    leave_out_tensor(name);
+    return {};
   }
   return catalog_.add(std::move(tensor));
 }

@@ -152,7 +152,7 @@ Status DeepspeedReader::join_parts_of(const std::vector<std::map<std::string, Di
     }
     if (!is_known && cut.dim >= 0) {
       unplaced_.insert(name);
-      catalog_.unread_files.back().tensors.push_back(name);
+      leave_out_tensor(name);
       continue;
     }
     joined_.emplace(name, TRY(join_parts(cut, parts).context(catalog_.root + ": " + tensor_text(name))));
@@ -291,7 +291,7 @@ Status DeepspeedReader::join_frozen() {
 Status DeepspeedReader::resolve_shared() {
   for (const auto& [alias, name] : shared_) {
     if (unplaced_.contains(name)) {
-      catalog_.unread_files.back().tensors.push_back(alias);
+      leave_out_tensor(alias);
       continue;
     }
     const auto source = weights_.find(name);
@@ -345,7 +345,7 @@ Status DeepspeedReader::finish_weights(Weights wanted, Families families) {
     model.plain_key = key;
     model.is_buffer = first().buffers.contains(name);
     if (is_gone)
-      catalog_.unread_files.back().tensors.push_back(name);
+      leave_out_tensor(name);
     else
       TRY(catalog_.add(std::move(model)).context(catalog_.root));
     if (shared_.contains(name)) continue;

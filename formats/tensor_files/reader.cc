@@ -103,6 +103,10 @@ Status TensorFileReader::leave_out(const IoFailureWatch& watch, const Error& err
   return {};
 }
 
+void TensorFileReader::leave_out_tensor(const std::string& name) {
+  for (UnreadFile& file : catalog_.unread_files) file.tensors.push_back(name);
+}
+
 // If these files together have all of the tensors, returns one that has the first; otherwise nothing.
 std::string TensorFileReader::file_with(const std::vector<std::string>& tensors,
                                         const std::vector<std::string>& files) {

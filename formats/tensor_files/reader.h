@@ -58,6 +58,8 @@ class TensorFileReader : public Reader {
   Status leave_out(const IoFailureWatch& watch, const Error& error, std::vector<std::string> tensors = {});
   // Once a file could not be read: tries those of `names` that were not opened, so that all damaged files are known.
   Status find_more_damaged(const std::vector<std::string>& names);
+  // Records a tensor that the files read lack: any of the files that could not be read may have it or a part of it.
+  void leave_out_tensor(const std::string& name);
   bool is_partial() const { return !catalog_.unread_files.empty(); }
   // Compares the files that were read with their index. A file that lacks tensors becomes one of the unread files. If a
   // file is missing and others have its tensors, its error says so; `unnamed` are files that the index does not name.
