@@ -43,7 +43,7 @@ class Walk {
             std::min(kMaxNameBytes, kNameBytesPerByte * std::ssize(file.document().bytes()) + kFreeNameBytes)) {}
 
   Status run() {
-    if (is_apart(file_.root(), 0)) return visit(file_.root());
+    if (is_flattened(file_.root(), 0)) return visit(file_.root());
     path_.emplace_back(std::string(kRootName));
     return visit(file_.root());
   }
@@ -54,14 +54,15 @@ class Walk {
   }
 
   // Returns whether a value is flattened: dicts, and sequences that contain a tensor or a dict at any depth.
-  bool is_apart(Value v, int depth) {
+  bool is_flattened(Value v, int depth) {
     if (v.kind() == Kind::kDict) return true;
     if (!v.is_sequence() || v.size() == 0) return false;
     if (depth > TensorFile::kMaxDepth) return true;  // the walk reports it
     const auto [it, is_new] = apart_.try_emplace(v.identity(), false);
     if (!is_new) return it->second;
     bool found = false;
-    for (std::size_t i = 0; i < v.size() && !found; ++i) found = makes_torch_tensor(v[i]) || is_apart(v[i], depth + 1);
+    for (std::size_t i = 0; i < v.size() && !found; ++i)
+      found = makes_torch_tensor(v[i]) || is_flattened(v[i], depth + 1);
     return apart_[v.identity()] = found;
   }
 
@@ -82,7 +83,7 @@ class Walk {
       tensors_.push_back({TRY(charged_name()), path_, *std::move(tensor), std::nullopt, std::move(refusal)});
       return {};
     }
-    if (!is_apart(v, 0) || (v.size() == 0 && !path_.empty())) {
+    if (!is_flattened(v, 0) || (v.size() == 0 && !path_.empty())) {
       objects_.push_back({TRY(charged_name()), path_, v});
       return {};
     }

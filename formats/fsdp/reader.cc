@@ -31,17 +31,17 @@ KeyPath below(std::string_view prefix, const KeyPath& path) {
 }
 
 // A tensor while the files are read, with each rank's pieces in the order of ranks.
-struct Pieces {
+struct TensorPieces {
   KeyPath path;
   DType dtype = DType::kFloat32;
   Dims shape;                   // of the whole; of a plain tensor, the first rank's
   bool is_distributed = false;  // each piece has its box; otherwise each is a whole copy
-  FragmentList pieces;
+  FragmentList fragments;
 };
 
 class PiecesByName {
  public:
-  Pieces& add(const TensorFile::Entry& entry) {
+  TensorPieces& add(const TensorFile::Entry& entry) {
     const auto [it, is_new] = number_.emplace(entry.name, all_.size());
     if (is_new) {
       const auto& d = entry.distributed;
@@ -50,10 +50,10 @@ class PiecesByName {
     }
     return all_[it->second];
   }
-  std::vector<Pieces>& all() { return all_; }
+  std::vector<TensorPieces>& all() { return all_; }
 
  private:
-  std::vector<Pieces> all_;
+  std::vector<TensorPieces> all_;
   std::unordered_map<std::string, std::size_t> number_;
 };
 
@@ -68,13 +68,13 @@ class FsdpReader : public TensorFileReader {
   void add_value(Role role, Index rank, const TensorFile::Object& object);
   Status check_ranks() const;
 
-  Status finish_tensor(KeyPath path, const Pieces& pieces);
+  Status finish_tensor(KeyPath path, const TensorPieces& pieces);
   Status finish_optimizer();
   std::vector<NamedShape> parameters(bool distributed_only);
   std::string name_by_id(const std::vector<Index>& ids);
   Result<bool> place_flat_states(const std::vector<Index>& ids, std::string& evidence);
-  std::optional<std::vector<Index>> lengths_by_shard(const Pieces& flat) const;
-  Status add_flat_state(const FlatUnit& unit, const KeyPath& path, const Pieces& flat,
+  std::optional<std::vector<Index>> lengths_by_shard(const TensorPieces& flat) const;
+  Status add_flat_state(const FlatUnit& unit, const KeyPath& path, const TensorPieces& flat,
                         const std::vector<Index>& lengths);
   Status finish_extra();
   Status finish_values();
@@ -127,7 +127,7 @@ Status FsdpReader::read_files_of(Role role) {
 }
 
 Status FsdpReader::add_pieces(Role role, Index rank, const TensorFile::Entry& entry) {
-  Pieces& pieces = of(role).add(entry);
+  TensorPieces& pieces = of(role).add(entry);
   const std::uint32_t file = file_of(role, rank);
   const auto what = [&] { return catalog_.file_path(file) + ": " + tensor_text(entry.name); };
   const auto& d = entry.distributed;
@@ -138,7 +138,7 @@ Status FsdpReader::add_pieces(Role role, Index rank, const TensorFile::Entry& en
     return corrupt(what() + ": expected " + type_text(pieces.dtype, pieces.shape) +
                    " as in the files of other ranks, got " + type_text(dtype, shape));
   if (!d) {
-    pieces.pieces.add(in_file(entry.tensor, file));
+    pieces.fragments.add(in_file(entry.tensor, file));
     return {};
   }
   if (d->rank && *d->rank != rank)
@@ -146,7 +146,7 @@ Status FsdpReader::add_pieces(Role role, Index rank, const TensorFile::Entry& en
                    std::to_string(*d->rank) + ": the file belongs to another rank");
   if (d->ranks > told_ranks_) layout_ = d->layout();
   told_ranks_ = std::max(told_ranks_, d->ranks);
-  for (const StoredTensor& part : d->parts) pieces.pieces.add(in_file(part, file));
+  for (const StoredTensor& part : d->parts) pieces.fragments.add(in_file(part, file));
   if (role != Role::kModel) return {};
   has_distributed_ = true;
   if (d->shards > 0) shard_of_[rank] = {d->shard, d->shards};
@@ -178,11 +178,11 @@ Status FsdpReader::check_ranks() const {
 
 // ---- Tensors
 
-Status FsdpReader::finish_tensor(KeyPath path, const Pieces& pieces) {
+Status FsdpReader::finish_tensor(KeyPath path, const TensorPieces& pieces) {
   const std::string name = dotted_name(path);
   JoinedTensor joined(name, pieces.dtype, pieces.shape, std::move(path));
-  for (std::size_t i = 0; i < pieces.pieces.size(); ++i) {
-    const Fragment piece = pieces.pieces.get(i);
+  for (std::size_t i = 0; i < pieces.fragments.size(); ++i) {
+    const Fragment piece = pieces.fragments.get(i);
     if (!pieces.is_distributed && piece.box.shape != pieces.shape)
       return corrupt(catalog_.file_path(piece.extent.file) + ": " + tensor_text(name) + ": expected " +
                      to_string(pieces.shape) + " as in the files of other ranks, got " + to_string(piece.box.shape) +
@@ -197,10 +197,10 @@ Status FsdpReader::finish_tensor(KeyPath path, const Pieces& pieces) {
 std::vector<NamedShape> FsdpReader::parameters(bool distributed_only) {
   std::vector<NamedShape> out;
   std::set<std::tuple<std::uint32_t, Index, Index>> places;
-  for (const Pieces& p : of(Role::kModel).all()) {
+  for (const TensorPieces& p : of(Role::kModel).all()) {
     if (distributed_only && !p.is_distributed) continue;
-    if (!p.pieces.empty() && volume(p.shape) > 0) {
-      const Fragment first = p.pieces.get(0);
+    if (!p.fragments.empty() && volume(p.shape) > 0) {
+      const Fragment first = p.fragments.get(0);
       if (!places.emplace(first.extent.file, first.extent.offset, first.start).second) continue;
     }
     out.push_back({dotted_name(p.path), p.shape});
@@ -223,7 +223,7 @@ KeyPath with_owner(const KeyPath& path, const std::string& owner) {
 Status FsdpReader::finish_optimizer() {
   std::set<Index> all;
   bool has_flat = false;
-  for (const Pieces& p : of(Role::kOptimizer).all()) {
+  for (const TensorPieces& p : of(Role::kOptimizer).all()) {
     const auto id = id_of(p.path);
     if (!id) continue;
     all.insert(*id);
@@ -247,7 +247,7 @@ Status FsdpReader::finish_optimizer() {
   if (!owners_.empty()) catalog_.attributes.emplace_back("optimizer ids", evidence);
   if (has_states && owners_.empty())
     warn("The optimizer's states are named by their ids (optimizer.state.0.exp_avg): " + evidence);
-  for (Pieces& p : of(Role::kOptimizer).all()) {
+  for (TensorPieces& p : of(Role::kOptimizer).all()) {
     const auto id = id_of(p.path);
     const auto owner = id ? owners_.find(*id) : owners_.end();
     KeyPath path = owner == owners_.end() ? below("optimizer", p.path) : with_owner(p.path, owner->second.front());
@@ -260,7 +260,7 @@ Status FsdpReader::finish_optimizer() {
 std::string FsdpReader::name_by_id(const std::vector<Index>& ids) {
   std::vector<ParameterId> wanted;
   for (const Index id : ids) wanted.push_back({id, std::nullopt});
-  for (const Pieces& p : of(Role::kOptimizer).all())
+  for (const TensorPieces& p : of(Role::kOptimizer).all())
     if (const auto id = id_of(p.path); id && p.shape.rank() > 0)
       wanted[std::lower_bound(ids.begin(), ids.end(), *id) - ids.begin()].shape = p.shape;
   if (parameters_.size() != ids.size()) {
@@ -275,10 +275,10 @@ std::string FsdpReader::name_by_id(const std::vector<Index>& ids) {
 }
 
 // Returns how many elements of a flat state each shard has, or nothing if ranks disagree or a piece is not a run.
-std::optional<std::vector<Index>> FsdpReader::lengths_by_shard(const Pieces& flat) const {
+std::optional<std::vector<Index>> FsdpReader::lengths_by_shard(const TensorPieces& flat) const {
   std::vector<Index> out;
-  for (std::size_t i = 0; i < flat.pieces.size(); ++i) {
-    const Fragment piece = flat.pieces.get(i);
+  for (std::size_t i = 0; i < flat.fragments.size(); ++i) {
+    const Fragment piece = flat.fragments.get(i);
     const auto [shard, shards] = shard_of_[writer(piece.extent)];
     if (shards <= 0 || (!out.empty() && std::ssize(out) != shards)) return std::nullopt;
     if (out.empty()) out.assign(shards, -1);
@@ -299,7 +299,7 @@ Result<bool> FsdpReader::place_flat_states(const std::vector<Index>& ids, std::s
   }
   std::map<Index, FlatId> flat;
   for (const Index id : ids) flat[id].id = id;
-  for (const Pieces& p : of(Role::kOptimizer).all()) {
+  for (const TensorPieces& p : of(Role::kOptimizer).all()) {
     const auto id = id_of(p.path);
     if (!id || p.shape.rank() == 0) continue;
     const auto lengths = p.is_distributed ? std::nullopt : lengths_by_shard(p);
@@ -321,7 +321,7 @@ Result<bool> FsdpReader::place_flat_states(const std::vector<Index>& ids, std::s
   if (units.units.empty()) return false;
   for (std::size_t i = 0; i < ids.size(); ++i)
     for (const NamedShape* p : units.units[i].parameters) owners_[ids[i]].push_back(p->name);
-  for (Pieces& p : of(Role::kOptimizer).all()) {
+  for (TensorPieces& p : of(Role::kOptimizer).all()) {
     const auto id = id_of(p.path);
     if (!id) {
       TRY(finish_tensor(below("optimizer", p.path), p));
@@ -338,24 +338,24 @@ Result<bool> FsdpReader::place_flat_states(const std::vector<Index>& ids, std::s
   return true;
 }
 
-Status FsdpReader::add_flat_state(const FlatUnit& unit, const KeyPath& path, const Pieces& flat,
+Status FsdpReader::add_flat_state(const FlatUnit& unit, const KeyPath& path, const TensorPieces& flat,
                                   const std::vector<Index>& lengths) {
   std::vector<Index> begins = {0};  // start of each shard's run in the unit
   for (const Index n : lengths) begins.push_back(begins.back() + n);
   Index begin = 0;  // start of the parameter in the unit
   for (const NamedShape* parameter : unit.parameters) {
     const Index end = begin + volume(parameter->shape);
-    Pieces out{{}, flat.dtype, parameter->shape, true, FragmentList(parameter->shape.rank())};
-    for (std::size_t i = 0; i < flat.pieces.size(); ++i) {
+    TensorPieces out{{}, flat.dtype, parameter->shape, true, FragmentList(parameter->shape.rank())};
+    for (std::size_t i = 0; i < flat.fragments.size(); ++i) {
       StoredTensor run;
-      static_cast<Fragment&>(run) = flat.pieces.get(i);
+      static_cast<Fragment&>(run) = flat.fragments.get(i);
       run.dtype = flat.dtype;
       const std::size_t shard = shard_of_[writer(run.extent)].first;
       const Index from = std::max(begin, begins[shard]), to = std::min(end, begins[shard + 1]);
       if (from >= to) continue;
       for (const Fragment& piece :
            fragments_of_run(parameter->shape, from - begin, to - begin, run, from - begins[shard]))
-        out.pieces.add(piece);
+        out.fragments.add(piece);
     }
     TRY(finish_tensor(with_owner(path, parameter->name), out));
     begin = end;
@@ -366,15 +366,15 @@ Status FsdpReader::add_flat_state(const FlatUnit& unit, const KeyPath& path, con
 // Adds tensors of the extra state, such as random states: once if all ranks have the same, otherwise one for each rank.
 Status FsdpReader::finish_extra() {
   constexpr std::string_view kPrefix = "extra_state";
-  for (Pieces& p : of(Role::kExtra).all()) {
+  for (TensorPieces& p : of(Role::kExtra).all()) {
     if (p.is_distributed) {
       TRY(finish_tensor(below(kPrefix, p.path), p));
       continue;
     }
-    const Fragment first = p.pieces.get(0);
+    const Fragment first = p.fragments.get(0);
     bool is_shared = first.crc.has_value();
-    for (std::size_t i = 0; i < p.pieces.size(); ++i) {
-      const Fragment piece = p.pieces.get(i);
+    for (std::size_t i = 0; i < p.fragments.size(); ++i) {
+      const Fragment piece = p.fragments.get(i);
       is_shared = is_shared && piece.crc == first.crc && piece.box == first.box && piece.strides == first.strides &&
                   piece.start == first.start;
     }
@@ -382,11 +382,11 @@ Status FsdpReader::finish_extra() {
       TRY(finish_tensor(below(kPrefix, p.path), p));
       continue;
     }
-    for (std::size_t i = 0; i < p.pieces.size(); ++i) {
-      const Fragment piece = p.pieces.get(i);
+    for (std::size_t i = 0; i < p.fragments.size(); ++i) {
+      const Fragment piece = p.fragments.get(i);
       KeyPath path = below("rank_" + std::to_string(writer(piece.extent)), p.path);
-      Pieces own{{}, p.dtype, piece.box.shape, false, FragmentList(p.shape.rank())};
-      own.pieces.add(piece);
+      TensorPieces own{{}, p.dtype, piece.box.shape, false, FragmentList(p.shape.rank())};
+      own.fragments.add(piece);
       TRY(finish_tensor(below(kPrefix, path), own));
     }
   }
@@ -450,7 +450,7 @@ Status FsdpReader::open(const PathSnapshot& place, const OpenOptions& options) {
                                                  (set_.is_verl ? "verl" : "Accelerate") + "): " + join(parts, ", "));
   if (!layout_.empty()) catalog_.attributes.emplace_back("mesh", layout_);
   TRY(finish_optimizer());
-  for (Pieces& p : of(Role::kModel).all()) TRY(finish_tensor(p.path, p));
+  for (TensorPieces& p : of(Role::kModel).all()) TRY(finish_tensor(p.path, p));
   TRY(finish_extra());
   TRY(finish_values());
   if (!left_out_.empty())

@@ -36,16 +36,17 @@ struct Sources {
   std::string root;
   std::vector<std::string> files;  // relative to root
   std::vector<std::string> stale_files = {};
-  std::vector<std::string> beside = {};  // files of tensors that are not part of the model
-  std::string whole = {};                // "model.safetensors" next to an index that does not name it
-  std::optional<Error> gap = {};         // the names of files without an index show that one is missing
+  std::vector<std::string> not_of_model = {};  // files of tensors that are not part of the model
+  std::string whole = {};                      // "model.safetensors" next to an index that does not name it
+  std::optional<Error> gap = {};               // the names of files without an index show that one is missing
   std::optional<IndexedFiles> index = {};
 };
 
+constexpr std::string_view kAdapter = "adapter_model.safetensors";
+
 // Returns whether a file next to a model's files is not part of it: Mistral's second copy of the model, which has names
 // of its own (docs/formats/meta.md), or an adapter (peft/utils/save_and_load.py).
-constexpr std::string_view kAdapter = "adapter_model.safetensors";
-bool is_beside(std::string_view name) { return name.starts_with("consolidated") || name == kAdapter; }
+bool is_other_model_file(std::string_view name) { return name.starts_with("consolidated") || name == kAdapter; }
 
 Result<Sources> indexed_sources(const PathSnapshot& directory, const std::string& index_name) {
   Sources sources;
@@ -59,9 +60,9 @@ Result<Sources> indexed_sources(const PathSnapshot& directory, const std::string
       sources.whole = entry.name;
       continue;
     }
-    const bool is_other = is_beside(entry.name) || is_variant_name(entry.name, name.stem, kFileEnd) ||
+    const bool is_other = is_other_model_file(entry.name) || is_variant_name(entry.name, name.stem, kFileEnd) ||
                           (!name.variant.empty() && entry.name.starts_with(name.stem));
-    (is_other ? sources.beside : sources.stale_files).push_back(entry.name);
+    (is_other ? sources.not_of_model : sources.stale_files).push_back(entry.name);
   }
   return sources;
 }
@@ -114,13 +115,13 @@ Status check_numbers(const std::string& root, const std::vector<std::string>& na
 
 Result<Sources> directory_sources(const PathSnapshot& directory) {
   const std::string& root = directory.path();
-  std::vector<std::string> indexes, files, beside;
+  std::vector<std::string> indexes, files, not_of_model;
   for (const DirectoryEntry& entry : directory.entries()) {
     if (entry.is_directory) continue;
-    if (is_index_name(entry.name) && !is_beside(entry.name)) indexes.push_back(entry.name);
-    if (is_file_name(entry.name)) (is_beside(entry.name) ? beside : files).push_back(entry.name);
+    if (is_index_name(entry.name) && !is_other_model_file(entry.name)) indexes.push_back(entry.name);
+    if (is_file_name(entry.name)) (is_other_model_file(entry.name) ? not_of_model : files).push_back(entry.name);
   }
-  if (files.empty()) files.swap(beside);  // an adapter without a model
+  if (files.empty()) files.swap(not_of_model);  // an adapter without a model
   constexpr std::string_view kUsual = "model.safetensors.index.json";
   if (std::find(indexes.begin(), indexes.end(), kUsual) != indexes.end())
     return indexed_sources(directory, std::string(kUsual));
@@ -136,7 +137,7 @@ Result<Sources> directory_sources(const PathSnapshot& directory) {
     to.insert(to.end(), others, files.end());
     files.erase(others, files.end());
   };
-  move_out(beside, [&](const std::string& name) {
+  move_out(not_of_model, [&](const std::string& name) {
     for (std::size_t dot = 0; (dot = name.find('.', dot + 1)) != std::string::npos;)
       if (const std::string stem = name.substr(0, dot);
           is_variant_name(name, stem, kFileEnd) && all.contains(stem + std::string(kFileEnd)))
@@ -149,7 +150,7 @@ Result<Sources> directory_sources(const PathSnapshot& directory) {
     const auto numbered = parse_numbered(name);
     return numbered && all.contains(numbered->prefix.substr(0, numbered->prefix.size() - 1) + std::string(kFileEnd));
   });
-  Sources sources{root, std::move(files), std::move(stale), std::move(beside)};
+  Sources sources{root, std::move(files), std::move(stale), std::move(not_of_model)};
   if (const Status complete = check_numbers(root, sources.files); !complete) sources.gap = complete.error();
   return sources;
 }
@@ -355,9 +356,10 @@ void HfReader::describe_format() {
   catalog_.attributes.emplace_back(
       "format", "Hugging Face safetensors, " + count_of(std::ssize(catalog_.files), "file") +
                     (sources_.index ? ", index" : "") + (sharded ? ", Distributed Checkpoint shards" : ""));
-  if (!sources_.beside.empty())
-    catalog_.attributes.emplace_back("next to it", names_text(sources_.beside, "file") + ", not part of the model");
-  if (std::find(sources_.beside.begin(), sources_.beside.end(), kAdapter) != sources_.beside.end())
+  if (!sources_.not_of_model.empty())
+    catalog_.attributes.emplace_back("next to it",
+                                     names_text(sources_.not_of_model, "file") + ", not part of the model");
+  if (std::find(sources_.not_of_model.begin(), sources_.not_of_model.end(), kAdapter) != sources_.not_of_model.end())
     catalog_.notes.push_back(std::string(kAdapter) +
                              " is next to the model and is not read: it is an adapter, which some loaders apply " +
                              "if they find it; the files do not tell whether it is merged already");

@@ -324,7 +324,7 @@ Status OrbaxReader::list_files(const Reading& now) {
   return {};
 }
 
-// Makes values stored inside nodes, and fill values, readable like a file.
+// Reads an item: its metadata, and its arrays and other values.
 Status OrbaxReader::read_item(const Item& item, bool is_only, const OpenOptions& options) {
   Reading now{item.name, is_only ? "" : item.name + ".", item.place, {*item.place, item.name, catalog_, files_}};
   now.metadata = TRY(read_item_metadata(*item.place));

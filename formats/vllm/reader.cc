@@ -54,7 +54,7 @@ class VllmReader : public TensorFileReader {
       for (const TensorFile::Entry& entry : opened->content->tensors())
         if (!parts_.add(entry.name, number, in_file(entry.tensor, opened->file), entry.tensor.dtype))
           return corrupt(catalog_.file_path(opened->file) + ": " + tensor_text(entry.name) +
-                         " is also in another part of " + text_of(worker, stages_) + " too");
+                         " is also in another part of " + text_of(worker, stages_));
     }
     return {};
   }
