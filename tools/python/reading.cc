@@ -203,7 +203,6 @@ Status LazyCheckpoint::locate(std::size_t tensor) {
   }
   const std::unique_lock lock(catalog_mutex_);
   if (is_located_[tensor]) return {};
-  const std::unique_lock catalog_lock(catalog_mutex_);
   TRY(reader().locate({tensor}, 0, spool_));
   is_located_[tensor] = true;
   return {};
@@ -224,7 +223,7 @@ Result<std::vector<PlacedPiece>> LazyCheckpoint::pieces(std::size_t tensor) {
 }
 
 std::vector<LazyCheckpoint::ReadBuffers> LazyCheckpoint::take_buffers(std::size_t count) {
-  const std::lock_guard lock(buffers_mutex_);
+  const std::lock_guard lock(mutex_);
   const std::size_t kept = std::min(count, buffers_.size());
   const auto begin = buffers_.end() - static_cast<std::ptrdiff_t>(kept);
   std::vector<ReadBuffers> out(std::make_move_iterator(begin), std::make_move_iterator(buffers_.end()));
@@ -233,42 +232,41 @@ std::vector<LazyCheckpoint::ReadBuffers> LazyCheckpoint::take_buffers(std::size_
   return out;
 }
 
-void LazyCheckpoint::return_buffers(std::vector<ReadBuffers> buffers) {
-  const std::lock_guard lock(buffers_mutex_);
-  for (ReadBuffers& unused : buffers)
-    if (std::ssize(buffers_) < most_threads()) buffers_.push_back(std::move(unused));
+void LazyCheckpoint::give_back(std::vector<ReadBuffers> rooms) {
+  const std::lock_guard lock(mutex_);
+  for (ReadBuffers& room : rooms)
+    if (std::ssize(buffers_) < most_threads()) buffers_.push_back(std::move(room));
 }
 
 Status LazyCheckpoint::read(std::size_t tensor, const std::vector<Range>& ranges, std::byte* out, Watch& watch) {
   TRY(locate(tensor));
-  const std::shared_lock lock(catalog_mutex_);
   const Index element = byte_size(catalog().tensors()[tensor].dtype);
   const Selection selection(ranges, element);
   const Index bytes = selection.elements() * element;
   watch.total = bytes;
   const int threads = bytes <= kOneThread ? 1 : most_threads();
-  std::vector<ReadBuffers> buffers = take_buffers(static_cast<std::size_t>(threads));
+  std::vector<ReadBuffers> rooms = take_buffers(static_cast<std::size_t>(threads));
   const Status status = parallel_for(selection.count(), threads, [&](int thread, Index number) -> Status {
     if (watch.interrupt) return interrupted();
     const std::shared_lock lock(catalog_mutex_);  // for one slab, because another thread may wait to locate a tensor
     const Slab slab = selection.slab(number);
-    ReadBuffers& own = buffers[static_cast<std::size_t>(thread)];
+    ReadBuffers& room = rooms[static_cast<std::size_t>(thread)];
     const auto wanted = static_cast<std::size_t>(volume(slab.shape) * element);
     const auto whole = static_cast<std::size_t>(volume(slab.box) * element);
     // Gaps between a box's elements in the file are read too, so scratch has room for up to a slab of them.
-    own.scratch.resize(std::max(own.scratch.size(), std::min(2 * whole + 4096, static_cast<std::size_t>(kSlab))));
+    room.scratch.resize(std::max(room.scratch.size(), std::min(2 * whole + 4096, static_cast<std::size_t>(kSlab))));
     std::byte* to = out + slab.at * element;
     if (slab.is_plain) {
-      TRY(source_->read(tensor, slab.box, {to, wanted}, own.scratch));
+      TRY(source_->read(tensor, slab.box, {to, wanted}, room.scratch));
     } else {
-      own.box.resize(std::max(own.box.size(), whole));
-      TRY(source_->read(tensor, slab.box, MutableBytes(own.box).first(whole), own.scratch));
-      copy_box(slab.shape, element, own.box.data(), selection.strides(slab), to, row_major_strides(slab.shape));
+      room.box.resize(std::max(room.box.size(), whole));
+      TRY(source_->read(tensor, slab.box, MutableBytes(room.box).first(whole), room.scratch));
+      copy_box(slab.shape, element, room.box.data(), selection.strides(slab), to, row_major_strides(slab.shape));
     }
     watch.done += static_cast<Index>(wanted);
     return {};
   });
-  return_buffers(std::move(buffers));
+  give_back(std::move(rooms));
   return status;
 }
 
