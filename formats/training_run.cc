@@ -9,7 +9,6 @@
 #include <set>
 
 #include "formats/bin/bin.h"
-#include "formats/located_tensor.h"
 #include "formats/numbered_optimizer.h"
 #include "lib/base/file.h"
 #include "lib/base/io_failure_watch.h"
@@ -174,7 +173,7 @@ class JoinedReader : public Reader {
       add_new_files(part);
       for (std::size_t n = 0; n < wanted[p].own.size(); ++n) {
         const Tensor found = in_joined_files(part, part.reader->catalog().tensors()[wanted[p].own[n]]);
-        take_location(catalog_.tensor(wanted[p].joined[n]), found);
+        catalog_.tensor(wanted[p].joined[n]).take_location(found);
       }
     }
     return {};
@@ -481,6 +480,7 @@ std::string awaited_file(const PathSnapshot& place) {
   for (const DirectoryEntry& entry : place.entries())
     newest = std::max(newest, std::chrono::nanoseconds(entry.mtime_ns));
   const auto now = std::chrono::system_clock::now().time_since_epoch();
+  if (newest > now + kTrainerPatience) return {};  // the times are of another clock, and tell nothing
   return now - newest < (is_trainers ? kTrainerPatience : kOtherPatience) ? std::string(kLast) : std::string();
 }
 

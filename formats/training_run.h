@@ -53,8 +53,7 @@ std::string awaited_file(const PathSnapshot& place);
 // files whose names have the number of a step. Those of one directory are in the order of their steps: first names
 // without a number ("final"), then directories with other numbers ("version_9", "version_10") in natural order. Skips
 // directories that may not be listed, links to another of them ("latest"), and a last.ckpt that is no newer than the
-// steps next to it. Looks at no more than 10,000 directories and files; of a directory
-// with more it takes the newest.
+// steps next to it. Looks at no more than 10,000 directories and files; of a directory with more it takes the newest.
 Result<std::vector<std::string>> checkpoints_of_run(const std::string& path);
 
 // Returns the models that a run saves next to each other ("unet", "vae"): the checkpoints in the directory of

@@ -166,6 +166,10 @@ Result<std::vector<FlatParameter>> find_parameters(const std::vector<RankStates>
         return corrupt(ranks[0].path + ": " + group_text(g) + ": '" + printable(p.name) + "': expected " +
                        count_of(all->second, "expert") + " on " + count_of(parts, "rank") + ", got " +
                        with_commas(p.shape[0]) + " on each: files of two saves");
+    for (const NamedShape& p : groups[g])
+      if (stacked.contains(p.name) && p.shape[0] > kMaxExperts)
+        return corrupt(ranks[0].path + ": " + group_text(g) + ": '" + printable(p.name) + "': expected at most " +
+                       with_commas(kMaxExperts) + " experts, got " + with_commas(p.shape[0]));
     for (std::size_t part = 0; part < parts; ++part) {
       std::vector<std::size_t> of;
       for (std::size_t r = part; r < ranks.size(); r += parts) of.push_back(r);

@@ -204,7 +204,9 @@ Result<JoinedParts> join_parts(const PartCut& cut, const std::vector<Dims>& shap
       part.box.shape[d] = section[r];
       part.box.origin[d] = begin;
       part.at[d] = at[r];
-      begin += section[r];
+      const auto end = checked_add(begin, section[r]);
+      if (!end) return corrupt("parts of 2^63 rows or more together");
+      begin = *end;
       at[r] += section[r];
       if (section[r] > 0) out.of_rank[r].push_back(part);
     }

@@ -54,11 +54,12 @@ std::optional<BufferName> parse_buffer_name(std::string_view name) {
 // distributed.
 std::optional<std::vector<Index>> layers_of_stage(const Model& model, Index stage, Index chunk) {
   const auto all = model.args.number("num_layers");
-  if (!all || *all > kMaxStack) return std::nullopt;
+  if (!all || *all < 0 || *all > kMaxStack) return std::nullopt;
   const Index p = model.degrees.pp, v = model.degrees.vpp;
   const auto first = model.args.number("decoder_first_pipeline_num_layers");
   const auto last = model.args.number("decoder_last_pipeline_num_layers");
   Index begin = 0, count = 0;
+  if ((first && (*first < 0 || *first > *all)) || (last && (*last < 0 || *last > *all))) return std::nullopt;
   if (v == 1 && (first || last)) {
     const Index fixed = first.value_or(0) + last.value_or(0), others = p - first.has_value() - last.has_value();
     if (*all < fixed || others < 1 || (*all - fixed) % others != 0) return std::nullopt;

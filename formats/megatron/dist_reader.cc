@@ -6,7 +6,6 @@
 #include <set>
 
 #include "formats/dcp/dcp.h"
-#include "formats/located_tensor.h"
 #include "formats/megatron/names.h"
 #include "formats/tensor_files/flat_runs.h"
 #include "lib/base/text.h"
@@ -277,7 +276,7 @@ Status ShardedReader::locate(const std::vector<std::size_t>& tensors, int thread
   for (const std::size_t i : tensors) {
     Tensor& tensor = catalog_.tensor(i);
     const auto it = found.find(tensor.name);
-    if (!tensor.located && it != found.end()) take_location(tensor, it->second.joined.tensor);
+    if (!tensor.located && it != found.end()) tensor.take_location(it->second.joined.tensor);
   }
   return {};
 }

@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "formats/encoding/torch_archive.h"
-#include "formats/located_tensor.h"
 #include "formats/megatron/arguments.h"
 #include "formats/megatron/names.h"
 #include "lib/base/file.h"
@@ -32,7 +31,7 @@ class ReaderWithConfig : public Reader {
     TRY(inner_->locate(tensors, threads, spool));
     const Catalog& found = inner_->catalog();
     catalog_.files = found.files;
-    for (const std::size_t i : tensors) take_location(catalog_.tensor(i), found.tensors()[i]);
+    for (const std::size_t i : tensors) catalog_.tensor(i).take_location(found.tensors()[i]);
     return {};
   }
 

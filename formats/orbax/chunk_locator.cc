@@ -128,13 +128,14 @@ Status ChunkLocator::make_room(const std::vector<Tensor*>& tensors, const std::s
   }
   if (bytes == 0) return {};
   if (!bytes) return unsupported(catalog_.root + ": compressed chunks of 2^63 bytes and more");
-  return make_room_in_memory(*bytes) ? Status() : make_room_on_disk(*bytes, spool);
+  return make_room_in_memory(*bytes, spool.empty()) ? Status() : make_room_on_disk(*bytes, spool);
 }
 
-// Takes memory for decoded chunks if there is a limit and at least as much again is left. Returns whether it did.
-bool ChunkLocator::make_room_in_memory(Index bytes) {
+// Takes memory for decoded chunks if there is a limit and at least as much again is left, or if it must. Returns
+// whether it did.
+bool ChunkLocator::make_room_in_memory(Index bytes, bool must) {
   const auto left = memory_left();
-  if (!left || bytes > *left / 2 || bytes > *left - kLeftForTheJob) return false;
+  if (!must && (!left || bytes > *left / 2 || bytes > *left - kLeftForTheJob)) return false;
   const Index page = ::sysconf(_SC_PAGESIZE);
   memory_.used = ceil_div(memory_.used, page) * page;
   if (!extend(memory_, bytes, [] { return File::create_in_memory(); })) return false;

@@ -52,7 +52,8 @@ class ChunkLocator {
   // Keeps the stored form of a tensor until locate() needs it.
   void keep(const std::string& tensor, StoredArray stored) { stored_.emplace(tensor, std::move(stored)); }
   // Replaces the chunks and shards of tensors, whose stored forms were kept, by chunks that can be read. Decodes into
-  // memory if much of what the process may take is left, else into a file without a name in the directory `spool`.
+  // memory if `spool` is empty or much of what the process may take is left, else into a file without a name in the
+  // directory `spool`.
   Status locate(const std::vector<Tensor*>& tensors, int threads, const std::string& spool);
 
  private:
@@ -76,7 +77,7 @@ class ChunkLocator {
 
   Result<Fragment> whole_chunk(const Tensor& tensor, const StoredArray& stored, const Box& box, const Extent& extent);
   Status make_room(const std::vector<Tensor*>& tensors, const std::string& spool);
-  bool make_room_in_memory(Index bytes);
+  bool make_room_in_memory(Index bytes, bool must);
   Status make_room_on_disk(Index bytes, const std::string& directory);
   Status extend(Spool& spool, Index bytes, const std::function<Result<File>()>& create);
   Status locate_batch(std::vector<Job>& jobs, int threads);

@@ -447,7 +447,7 @@ Result<Json> OrbaxReader::value_of(const RandomKey& key) {
   Catalog alone;
   alone.root = catalog_.root;
   Tensor tensor = key.tensor;
-  if (!tensor.located) TRY(chunks_.locate({&tensor}, 1, "."));
+  if (!tensor.located) TRY(chunks_.locate({&tensor}, 1, ""));
   alone.files = catalog_.files;
   TRY(alone.add(tensor));
   std::vector<std::uint32_t> numbers(tensor.elements());

@@ -282,6 +282,13 @@ void Catalog::Held::find_places(std::size_t room) {
   by_name.make(room, [this](std::size_t i) { return hash_of(tensors[i].name); });
 }
 
+void Tensor::take_location(const Tensor& other) {
+  fragments = other.fragments;
+  replicas = other.replicas;
+  dtype = other.dtype;
+  located = other.located;
+}
+
 Dims Tensor::joined_shape() const {
   if (columns == 1) return shape;
   Dims out(shape.span().first(static_cast<std::size_t>(shape.rank() - 1)));

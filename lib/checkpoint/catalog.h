@@ -202,6 +202,8 @@ struct Tensor {
   // another naming convention stores these columns as separate tensors (StoredRule::columns). 1: not divided.
   Index columns = 1;
 
+  // Takes what Reader::locate() finds out from the same tensor of another catalog.
+  void take_location(const Tensor& other);
   // Returns the shape with divided dimensions joined again.
   Dims joined_shape() const;
   const std::string& key() const { return plain_key.empty() ? name : plain_key; }
