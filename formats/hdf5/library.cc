@@ -164,4 +164,25 @@ Result<std::string> read_text_attribute(Id object, const char* name, std::size_t
   return text;
 }
 
+Result<bool> has_text_attribute(Id object, const char* name, std::string_view text, const std::string& place) {
+  const std::string what = place + ": attribute " + name;
+  const htri_t exists = H5Aexists(object, name);
+  TRY(checked_call(exists, ErrorCode::kCorrupt, what));
+  if (exists == 0) return false;
+  const Handle attribute = TRY(checked(H5Aopen(object, name, H5P_DEFAULT), ErrorCode::kCorrupt, what));
+  const Handle type = TRY(checked(H5Aget_type(attribute.get()), ErrorCode::kCorrupt, what));
+  const Handle space = TRY(checked(H5Aget_space(attribute.get()), ErrorCode::kCorrupt, what));
+  if (H5Tget_class(type.get()) != H5T_STRING || H5Sget_simple_extent_npoints(space.get()) != 1) return false;
+  if (H5Tis_variable_str(type.get()) == 0) {
+    constexpr std::size_t kMost = 1000;  // bytes; a longer text is another
+    if (H5Tget_size(type.get()) > kMost) return false;
+    return TRY(read_text_attribute(object, name, kMost, place)) == text;
+  }
+  char* stored = nullptr;
+  TRY(checked_call(H5Aread(attribute.get(), type.get(), &stored), ErrorCode::kCorrupt, what));
+  const bool is_text = stored != nullptr && stored == text;
+  H5Dvlen_reclaim(type.get(), space.get(), H5P_DEFAULT, &stored);
+  return is_text;
+}
+
 }  // namespace reshard::hdf5

@@ -81,5 +81,7 @@ bool is_hdf5_file(const PathSnapshot& place);
 // the attribute is not a text, or is longer than `limit`.
 Status write_text_attribute(Id object, const char* name, std::string_view text);
 Result<std::string> read_text_attribute(Id object, const char* name, std::size_t limit, const std::string& place);
+// Returns whether an attribute is this text, which may be of variable length, as h5py writes it.
+Result<bool> has_text_attribute(Id object, const char* name, std::string_view text, const std::string& place);
 
 }  // namespace reshard::hdf5

@@ -54,6 +54,7 @@ class Scanner {
   Status visit_dataset(Id dataset, const std::string& path);
   Status add_tensor(Id dataset, const std::string& path, const std::string& place);
   Status add_own(Id dataset, const std::string& path, const std::string& place);
+  Result<bool> is_bfloat16_of_keras(Id dataset, Id type, const std::string& place) const;
   Result<Dims> shape_of(Id dataset);
   Status locate(Id dataset, Tensor& tensor, bool big_endian, const std::string& place);
   Status locate_contiguous(Id dataset, Tensor& tensor, bool big_endian);
@@ -69,6 +70,7 @@ class Scanner {
   bool external_too_;
   Listing listing_;
   std::set<std::uint64_t> groups_seen_;  // by address; links may form cycles
+  bool is_of_keras_ = false;             // in its legacy format (keras/src/legacy/saving/legacy_h5_format.py)
   Index objects_ = 0;
   Index name_bytes_left_ = 0;
   Index links_skipped_ = 0;
@@ -111,6 +113,9 @@ Result<Listing> Scanner::run() {
   H5O_info_t object{};
   TRY(checked_call(H5Oget_info2(root.get(), &object, H5O_INFO_BASIC), ErrorCode::kCorrupt, path_));
   groups_seen_.insert(object.addr);
+  const htri_t has_version = H5Aexists(root.get(), "keras_version");
+  TRY(checked_call(has_version, ErrorCode::kCorrupt, path_));
+  is_of_keras_ = has_version > 0;
   TRY(visit_group(root.get(), "", 0));
   if (links_skipped_ > 0)
     listing_.catalog.warnings.push_back(count_of(links_skipped_, "soft or external link") + " not followed.");
@@ -190,13 +195,22 @@ Result<Dims> Scanner::shape_of(Id dataset) {
   return shape;
 }
 
+// Keras marks datasets of bfloat16 by an attribute (keras/src/saving/saving_lib.py), but not those of its legacy
+// format. It has no other type that h5py stores so.
+Result<bool> Scanner::is_bfloat16_of_keras(Id dataset, Id type, const std::string& place) const {
+  if (!is_opaque_of_two_bytes(type)) return false;
+  if (is_of_keras_) return true;
+  return has_text_attribute(dataset, "dtype", "bfloat16", place);
+}
+
 Status Scanner::add_tensor(Id dataset, const std::string& path, const std::string& place) {
   Tensor tensor;
   tensor.name = TRY(read_text_attribute(dataset, kNameAttribute, kMaxTextAttribute, place));
   if (tensor.name.empty() && H5Aexists(dataset, kNameAttribute) <= 0) tensor.name = name_of_path(path);
   const Handle type = TRY(checked(H5Dget_type(dataset), ErrorCode::kCorrupt, place));
   const auto named = TRY(read_text_attribute(dataset, kDTypeAttribute, kMaxTextAttribute, place));
-  auto stored = read_type(type.get(), named);
+  const bool is_bfloat16 = TRY(is_bfloat16_of_keras(dataset, type.get(), place));
+  auto stored = is_bfloat16 ? Result<StoredType>(StoredType{DType::kBFloat16, false}) : read_type(type.get(), named);
   if (!stored) {
     if (stored.error().code() == ErrorCode::kUnsupported) return std::move(stored).error();
     return std::move(stored).error().context(place);

@@ -197,6 +197,8 @@ Result<Handle> type_of(DType dtype, bool big_endian) {
   return type;
 }
 
+bool is_opaque_of_two_bytes(Id type) { return H5Tget_class(type) == H5T_OPAQUE && H5Tget_size(type) == 2; }
+
 Result<StoredType> read_type(Id type, const std::string& attribute) {
   const H5T_class_t c = H5Tget_class(type);
   StoredType out;

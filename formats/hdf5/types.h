@@ -4,6 +4,7 @@
 //   bool                     an enumeration FALSE, TRUE over an 8-bit integer, as in h5py
 //   integers, f16, f32, f64  the type of that name
 //   bf16, e5m2               a float of 16 bits with 8 exponent bits, a float of 8 bits with 5 exponent bits
+//   bf16 of Keras            opaque values of 2 bytes, as h5py writes NumPy types that it does not know
 //   complex                  a compound of r and i, as in h5py
 //   e4m3fn, other float8     bytes, and an attribute reshard_dtype with torch's name: HDF5 cannot describe a float
 //                            without infinities and with a single NaN
@@ -31,5 +32,7 @@ struct StoredType {
 // Returns the dtype of an HDF5 type. `attribute` is the text of reshard_dtype, or empty. Fails with kUnsupported for
 // types that tensors cannot have, and names them: "compound type", "strings".
 Result<StoredType> read_type(Id type, const std::string& attribute);
+// Returns whether a type is the one in which Keras stores bfloat16.
+bool is_opaque_of_two_bytes(Id type);
 
 }  // namespace reshard::hdf5

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <functional>
@@ -297,6 +298,26 @@ TEST(Hdf5, DatasetsThatAreNoTensorsAreLeftOutAndSaidWhy) {
   EXPECT_THAT(names, testing::ElementsAre("good.big", "good.bool", "good.complex", "good.float"));
   const std::int64_t big[] = {0, 1, 2, 3};
   EXPECT_EQ(values->at("good.big").bytes, std::string(reinterpret_cast<const char*>(big), sizeof big));
+}
+
+// h5py stores what Keras has in bfloat16 as opaque values. tests/data/hdf5/make_keras.py made the files.
+TEST(Hdf5, KerasStoresBfloat16AsOpaqueValues) {
+  const auto bf16 = [](const std::vector<float>& numbers) {
+    std::string out;
+    for (const float number : numbers) {
+      char bytes[4];
+      std::memcpy(bytes, &number, sizeof bytes);
+      out.append(bytes + 2, 2);
+    }
+    return out;
+  };
+  const TensorValue kernel = {DType::kBFloat16, {3, 2}, bf16({0, 1, 2, 3, 4, 5})};
+  const TensorValue bias = {DType::kBFloat16, {2}, bf16({6, 7})};
+  EXPECT_TRUE(load_checkpoint(test_data("hdf5") + "/keras.weights.h5") ==
+              (TensorValues{{"layers.dense.vars.0", kernel}, {"layers.dense.vars.1", bias}}));
+  const std::string layer = "model_weights.dense.sequential.dense.";
+  EXPECT_TRUE(load_checkpoint(test_data("hdf5") + "/keras.h5") ==
+              (TensorValues{{layer + "kernel", kernel}, {layer + "bias", bias}}));
 }
 
 TEST(Hdf5, DamagedFilesAreNamed) {
