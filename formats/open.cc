@@ -9,6 +9,7 @@
 #include "formats/bin/bin.h"
 #include "formats/dcp/dcp.h"
 #include "formats/megatron/fsdp_dtensor.h"
+#include "formats/megatron/megatron.h"
 #include "formats/ranks/ranks.h"
 #include "formats/training_run.h"
 #include "lib/base/file.h"
@@ -60,6 +61,9 @@ Result<std::optional<OpenCheckpoint>> open_snapshot(const PathSnapshot& place, c
   if (open->format == &kDcpFormat) open->reader = TRY(megatron::with_config_of_args(std::move(open->reader)));
   TRY(join_optimizers(place, options.config, *open));
   Catalog& catalog = open->reader->catalog();
+  if (const std::string iteration = TRY(megatron::iteration_without_tensors(place)); !iteration.empty())
+    catalog.notes.push_back(iteration + ", which " + std::string(megatron::kLatestFile) +
+                            " names, has no tensors; the files next to it are read.");
   if (open->format->sharding == Sharding::kNone && catalog.files.size() == 1) TRY(doubt_single_rank(place, catalog));
   catalog.has_model_names = open->format->hf_names;
   TRY(adopt_provenance(*open->reader));

@@ -9,6 +9,7 @@
 #include <set>
 
 #include "formats/bin/bin.h"
+#include "formats/megatron/megatron.h"
 #include "formats/numbered_optimizer.h"
 #include "lib/base/file.h"
 #include "lib/base/io_failure_watch.h"
@@ -469,6 +470,7 @@ std::string awaited_file(const PathSnapshot& place) {
   const std::string name = place.name();
   if (!name.starts_with(kStep) || !is_digits(std::string_view(name).substr(kStep.size())) || place.has_file(kLast))
     return {};
+  if (place.has_file(megatron::kLatestFile)) return {};  // Megatron-SWIFT's step, which never has Trainer's file
   // Other programs use this name too. Trainer's arguments follow its model at once, but not FSDP's parts.
   const bool has_arguments = place.has_file(kArguments);
   const bool has_optimizer =

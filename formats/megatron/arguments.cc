@@ -175,6 +175,13 @@ std::string unknown_part(const Arguments& args) {
 
 MadeConfig make_config(const Arguments& args, const Catalog& catalog) {
   if (args.empty()) return {std::nullopt, "the checkpoint has no args"};
+  static constexpr std::array<std::string_view, 4> kNeeded = {"hidden_size", "num_layers", "num_attention_heads",
+                                                              "ffn_hidden_size"};
+  // Megatron-SWIFT saves arguments of the training alone.
+  if (std::none_of(kNeeded.begin(), kNeeded.end(), [&](std::string_view name) { return args.number(name); }))
+    return {std::nullopt,
+            "args does not describe the model (no hidden_size, num_layers, num_attention_heads or "
+            "ffn_hidden_size)"};
   if (const std::string unknown = unknown_part(args); !unknown.empty()) return {std::nullopt, unknown};
   const auto has = [&](std::string_view ending) {
     return std::any_of(catalog.tensors().begin(), catalog.tensors().end(), [&](const Tensor& t) {
@@ -192,7 +199,7 @@ MadeConfig make_config(const Arguments& args, const Catalog& catalog) {
     return {std::nullopt, "some of its layers have experts and others do not (moe_layer_freq)"};
 
   const auto need = [&](std::string_view name) { return args.number(name); };
-  for (const std::string_view name : {"hidden_size", "num_layers", "num_attention_heads", "ffn_hidden_size"})
+  for (const std::string_view name : kNeeded)
     if (!need(name)) return {std::nullopt, "args has no " + std::string(name)};
   const auto embedding = catalog.find(kEmbedding);
   if (!embedding || catalog.tensors()[*embedding].shape.rank() != 2) return {std::nullopt, "it has no embedding"};

@@ -40,7 +40,7 @@ Result<bool> recognises_rank_files(const PathSnapshot& place) {
 
 Result<bool> recognises(const PathSnapshot& place) {
   if (TRY(is_iteration(place))) return true;
-  return !TRY(latest_of(place)).empty();
+  return !TRY(latest_of(place)).empty() && TRY(iteration_without_tensors(place)).empty();
 }
 
 Result<std::unique_ptr<Reader>> open(const PathSnapshot& place, const OpenOptions& options) {
@@ -84,6 +84,16 @@ Result<bool> has_sharded_files(const PathSnapshot& place) {
   const auto json = text ? parse_json(*text, kMetadataFile) : Result<Json>(Json());
   const Json* backend = json && json->is_object() ? json->find("sharded_backend") : nullptr;
   return backend && backend->is_string() && *backend->as_string() == kSharded;
+}
+
+Result<std::string> iteration_without_tensors(const PathSnapshot& place) {
+  if (!place.has_file_like([](std::string_view name) { return name.ends_with(".safetensors"); })) return std::string();
+  std::string latest = TRY(latest_of(place));
+  if (latest.empty()) return latest;
+  const PathSnapshot& iteration = *TRY(place.inside(latest));
+  const auto may_have_tensors = [](const DirectoryEntry& e) { return e.is_directory || e.name != kCommonFile; };
+  const auto& entries = iteration.entries();
+  return std::any_of(entries.begin(), entries.end(), may_have_tensors) ? std::string() : std::move(latest);
 }
 
 namespace {

@@ -50,6 +50,11 @@ bool is_rank_directory(std::string_view name);              // "mp_rank_00_001"
 bool has_rank_files(const PathSnapshot& place);             // whether it holds rank directories
 Result<bool> has_sharded_files(const PathSnapshot& place);  // whether it is one of torch_dist
 
+// Returns the name of the iteration that latest_checkpointed_iteration.txt names if that has no tensors, but the
+// directory has a Hugging Face model or adapter. Megatron-SWIFT saves so without the optimizer. Otherwise returns an
+// empty text.
+Result<std::string> iteration_without_tensors(const PathSnapshot& place);
+
 // Open the directory of an iteration.
 Result<std::unique_ptr<Reader>> open_rank_files(const PathSnapshot& directory, const OpenOptions& options);
 Result<std::unique_ptr<Reader>> open_sharded(const PathSnapshot& directory, const OpenOptions& options);

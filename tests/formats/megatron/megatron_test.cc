@@ -260,6 +260,40 @@ TEST_F(Megatron, RunsAndIterationsAreKnown) {
   EXPECT_FALSE(recognises(kMegatronFormat, path));
 }
 
+// Megatron-SWIFT saves a step as Trainer names it. It saves no Megatron model if it saves no optimizer.
+TEST_F(Megatron, StepsOfSwiftAreModels) {
+  const std::string run = dir_ / "run", step = run + "/checkpoint-4",
+                    latest = step + "/latest_checkpointed_iteration.txt";
+  const std::string model = step + "/model.safetensors";
+  fs::create_directories(step + "/iter_0000004");
+  fs::copy(test_data("megatron/swift_common.pt"), step + "/iter_0000004/common.pt");
+  write_file(latest, "4");
+  EXPECT_EQ(error_of(step),
+            "D/latest_checkpointed_iteration.txt: names iter_0000004, which is not a Megatron checkpoint; another "
+            "iteration can be opened by its own path");
+  fs::copy(sample("tp8") + "/hf.safetensors", model);
+  EXPECT_EQ(reshard_cli({"latest", run}).out, step + "\n");  // does not wait for Trainer's last file
+  EXPECT_TRUE(load_checkpoint(step) == load_checkpoint(model));
+  const std::string note =
+      "iter_0000004, which latest_checkpointed_iteration.txt names, has no tensors; the files next to it are read.";
+  EXPECT_THAT(reshard_cli({"inspect", step}).out, HasSubstr(note));
+  EXPECT_EQ(reshard_cli({"verify", step, "--fail-on", "warning"}).exit_code, 0);
+  EXPECT_EQ(reshard_cli({"convert", step, dir_ / "out", "--to", "hf", "--family", "none"}).exit_code, 0);
+
+  // With the optimizer, Megatron's state is read. Its args are those of the training alone.
+  fs::remove_all(step + "/iter_0000004");
+  fs::copy(test_data("megatron/dist_tp2_optim") + kIteration, step + "/iter_0000004");
+  fs::copy(test_data("megatron/swift_common.pt"), step + "/iter_0000004/common.pt",
+           fs::copy_options::overwrite_existing);
+  EXPECT_EQ(reshard_cli({"latest", run}).out, step + "\n");
+  EXPECT_THAT(reshard_cli({"inspect", step}).out, HasSubstr("Megatron-LM torch_dist, iteration 4"));
+  const auto open = open_checkpoint(step);
+  ASSERT_TRUE(open) << open.error().message();
+  EXPECT_THAT(open->reader->catalog().notes,
+              testing::Contains("No config.json can be made from args: args does not describe the model (no "
+                                "hidden_size, num_layers, num_attention_heads or ffn_hidden_size)."));
+}
+
 // ---- Parts that are missing
 
 TEST_F(Megatron, MissingRanksAreNamed) {
