@@ -107,12 +107,23 @@ Result<std::vector<LocalBox>> parse_slices(std::string_view text, const Dims& lo
   return out;
 }
 
+namespace {
+
+// Takes a number, which NumPy 2 writes as "np.int64(64)".
+std::optional<Index> take_extent(std::string_view& text) {
+  const bool is_of_numpy = take(text, "np.int64(");
+  const auto number = take_number(text);
+  return is_of_numpy && !take(text, ")") ? std::nullopt : number;
+}
+
+}  // namespace
+
 Result<Dims> parse_shape(std::string_view text) {
   const auto refuse = [&] { return corrupt("expected a shape, got '" + printable(text.substr(0, 80)) + "'"); };
   if (text.size() < 2 || text.front() != '(' || text.back() != ')') return refuse();
   Dims out;
   for (std::string_view rest = text.substr(1, text.size() - 2); !rest.empty();) {
-    const auto n = take_number(rest);
+    const auto n = take_extent(rest);
     if (!n || out.rank() == kMaxRank) return refuse();
     out.push_back(*n);
     if (!rest.empty() && !take(rest, ",")) return refuse();

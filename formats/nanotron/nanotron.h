@@ -44,7 +44,7 @@ std::optional<FileName> parse_file_name(std::string_view name);
 
 // Parses pairs of slices: boxes of the whole, and their positions in a local tensor.
 Result<std::vector<LocalBox>> parse_slices(std::string_view text, const Dims& local, const Dims& shape);
-Result<Dims> parse_shape(std::string_view text);  // "(128, 64)"
+Result<Dims> parse_shape(std::string_view text);  // "(128, 64)", "(np.int64(128), 64)"
 
 // Opens a step. If the model has rope_interleaved, or is older than that option, the rows of q and k are in rotary
 // pairs; they are read in halves, as newer models have them. A config.json is made from model_config.json.
