@@ -17,7 +17,8 @@ using pickle::Kind;
 using pickle::Value;
 
 constexpr Index kMaxByteorderBytes = 16;
-constexpr Index kFirstWindow = Index{64} << 10;  // the first bytes of a stream, read at once
+constexpr Index kFirstWindow = Index{64} << 10;                // the first bytes of a stream, read at once
+constexpr std::string_view kProgramMember = "archive_format";  // of torch.export's archives (torch/export/pt2_archive)
 constexpr std::string_view kPreviewMagic = "PYTORCH1";
 constexpr std::string_view kTarMagic = "ustar";
 constexpr std::size_t kTarMagicAt = 257;
@@ -46,8 +47,8 @@ bool is_torch_zip(std::string_view head) {
   const std::size_t slash = name.find('/');
   if (slash == std::string_view::npos) return false;
   const std::string_view member = name.substr(slash + 1);
-  static constexpr std::array<std::string_view, 6> kMembers = {
-      "data.pkl", "version", "byteorder", ".format_version", ".storage_alignment", "constants.pkl"};
+  static constexpr std::array<std::string_view, 7> kMembers = {
+      "data.pkl", "version", "byteorder", ".format_version", ".storage_alignment", "constants.pkl", kProgramMember};
   return member.starts_with("data/") || member.starts_with("code/") ||
          std::find(kMembers.begin(), kMembers.end(), member) != kMembers.end();
 }
@@ -469,6 +470,9 @@ Result<TorchFile> TorchFile::open_zip(const File& file, Index offset, Index leng
         member == "constants.pkl" || member.starts_with("code/"))
       return script;
   }
+  if (archive.find(prefix + std::string(kProgramMember)) != nullptr)
+    return unsupported(place + ": torch.export's program archive: load it with torch.export.load and torch.save its " +
+                       "state_dict");
   const zip::Entry* entry = archive.find(prefix + "data.pkl");
   if (entry == nullptr) return corrupt(place + ": torch archive: no member '" + printable(prefix + "data.pkl") + "'");
   TorchFile out(place,

@@ -73,6 +73,7 @@ torch.save({"q": torch.quantize_per_tensor(torch.ones(4), 0.1, 0, torch.qint8)},
 torch.save({"s": torch.eye(3).to_sparse()}, path("sparse.pt"))
 torch.save({"c": torch.tensor([1 + 2j]).conj()}, path("conj.pt"))
 torch.jit.save(torch.jit.script(torch.nn.Linear(2, 2)), path("script.pt"))
+torch.export.save(torch.export.export(torch.nn.Linear(3, 3), (torch.ones(1, 3),)), path("program.pt2"))
 torch.save({"w": torch.zeros(1).expand(2**30, 2**30)}, path("expanded.pt"))
 module = torch.nn.Linear(2, 1)
 args = argparse.Namespace(lr=0.1, name="run")

@@ -109,6 +109,8 @@ TEST_F(TorchFileTest, NamesTheTensorsItRefuses) {
 TEST_F(TorchFileTest, NamesTheContainersItRefuses) {
   EXPECT_EQ(refusal(open_data("script.pt")),
             "@0x0: a TorchScript archive: load it with torch.jit.load and torch.save its state_dict()");
+  EXPECT_EQ(refusal(open_data("program.pt2")),
+            "@0x0: torch.export's program archive: load it with torch.export.load and torch.save its state_dict");
   EXPECT_EQ(refusal(open("PYTORCH1 and more")),
             "@0x0: the container of PyTorch 1.5's preview (PYTORCH1); load it with that version and save it again");
   std::string tar(1024, '\0');
