@@ -43,6 +43,10 @@ bool is_numbered_name(std::string_view name) {
 
 namespace {
 
+// Files that are read if no model is next to them: LitGPT's adapters ("lit_model.pth.lora", which merging replaces by
+// lit_model.pth), and Composer's optimizer, alone in its directory (composer/checkpoint/save.py).
+constexpr std::string_view kLitAdapter = "lit_model.pth.", kComposerOptimizer = "optim.pt";
+
 bool is_usual(std::string_view name) {
   constexpr std::string_view kUsual[] = {"ckpt.pt",   "model.pt",       "checkpoint.pt",
                                          "model.pth", "checkpoint.pth", "lit_model.pth"};
@@ -52,10 +56,14 @@ bool is_usual(std::string_view name) {
 }  // namespace
 
 std::vector<std::string> usual_names(const PathSnapshot& directory) {
-  std::vector<std::string> out;
-  for (const DirectoryEntry& e : directory.entries())
-    if (!e.is_directory && (is_usual(e.name) || e.name.ends_with(".ckpt"))) out.push_back(e.name);
-  return out;
+  std::vector<std::string> models, others;
+  for (const DirectoryEntry& e : directory.entries()) {
+    if (e.is_directory) continue;
+    if (is_usual(e.name) || e.name.ends_with(".ckpt")) models.push_back(e.name);
+    if (e.name.starts_with(kLitAdapter) || (e.name == kComposerOptimizer && directory.entries().size() == 1))
+      others.push_back(e.name);
+  }
+  return models.empty() ? others : models;
 }
 
 namespace {
@@ -64,7 +72,8 @@ namespace {
 bool is_own_file(const Catalog& catalog, std::string_view path) {
   const std::string_view name = path.substr(path.rfind('/') + 1);  // npos + 1 is 0
   return !catalog.metadata_files.empty() || is_of_model(name) || is_numbered_name(name) || is_usual(name) ||
-         name == kAdapterFile || name == "optimizer.pt" || name == "optimizer.bin";
+         name.starts_with(kLitAdapter) || name == kComposerOptimizer || name == kAdapterFile ||
+         name == "optimizer.pt" || name == "optimizer.bin";
 }
 
 Result<bool> recognises(const PathSnapshot& place) {

@@ -507,6 +507,22 @@ TEST(Parts, ModelAndOptimAreOneStep) {
   EXPECT_TRUE(load_checkpoint(dir / "out") == values);
 }
 
+// What Composer saves without sharding (composer/checkpoint/save.py): the same states, as files.
+TEST(Parts, ModelAndOptimMayBeFiles) {
+  const TempDir dir;
+  const std::string run = test_data("runs/accelerate_full"), files = run + "/checkpoint/checkpoint-2";
+  const std::string step = dir / "run/ep0-ba2";
+  fs::create_directories(step + "/model");
+  fs::create_directories(step + "/optim");
+  fs::copy(files + "/pytorch_model_fsdp.bin", step + "/model/model.pt");
+  fs::copy(files + "/optimizer.bin", step + "/optim/optim.pt");
+  write_file(step + "/composer_metadata.json", "{}");
+  EXPECT_EQ(reshard_cli({"latest", dir / "run"}).out, step + "\n");
+  EXPECT_TRUE(load_checkpoint(step) == load_checkpoint(files));
+  const CommandResult verified = reshard_cli({"verify", step, "--config", run + "/config.json"});
+  EXPECT_EQ(verified.exit_code, 0) << verified.out << verified.err;
+}
+
 // What LLaMA-Factory saves with FSDP: get_model_state_dict() and get_optimizer_state_dict(), without words around them.
 TEST(Parts, ModelAndOptimizerAreOneStep) {
   const TempDir dir;

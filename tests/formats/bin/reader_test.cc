@@ -75,6 +75,15 @@ TEST_F(TorchFormat, ADirectoryIsTheOneFileInItThatHasAUsualName) {
   EXPECT_THAT(refusal(dir_.path()), HasSubstr("unrecognised format; supported: "));
 }
 
+// LitGPT saves an adapter as the only file with weights. Merging it adds the model.
+TEST_F(TorchFormat, AnAdapterOfLitGptIsReadIfNoModelIsNextToIt) {
+  std::filesystem::copy_file(kData + "nested.pt", dir_ / "lit_model.pth.lora");
+  dir_.write("model_config.yaml", "name: tiny\n");
+  EXPECT_EQ(load_checkpoint(dir_.path()), load_checkpoint(kData + "nested.pt"));
+  std::filesystem::copy_file(kData + "mixed.pt", dir_ / "lit_model.pth");
+  EXPECT_EQ(load_checkpoint(dir_.path()), load_checkpoint(kData + "mixed.pt"));
+}
+
 TEST_F(TorchFormat, AVariantIsReadOnlyAlone) {
   std::filesystem::copy_file(kData + "nested.pt", dir_ / "pytorch_model.fp16.bin");
   EXPECT_EQ(load_checkpoint(dir_.path()), load_checkpoint(kData + "nested.pt"));
