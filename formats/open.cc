@@ -96,9 +96,45 @@ Result<std::optional<OpenCheckpoint>> open_named(const PathSnapshot& place, cons
 
 // Names of files in which other programs store models: the end of the name, and the program.
 constexpr std::pair<std::string_view, std::string_view> kOthers[] = {
-    {"tf_model.h5", "TensorFlow's"}, {".ckpt.index", "TensorFlow's"},
-    {".msgpack", "Flax's"},          {".onnx", "ONNX's"},
-    {".keras", "Keras's"},           {".npz", "NumPy's"}};
+    {"tf_model.h5", "TensorFlow's"},
+    {".ckpt.index", "TensorFlow's"},
+    {".msgpack", "Flax's"},
+    {".onnx", "ONNX's"},
+    {".keras", "Keras's"},
+    {".weights.json", "Keras's list of .weights.h5 files, which can be opened one by one"},
+    {".npz", "NumPy's"},
+    {".pdparams", "Paddle's"},
+    {".pdopt", "Paddle's"},
+    {".pt2", "torch.export's"},
+    {".tensors", "tensorizer's"},
+    {".snapshot_metadata", "torchsnapshot's"}};
+
+// Returns the program that gives files such a name, in the genitive; empty if it is unknown.
+std::string_view owner_of_name(std::string_view name) {
+  for (const auto& [end, owner] : kOthers)
+    if (name.ends_with(end)) return owner;
+  // "0.metadata" and "0_0.distcp"; PyTorch's are ".metadata" and "__0_0.distcp".
+  const bool is_of_paddle = name.ends_with(".metadata") || name.ends_with(".distcp");
+  return is_of_paddle && is_digits(name.substr(0, 1)) ? "Paddle's" : std::string_view();
+}
+
+// Returns whether a file begins as a map in msgpack that is not empty and whose first key is a short text.
+bool is_msgpack_map(std::string_view head) {
+  constexpr unsigned kMap = 0x80, kText = 0xa0, kMost = 0x1f;
+  if (head.size() < 2) return false;
+  const auto map = static_cast<unsigned char>(head[0]), text = static_cast<unsigned char>(head[1]);
+  const std::size_t length = text & kMost;
+  if (map <= kMap || map > kMap + 15 || (text & ~kMost) != kText || length == 0 || head.size() < 2 + length)
+    return false;
+  const std::string_view key = head.substr(2, length);
+  return std::all_of(key.begin(), key.end(), [](char c) { return c > ' ' && c <= '~'; });
+}
+
+// Returns the same as owner_of_name() for the first bytes of a file.
+std::string_view owner_of_bytes(std::string_view head) {
+  if (head.starts_with("|TZR|")) return "tensorizer's";
+  return is_msgpack_map(head) ? "Flax's" : std::string_view();  // "checkpoint_5" of flax.training.checkpoints
+}
 
 constexpr std::string_view kWebPage =
     "a web page, perhaps an error of the server it came from; download the file again";
@@ -128,18 +164,40 @@ std::string_view wrapping_of(const PathSnapshot& place) {
   return place.is_file() && found != std::end(kWrapped) ? found->advice : std::string_view();
 }
 
-std::string others_text(const PathSnapshot& place) {
-  std::vector<std::string> names, told;
-  if (place.is_file()) names.push_back(place.name());
-  if (place.is_directory())
-    for (const DirectoryEntry& entry : place.entries()) names.push_back(entry.name);
-  for (const auto& [end, owner] : kOthers)
-    for (const std::string& name : names)
-      if (name.ends_with(end)) told.push_back(printable(name) + " is " + std::string(owner));
-  if (!told.empty()) return " (" + some_of(told) + ")";
+// Returns the files in a directory by which other programs are known, with the owner of each.
+Result<std::vector<std::string>> files_of_others(const PathSnapshot& directory) {
+  constexpr std::size_t kLookedInto = 8;
+  constexpr std::string_view kSnapshot = ".snapshot_metadata", kFlax = "checkpoint_";
+  std::vector<std::string> out;
+  const auto add = [&](std::string_view name, std::string_view owner) {
+    if (!owner.empty()) out.push_back(printable(name) + " is " + std::string(owner));
+  };
+  std::size_t looked_into = 0;
+  for (const DirectoryEntry& entry : directory.entries()) {
+    if (entry.name == kSnapshot) continue;
+    add(entry.name, owner_of_name(entry.name));
+    if (entry.is_directory || !entry.name.starts_with(kFlax) || ++looked_into > kLookedInto) continue;
+    const auto file = directory.inside(entry.name);
+    if (file) add(entry.name, owner_of_bytes((*file)->head()));
+  }
+  if (TRY(directory.has_hidden_file(kSnapshot))) add(kSnapshot, "torchsnapshot's");
+  return out;
+}
+
+// Returns whose files these are, in parentheses, or else the models in a directory of several.
+Result<std::string> others_text(const PathSnapshot& place) {
+  std::vector<std::string> told;
+  if (place.is_directory()) told = TRY(files_of_others(place));
+  if (place.is_file()) {
+    std::string_view owner = owner_of_name(place.name());
+    if (owner.empty()) owner = owner_of_bytes(place.head());
+    if (!owner.empty()) told.push_back(printable(place.name()) + " is " + std::string(owner));
+  }
+  if (!told.empty()) return std::string(" (" + some_of(told) + ")");
   std::vector<std::string> models = place.is_directory() ? bin::usual_names(place) : std::vector<std::string>();
   for (std::string& name : models) name = printable(name);
-  return models.size() < 2 ? "" : " (" + some_of(models) + ": open one of them by its path)";
+  if (models.size() < 2) return std::string();
+  return std::string(" (" + some_of(models) + ": open one of them by its path)");
 }
 
 }  // namespace
@@ -261,7 +319,7 @@ Result<OpenCheckpoint> open_checkpoint(const std::string& path, const OpenOption
   std::vector<std::string> titles;
   for (const Format* f : formats())
     if (f->open && !f->write_view) titles.emplace_back(f->title);  // a view is read as the format that it presents
-  return unsupported(path + ": unrecognised format" + others_text(place) + "; supported: " + join(titles, ", "));
+  return unsupported(path + ": unrecognised format" + TRY(others_text(place)) + "; supported: " + join(titles, ", "));
 }
 
 Result<std::vector<std::string>> files_of_checkpoint(const std::string& directory) {

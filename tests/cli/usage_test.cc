@@ -239,6 +239,35 @@ TEST_F(UsageTest, AFileThatIsWrappedSaysInWhat) {
     EXPECT_THAT(reshard_cli({"inspect", dir_.write(name, "PK\3\4")}).err, HasSubstr("(" + name + " is ")) << name;
 }
 
+// Names, or the first bytes, tell which program saved something else.
+TEST_F(UsageTest, FilesOfOtherProgramsAreToldByTheirOwner) {
+  const std::string flax("\x83\xa4step\x05\xa6params\x80", 14);
+  const std::vector<std::vector<std::string>> rows = {
+      {"m.pdparams", "", "Paddle's"},
+      {"m.pdopt", "", "Paddle's"},
+      {"ck/0.metadata", "", "Paddle's"},
+      {"ck/0_0.distcp", "", "Paddle's"},
+      {"m.tensors", "|TZR|", "tensorizer's"},
+      {"stream", "|TZR|", "tensorizer's"},
+      {"m.weights.json", "{}", "Keras's list of .weights.h5 files, which can be opened one by one"},
+      {"flax/checkpoint_5", flax, "Flax's"},
+      {"old.pt2", "PK\3\4", "torch.export's"},
+      {"snapshot/.snapshot_metadata", "{}", "torchsnapshot's"},
+  };
+  for (const auto& row : rows) {
+    const std::string file = dir_.write(row[0], row[1]);
+    const std::string directory = std::filesystem::path(file).parent_path().string();
+    const std::string expected = std::filesystem::path(file).filename().string() + " is " + row[2];
+    for (const std::string& path : {file, directory}) {
+      if (path == dir_.path() || path.ends_with(".snapshot_metadata")) continue;
+      const CommandResult r = reshard_cli({"inspect", path});
+      EXPECT_EQ(r.exit_code, 4) << r.err;
+      EXPECT_THAT(r.err, HasSubstr("unrecognised format (")) << path;
+      EXPECT_THAT(r.err, HasSubstr(expected)) << path;
+    }
+  }
+}
+
 // Otherwise SRC and DST after `--include a` would be read as names too.
 TEST_F(UsageTest, OptionsOfSeveralValuesTakeOneEachTime) {
   const std::string to = dir_ / "to";
