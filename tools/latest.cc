@@ -26,8 +26,11 @@ Result<RunState> state_of(const std::string& run, bool lists_all) {
   const std::vector<std::string> found = TRY(checkpoints_of_run(run));
   if (found.empty()) return io_error(printable(run) + ": contains no checkpoint, nor do its directories");
   RunState out{{}, std::ssize(found), std::string()};
-  for (const std::string& path : found)
-    if (lists_all) out.checkpoints.push_back({path, TRY(gap_of_checkpoint(path))});
+  for (const std::string& path : found) {
+    if (!lists_all) break;
+    std::string gap = TRY(gap_of_checkpoint(path));
+    out.checkpoints.push_back({path, std::move(gap)});
+  }
   auto newest = newest_of_run(found);
   if (!newest && newest.error().code() == ErrorCode::kIo) return newest.error();
   if (!newest)
