@@ -72,7 +72,7 @@ std::optional<Groups> groups_of(Reader& optimizer) {
   return out;
 }
 
-// Returns the shapes of the model's parameters. Tensors that share their bytes are one parameter, under its first name.
+// Returns the shapes of the tensors that may be parameters.
 std::map<std::string, Dims> shapes_of(const Catalog& model) {
   std::map<std::string, Dims> out;
   for (const Tensor& t : model.tensors())
@@ -92,6 +92,21 @@ std::optional<Names> stored_order(const Catalog& model, const std::map<std::stri
   }
   Names out;
   for (auto& [place, name] : by_place) out.push_back(std::move(name));
+  return out;
+}
+
+// Returns an order without the names of tensors whose bytes an earlier name has: torch.save stores a tied head under
+// its own name too, but it is one parameter.
+Names without_aliases(const Names& order, const Catalog& model) {
+  std::set<std::tuple<std::uint32_t, Index>> seen;
+  Names out;
+  for (const std::string& name : order) {
+    const auto found = model.find(name);
+    const Tensor* const t = found ? &model.tensors()[*found] : nullptr;
+    const bool is_one_piece = t && t->fragments.size() == 1 && t->elements() > 0;
+    if (is_one_piece && !seen.emplace(t->fragments.extent(0).file, t->fragments.extent(0).offset).second) continue;
+    out.push_back(name);
+  }
   return out;
 }
 
@@ -256,6 +271,7 @@ NamedOptimizer with_parameter_names(std::unique_ptr<Reader> optimizer, Reader& m
   if (!order)
     return no(std::string("the order of the model's parameters is unknown") +
               (file && !file->is_there() ? " without a config.json next to it" : ""));
+  order = without_aliases(*order, model.catalog());
   if (std::string why = fault_of(*groups, order->size()); !why.empty()) return no(std::move(why));
   std::vector<std::map<Index, std::string>> found;
   for (const Names& all : divided(*order, shapes, *groups)) {

@@ -123,6 +123,29 @@ TEST(NumberedOptimizer, HasTheNamesOfAModelWhoseOrderIsKnown) {
     }
 }
 
+// torch.save stores a tied head under a name of its own, but it is one parameter with the embedding.
+TEST(NumberedOptimizer, CountsATiedHeadOnce) {
+  const TempDir dir;
+  fs::create_directory(dir / "run");
+  fs::copy(kData + "tied_model.bin", dir / "run/pytorch_model.bin");
+  fs::copy(kData + "tied.pt", dir / "run/optimizer.bin");
+  dir.write("run/config.json", R"({"model_type": "llama"})");
+  std::vector<std::string> names = kNumbers;
+  std::erase(names, "lm_head.weight");
+  TensorValues expected;
+  for (const auto& [name, value] : load_checkpoint(kData + "tied.pt")) {
+    std::string named = name;
+    const std::size_t at = std::string("optimizer.state.").size();
+    named.replace(at, 1, names.at(static_cast<std::size_t>(name.at(at) - '0')));
+    expected[named] = value;
+  }
+  ASSERT_EQ(
+      reshard_cli({"convert", dir / "run", dir / "out", "--to", "dcp", "--part", "optimizer", "--family", "none", "-q"})
+          .exit_code,
+      0);
+  EXPECT_TRUE(load_checkpoint(dir / "out") == expected);
+}
+
 TEST(NumberedOptimizer, TheConfigMayBeElsewhere) {
   const TempDir dir;
   make(dir, "llama", "whole.pt", "optimizer.pt");

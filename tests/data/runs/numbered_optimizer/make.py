@@ -16,9 +16,9 @@ def shape_of(name, ranks):
             shape[dim] //= ranks
     return shape
 
-def state(ranks):
+def state(ranks, names=tuple(SHAPES)):
     torch.manual_seed(1)
-    parameters = {n: torch.nn.Parameter(torch.randn(shape_of(n, ranks))) for n in SHAPES}
+    parameters = {n: torch.nn.Parameter(torch.randn(shape_of(n, ranks))) for n in names}
     groups = [{"params": [p for p in parameters.values() if p.dim() == d], "weight_decay": w} for d, w in ((2, 0.1), (1, 0.0))]
     optimizer = torch.optim.AdamW(groups, lr=1e-3)
     for p in parameters.values():
@@ -31,3 +31,9 @@ parameters, right = state(1)
 save_file({n: p.detach().contiguous() for n, p in parameters.items()}, f"{here}/model.safetensors", {"format": "pt"})
 torch.save(right, f"{here}/whole.pt")
 torch.save(state(2)[1], f"{here}/one_of_two.pt")
+
+# A head that is tied to the embedding is one parameter with it, and has a name of its own in torch.save's file.
+parameters, tied = state(1, [n for n in SHAPES if n != "lm_head.weight"])
+tensors = {n: p.detach() for n, p in parameters.items()}
+torch.save({**tensors, "lm_head.weight": tensors["model.embed_tokens.weight"]}, f"{here}/tied_model.bin")
+torch.save(tied, f"{here}/tied.pt")
