@@ -13,6 +13,7 @@
 #include "lib/base/syscalls.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/digests.h"
+#include "tests/support/must.h"
 #include "tests/support/ocdbt.h"
 #include "tests/support/run_command.h"
 #include "tests/support/temp_dir.h"
