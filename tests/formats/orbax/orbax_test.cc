@@ -7,6 +7,7 @@
 
 #include <filesystem>
 
+#include "formats/open.h"
 #include "formats/orbax/ocdbt.h"
 #include "formats/registry.h"
 #include "lib/base/memory_limit.h"
