@@ -591,7 +591,7 @@ function valuesSection() {
   const body = h("div");
   const exponents = h("div", { id: "exponents" });
   const show = (t) => exponents.replaceChildren(h("h3", {}, "Exponents of ", h("code", {}, t.name)),
-    t.exponents.counts.length ? exponentBars(t) : h("p", { class: "hint" }, `None: ${t.dtype}, ${counted(t.zeros, "zero")}.`));
+    t.exponents ? exponentBars(t) : h("p", { class: "hint" }, `None: ${t.dtype}, ${counted(t.zeros, "zero")}.`));
   const jump = (t) => (show(t), exponents.scrollIntoView({ block: "nearest" }));
   // Weights, moments and steps differ by orders of magnitude, so each kind has a map with its own scale.
   const shown = { metric: "largest value", kind: kinds.find((k) => tensors.some((t) => t.kind === k)) };
@@ -601,7 +601,7 @@ function valuesSection() {
   const select = (label, member, words) => h("select", { "aria-label": label, onchange: (e) => ((shown[member] = e.target.value), draw()) }, words.map((w) => h("option", {}, w)));
   const choice = [select("Metric", "metric", Object.keys(kMetrics)), select("Kind of tensors", "kind", kinds.filter((k) => tensors.some((t) => t.kind === k)))];
   const rows = [...tensors].sort((a, b) => b.nan + b.inf - a.nan - a.inf || order(a) - order(b) || b.absmax - a.absmax);
-  show(rows.find((t) => t.exponents.counts.length) ?? rows[0]);
+  show(rows.find((t) => t.exponents) ?? rows[0]);
   // The names in the table of tensors show the exponents too.
   data.tensors.forEach((t, i) => "absmax" in t && document.querySelector(`#tensor-${i} a`)?.addEventListener("click", (e) => (e.preventDefault(), jump(t))));
   return section("Values", h("div", { class: "tools" }, choice), body, exponents);
