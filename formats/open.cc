@@ -180,7 +180,7 @@ Result<std::vector<std::string>> files_of_others(const PathSnapshot& directory) 
     const auto file = directory.inside(entry.name);
     if (file) add(entry.name, owner_of_bytes((*file)->head()));
   }
-  if (TRY(directory.has_hidden_file(kSnapshot))) add(kSnapshot, "torchsnapshot's");
+  if (TRY(directory.has_hidden_file(kSnapshot))) add(kSnapshot, owner_of_name(kSnapshot));
   return out;
 }
 
@@ -260,18 +260,22 @@ Result<std::string> advice_for_fairseq2(const PathSnapshot& rank) {
 
 }  // namespace
 
-Result<std::string> newest_complete(const std::vector<std::string>& checkpoints) {
+namespace {
+
+Result<std::string> newest_complete(const std::vector<std::string>& checkpoints, const GapOf& gap_of) {
   std::string gap_of_last;
   for (auto c = checkpoints.rbegin(); c != checkpoints.rend(); ++c) {
-    const std::string gap = TRY(gap_of_checkpoint(*c));
+    const std::string gap = TRY(gap_of(*c));
     if (gap.empty()) return *c;
     if (gap_of_last.empty()) gap_of_last = gap;
   }
   return corrupt("none of them complete; the last: " + gap_of_last);
 }
 
-Result<NewestOfRun> newest_of_run(const std::vector<std::string>& checkpoints) {
-  std::string newest = TRY(newest_complete(checkpoints));
+}  // namespace
+
+Result<NewestOfRun> newest_of_run(const std::vector<std::string>& checkpoints, const GapOf& gap_of) {
+  std::string newest = TRY(newest_complete(checkpoints, gap_of));
   std::vector<std::string> models = TRY(sibling_models(newest, checkpoints));
   if (models.empty()) return NewestOfRun{std::move(newest), ""};
   for (std::string& model : models) model = printable(model);

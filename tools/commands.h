@@ -62,7 +62,12 @@ bool stderr_is_terminal();
 void print_row(std::string_view label, std::string_view text);
 
 Json dims_json(const Dims& dims);
-Json texts_json(const std::vector<std::string>& texts);
+template <class Texts>
+Json texts_json(const Texts& texts) {
+  Json out = Json::array();
+  for (const auto& text : texts) out.push_back(std::string(text));
+  return out;
+}
 
 // The beginning of what --json of a command prints: {"schema": "reshard.verify/1"}. The number grows when a member
 // changes its meaning or is taken away.

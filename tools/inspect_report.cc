@@ -251,13 +251,6 @@ void print_tensors(const Inspection& in, const ReportOptions& options) {
 
 // ---- as JSON
 
-template <class Strings>
-Json strings_json(const Strings& strings) {
-  Json out = Json::array();
-  for (const auto& s : strings) out.push_back(std::string(s));
-  return out;
-}
-
 Json files_json(const Inspection& in) {
   Json short_files = Json::array();
   for (const std::uint32_t f : in.files.cut_short) {
@@ -268,7 +261,7 @@ Json files_json(const Inspection& in) {
   }
   Json out = Json::object();
   out.set("count", in.files.count).set("bytes", in.files.bytes).set("missing", in.files.missing);
-  out.set("cut_short", std::move(short_files)).set("stale", strings_json(in.catalog().stale_files));
+  out.set("cut_short", std::move(short_files)).set("stale", texts_json(in.catalog().stale_files));
   return out;
 }
 
@@ -283,7 +276,7 @@ Json mesh_json(const InferredMesh& mesh) {
   for (const Mesh& m : mesh.hypotheses) hypotheses.push_back(m.to_string());
   Json out = Json::object();
   out.set("ranks", mesh.ranks > 0 ? Json(mesh.ranks) : Json()).set("axes", std::move(axes));
-  out.set("hypotheses", std::move(hypotheses)).set("notes", strings_json(mesh.notes));
+  out.set("hypotheses", std::move(hypotheses)).set("notes", texts_json(mesh.notes));
   return out;
 }
 
@@ -293,7 +286,7 @@ Json state_json(const Inspection& in) {
     const KindFacts& facts = in.kinds[k];
     Json kind = Json::object();
     kind.set("tensors", facts.tensors).set("elements", facts.elements).set("bytes", facts.bytes);
-    kind.set("dtypes", strings_json(facts.dtypes)).set("names", strings_json(facts.names));
+    kind.set("dtypes", texts_json(facts.dtypes)).set("names", texts_json(facts.names));
     if (k == 0) kind.set("parameters", in.parameters ? Json(*in.parameters) : Json());
     if (k == 0 && !in.packed.empty()) kind.set("packed", in.packed);
     if (k == 0 && !in.adapter.empty()) kind.set("adapter", in.adapter);
@@ -364,8 +357,8 @@ Json head_json(const Inspection& in) {
   out.set("parts", parts_json(in.catalog()))
       .set("state", state_json(in))
       .set("objects", objects_json(in))
-      .set("problems", strings_json(problems(in)));
-  out.set("warnings", strings_json(in.catalog().warnings)).set("notes", strings_json(in.catalog().notes));
+      .set("problems", texts_json(problems(in)));
+  out.set("warnings", texts_json(in.catalog().warnings)).set("notes", texts_json(in.catalog().notes));
   return out;
 }
 

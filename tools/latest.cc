@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // reshard latest: the checkpoint of a training run to resume from.
 #include <cstdio>
+#include <map>
 
 #include "formats/open.h"
 #include "formats/training_run.h"
@@ -26,12 +27,17 @@ Result<RunState> state_of(const std::string& run, bool lists_all) {
   const std::vector<std::string> found = TRY(checkpoints_of_run(run));
   if (found.empty()) return io_error(printable(run) + ": contains no checkpoint, nor do its directories");
   RunState out{{}, std::ssize(found), std::string()};
+  std::map<std::string, std::string> gaps;  // found out so far, each by reading all metadata of a checkpoint
+  const auto gap_of = [&](const std::string& path) -> Result<std::string> {
+    if (const auto known = gaps.find(path); known != gaps.end()) return known->second;
+    return gaps[path] = TRY(gap_of_checkpoint(path));
+  };
   for (const std::string& path : found) {
     if (!lists_all) break;
-    std::string gap = TRY(gap_of_checkpoint(path));
+    std::string gap = TRY(gap_of(path));
     out.checkpoints.push_back({path, std::move(gap)});
   }
-  auto newest = newest_of_run(found);
+  auto newest = newest_of_run(found, gap_of);
   if (!newest && newest.error().code() == ErrorCode::kIo) return newest.error();
   if (!newest)
     out.newest = newest.error();

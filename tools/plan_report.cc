@@ -214,12 +214,8 @@ Json plan_json(const PreparedConversion& prepared, const ConvertOptions& options
         .set("direct_seconds", chosen.estimate.direct.seconds)
         .set("exchange_seconds", chosen.estimate.exchange.seconds);
   }
-  Json warnings = Json::array();
-  for (const std::string& warning : warnings_of(prepared)) warnings.push_back(warning);
-  Json notes = Json::array();
-  for (const std::string& note : notes_of(prepared)) notes.push_back(note);
-  json.set("left_out", std::move(left_out)).set("files", std::move(files)).set("warnings", std::move(warnings));
-  json.set("notes", std::move(notes));
+  json.set("left_out", std::move(left_out)).set("files", std::move(files));
+  json.set("warnings", texts_json(warnings_of(prepared))).set("notes", texts_json(notes_of(prepared)));
   return json;
 }
 

@@ -141,12 +141,6 @@ Json dims_json(const Dims& dims) {
   return out;
 }
 
-Json texts_json(const std::vector<std::string>& texts) {
-  Json out = Json::array();
-  for (const std::string& text : texts) out.push_back(text);
-  return out;
-}
-
 Json answer_json(std::string_view command) {
   return Json::object().set("schema", "reshard." + std::string(command) + "/1");
 }

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lib/source/computed_source.h"
 
+#include <span>
+#include <utility>
+
 #include "lib/device/convert.h"
 
 namespace reshard {
@@ -27,12 +30,26 @@ Result<Index> ComputedSource::read_as_stored(std::size_t tensor, const Box& box,
   return stored_.read_as_stored(tensor, box, wanted, out, pieces);
 }
 
+Status read_as(DType dtype, TensorSource& source, std::size_t tensor, const Box& box, MutableBytes out,
+               MutableBytes scratch) {
+  const Tensor& t = source.catalog().tensors()[tensor];
+  const DType own = t.model_dtype.value_or(t.dtype);
+  if (t.dtype == dtype && own == dtype) return source.read(tensor, box, out, scratch);
+  const Index n = volume(box);
+  std::vector<std::byte> elements(n * byte_size(t.dtype));
+  TRY(source.read(tensor, box, elements, scratch));
+  if (own != t.dtype) {
+    std::vector<std::byte> rounded(n * byte_size(own));
+    convert(t.dtype, own, elements.data(), rounded.data(), n);
+    elements = std::move(rounded);
+  }
+  convert(own, dtype, elements.data(), out.data(), n);
+  return {};
+}
+
 Result<std::vector<float>> read_floats(TensorSource& source, std::size_t tensor, const Box& box, MutableBytes scratch) {
-  const DType dtype = source.catalog().tensors()[tensor].dtype;
-  std::vector<std::byte> stored(volume(box) * byte_size(dtype));
-  TRY(source.read(tensor, box, stored, scratch));
   std::vector<float> out(volume(box));
-  convert(dtype, DType::kFloat32, stored.data(), reinterpret_cast<std::byte*>(out.data()), volume(box));
+  TRY(read_as(DType::kFloat32, source, tensor, box, std::as_writable_bytes(std::span(out)), scratch));
   return out;
 }
 

@@ -43,7 +43,11 @@ class ComputedSource : public TensorSource {
   std::unordered_map<std::size_t, Fill> computed_;
 };
 
-// Reads a box of a tensor as row-major float32, the input of computed tensors. `scratch` as in TensorSource::read().
+// Reads a box of a tensor as row-major elements of `dtype`, which are rounded to the dtype that the model computes in
+// before. `scratch` as in TensorSource::read().
+Status read_as(DType dtype, TensorSource& source, std::size_t tensor, const Box& box, MutableBytes out,
+               MutableBytes scratch);
+// Does the same as float32, the input of computed tensors.
 Result<std::vector<float>> read_floats(TensorSource& source, std::size_t tensor, const Box& box, MutableBytes scratch);
 
 }  // namespace reshard

@@ -65,7 +65,7 @@ class Caller {
     return {};
   }
 
-  // What read() and load() return if nothing runs beside them.
+  // What read() and load() return while no other thread runs.
   struct Expected {
     std::vector<std::byte> read;
     std::vector<std::vector<std::byte>> loaded;

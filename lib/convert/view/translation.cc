@@ -306,7 +306,7 @@ Error no_model(const Catalog& source, const Unrecognised& known, const std::stri
                        "(merge_and_unload) and convert " +
                        "the result. Add --family none to write it under its own names");
   if (const std::string choice = choice_of_part(source); !choice.empty())
-    return unsupported((source.files.size() == 1 ? source.file_path(0) : source.root) + ": " + choice);
+    return unsupported(source.where() + ": " + choice);
   std::string why = "it contains no model's tensors" +
                     (known.said ? ", and " + config_path + " is of family " + known.said->name : std::string());
   if (!known.model.empty())

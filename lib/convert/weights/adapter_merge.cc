@@ -1,42 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Computes weights with an adapter added. See adapter.h.
 #include <algorithm>
-#include <span>
 #include <utility>
 #include <vector>
 
 #include "lib/base/text.h"
 #include "lib/convert/weights/adapter.h"
-#include "lib/device/convert.h"
 #include "lib/device/low_rank.h"
 
 namespace reshard {
 namespace {
-
-// Reads elements, which are rounded to the dtype that the model computes in before they are converted to `dtype`.
-Status read_as(DType dtype, TensorSource& source, std::size_t tensor, const Box& box, MutableBytes out,
-               MutableBytes scratch) {
-  const Tensor& t = source.catalog().tensors()[tensor];
-  const DType own = t.model_dtype.value_or(t.dtype);
-  if (t.dtype == dtype && own == dtype) return source.read(tensor, box, out, scratch);
-  const Index n = volume(box);
-  std::vector<std::byte> elements(n * byte_size(t.dtype));
-  TRY(source.read(tensor, box, elements, scratch));
-  if (own != t.dtype) {
-    std::vector<std::byte> rounded(n * byte_size(own));
-    convert(t.dtype, own, elements.data(), rounded.data(), n);
-    elements = std::move(rounded);
-  }
-  convert(own, dtype, elements.data(), out.data(), n);
-  return {};
-}
-
-Result<std::vector<float>> read_operand(TensorSource& source, std::size_t tensor, const Box& box,
-                                        MutableBytes scratch) {
-  std::vector<float> out(volume(box));
-  TRY(read_as(DType::kFloat32, source, tensor, box, std::as_writable_bytes(std::span(out)), scratch));
-  return out;
-}
 
 std::vector<float> transposed(const std::vector<float>& matrix, Index rows) {
   const Index columns = std::ssize(matrix) / rows;
@@ -64,8 +37,8 @@ Status add_to_matrix(const LowRank& m, Index expert, const Box& box, DType dtype
   origin[0] += m.first_row;
   const Box of_a = {{expert * m.rank, origin[columns]}, {m.rank, box.shape[columns]}};
   const Box of_b = {{origin[rows], 0}, {box.shape[rows], m.rank * m.experts}};
-  const auto a = TRY(read_operand(operands, m.a, of_a, scratch));
-  const auto b = columns_of_expert(TRY(read_operand(operands, m.b, of_b, scratch)), m, expert);
+  const auto a = TRY(read_floats(operands, m.a, of_a, scratch));
+  const auto b = columns_of_expert(TRY(read_floats(operands, m.b, of_b, scratch)), m, expert);
   const bool is_plain = !m.is_transposed;
   const auto left = is_plain ? b : transposed(a, m.rank), right = is_plain ? a : transposed(b, box.shape[rows]);
   add_low_rank(out, dtype, left.data(), right.data(), box.shape[0], box.shape[1], m.rank, m.scaling,

@@ -1,4 +1,4 @@
-"""Makes keras.weights.h5 and keras.h5, the format before it, beside it: one layer in bfloat16, with the kernel
+"""Makes keras.weights.h5, and keras.h5 in Keras's older format: one layer in bfloat16, with the kernel
 [[0, 1], [2, 3], [4, 5]] and the bias [6, 7] (Keras 3.15.1, on JAX, with h5py 3.16)."""
 import pathlib
 
